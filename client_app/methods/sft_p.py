@@ -241,7 +241,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         load=site.load,
         groups=[of_generator(generator, settings)],
         shape=shape,
-        gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
+        gating=Gating(job.estimator, job.tau, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
         conditioned=job.conditioned,
         target=own_target(site, header),

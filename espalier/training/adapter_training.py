@@ -12,7 +12,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader
-from espalier.training.loop import Loop, Trained
+from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.order import sequences_of_step
 from espalier.training.parameter_groups import Group
@@ -83,7 +83,7 @@ class AdapterTraining:
         )
 
     def run(
-        self, start: Tensors, first_step: int, steps: int
+        self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         """Train from ``start``; frozen adapters are in the model too.
 
@@ -126,7 +126,7 @@ class AdapterTraining:
             loop.penalty = partial(self.penalty, trained_ones)
         if self.observer is not None:
             loop.observer = self._shown
-        trained = loop.run(first_step, steps)
+        trained = loop.run(first_step, steps, moments)
         return {
             key: block for key, block in adapted.values().items() if key in trained_ones
         }, trained

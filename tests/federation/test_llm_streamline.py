@@ -1,5 +1,6 @@
 """LLM-Streamline: promises of every method, and its steps compared with transformers and AdamW."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,6 +109,8 @@ def trained_by_hand(
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
         torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
+        # Half a cosine over the steps of both rounds.
+        optimizer.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * step / (2 * STEPS))) / 2
         optimizer.step()
     return {name: block.get_parameter(path).detach() for name, path in NAMES.items()}
 
@@ -139,7 +142,6 @@ class TestLlmStreamline(Promises):
         "llm-streamline.steps": STEPS,
         "llm-streamline.batch-windows": 2,
         "llm-streamline.learning-rate": RATE,
-        "llm-streamline.schedule": "constant",
         "federation.rounds": 2,
         "part-bytes": 4096,
     }
@@ -214,8 +216,7 @@ class TestLlmStreamline(Promises):
             "evaluation__centralized": "auto",
         }
         unread = {
-            f"llm_streamline__{key}": None
-            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -289,8 +290,7 @@ class TestLlmStreamline(Promises):
             "llm_streamline__form": "zero-filled",
         }
         unread = {
-            f"llm_streamline__{key}": None
-            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -442,10 +442,6 @@ class TestLlmStreamline(Promises):
         ("limit", "words"),
         [
             ({"most-steps": 2}, "most-steps = 2: llm-streamline.steps = 3"),
-            (
-                {"most-sequences": 5},
-                "most-sequences = 5: llm-streamline.steps x llm-streamline.batch-windows = 6",
-            ),
             (
                 {"most-batch-tokens": 31},
                 "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32",

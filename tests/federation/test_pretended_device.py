@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "fedsoda.emulator": "stored",
         },
     ),
-    "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.width": 6}),
+    "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),
     "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
 

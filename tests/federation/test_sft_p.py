@@ -56,7 +56,6 @@ class TestSftP(PersonalPromises):
         "sft-p.shares": "0.2,0.2,0.5,0.5",
         "sft-p.embedding": 8,
         "sft-p.code": 4,
-        "sft-p.width": 6,
         "sft-p.learning-rate": 0.01,
         "sft-p.keep-models": False,
         "part-bytes": 4096,
@@ -572,10 +571,6 @@ class TestSftP(PersonalPromises):
             (
                 {"sft_p__validation_windows": 2, "task__name": "sst2"},
                 "validation-windows = 2: task.name = 'sst2' does not read it",
-            ),
-            (
-                {"sft_p__weight_decay": 1000.0},
-                "sft-p.weight-decay: training: of a group with .* weight decay 1000",
             ),
             ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
             ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),

@@ -87,7 +87,7 @@ class Result:
         return target
 
     def check(self, target: Path, computing: Computing = CPU) -> None:
-        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS, "streamed")
+        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS)
 
 
 def config_of(target: Path) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Pat
 
 
 def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: Path) -> None:
-    linears = quantised_linears(model, CPU, True, tmp_path)
+    linears = quantised_linears(model, CPU, tmp_path)
     next(linears)
     linears.close()  # type: ignore[attr-defined]
     assert {file.name for file in file_of(model, tmp_path).parent.iterdir()} == {

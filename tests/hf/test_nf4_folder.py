@@ -514,7 +514,7 @@ def test_an_export_is_in_float32_and_says_so(
         assert "quantization_config" not in json.loads(
             (tmp_path / "model" / "config.json").read_text()
         )
-        check_export(stream, dense, tmp_path / "model", token_windows(2, 7), "transformers")
+        check_export(stream, dense, tmp_path / "model", token_windows(2, 7))
         assert type(OpenedModel(tmp_path / "model").checkpoint) is Checkpoint
 
 

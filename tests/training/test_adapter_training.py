@@ -263,6 +263,26 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.parametrize("base", ["float32", "nf4"])
+def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, base: str) -> None:
+    """Only the values and the state of the optimiser pass from the first half to the second.
+
+    The run has dropout, a schedule and moments.
+    """
+    options: dict[str, Any] = {
+        "lora__dropout": 0.2, "training__schedule": "cosine", "training__base": base, "training__weight_decay": 0.1,
+        "training__accumulation": 2,
+    }  # fmt: skip
+    training = training_of(llama, **options)
+    at_once, trained = training.run(start_of(training), 0, 6)
+    half, first = training_of(llama, **options).run(start_of(training), 0, 3)
+    resumed, second = training_of(llama, **options).run(half, 3, 3, through_a_file(first.moments))
+    assert same(at_once, resumed)
+    assert trained.losses == first.losses + second.losses
+    forgetful, _ = training_of(llama, **options).run(half, 3, 3)
+    assert not same(at_once, forgetful)
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_dropout_depends_on_the_seed_and_on_no_global_generator(
     directories: dict[str, Path], family: str, device: torch.device
@@ -306,7 +326,7 @@ def test_what_is_returned_does_not_change_with_later_training(llama: OpenedModel
     training = training_of(llama)
     first: tuple[Values, Trained] = training.run(start_of(training), 0, 2)
     kept = {name: value.clone() for name, value in flat(first[0]).items()}
-    training.run(first[0], 2, 2)
+    training.run(first[0], 2, 2, first[1].moments)
     assert all(torch.equal(value, kept[name]) for name, value in flat(first[0]).items())
 
 

@@ -179,6 +179,29 @@ def test_names_shapes_and_values_on_every_base(llama: OpenedModel, base: str) ->
     )
 
 
+@pytest.mark.parametrize("base", ["float32", "bfloat16"])
+def test_six_steps_are_three_and_three_more(llama: OpenedModel, base: str) -> None:
+    """Covers checkpointing in one of both, which changes nothing."""
+    options: dict[str, Any] = {
+        "training__base": base,
+        "lora__dropout": 0.2,
+        "training__proximal": 0.0,
+    }
+    start = initial_values(llama, training_of(llama).adapters, 3)
+    at_once, _ = training_of(llama, **options, training__gradient_checkpointing=True).run(
+        start, 0, 6
+    )
+    half, first = training_of(llama, **options).run(start, 0, 3)
+    resumed, second = training_of(llama, **options).run(half, 3, 3, first.moments)
+    assert set(second.moments) == {
+        flat_name(key, name) for key, block in start.items() for name in block
+    }
+    for name, value in flat(at_once).items():
+        torch.testing.assert_close(flat(resumed)[name], value, rtol=1e-4, atol=1e-6)
+    assert same(resumed, training_of(llama, **options).run(half, 3, 3, first.moments)[0])
+    assert not same(resumed, training_of(llama, **options).run(half, 3, 3)[0])
+
+
 def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: OpenedModel) -> None:
     """AdamW's first step moves every element by the rate of its group.
 

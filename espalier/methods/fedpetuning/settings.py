@@ -36,10 +36,6 @@ class AdapterAveraging(MethodSettings):
                 "training.batch-size x tokens of a sequence",
                 training.batch_size * tokens,
             ),
-            "most_sequences": (
-                "training.steps x training.accumulation x training.batch-size",
-                passes * training.batch_size,
-            ),
             "most_steps": ("training.steps x training.accumulation", passes),
         }
 

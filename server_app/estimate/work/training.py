@@ -164,22 +164,19 @@ class Tuned(Work):
         sizes = self.sizes
         name = "checking the adapter,"
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
-        if self.settings.export_check == "streamed" and not isinstance(
-            self.model.checkpoint, QuantisedCheckpoint
-        ):
-            held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
-        else:
-            held = {"the whole model": self.whole_base()}
+        held = (
+            {"the whole model": self.whole_base()}
+            if isinstance(self.model.checkpoint, QuantisedCheckpoint)
+            else {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
+        )
         compared = self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, name)
         return all_beside([Moment(f"{name} its updates", updates), *compared], held)
 
     def whole_base(self) -> int:
-        """Return the bytes of the whole base in plain transformers and of its mapped files."""
-        if isinstance(self.model.checkpoint, QuantisedCheckpoint):
-            linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
-            others = self.sizes.parameters - self.model.plan.num_weights
-            return 2 * nf4_bytes(linears, True) + others * (self.sizes.computed + self.sizes.stored)
-        return self.reloaded(self.sizes.parameters).parts["the whole model"]
+        """Return the bytes of a base in NF4 in plain transformers and of its mapped files."""
+        linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
+        others = self.sizes.parameters - self.model.plan.num_weights
+        return 2 * nf4_bytes(linears) + others * (self.sizes.computed + self.sizes.stored)
 
     def operations(self) -> float:
         """Return the operations of a round with full sequences, as FedSpine's clock counts."""
@@ -274,10 +271,7 @@ def with_own_model(work: Tuned, memory: Memory) -> Memory:
     if not job.keep_models:
         return memory
     held = {**work.weights(), "adapters and copies": work.trained_bytes()["adapters and copies"]}
-    if work.settings.export_check == "streamed":
-        own = work.reread(*OWN_CHECKED, "checking its own model,")
-    else:
-        own = [Moment("loading its own model again", work.reloaded(work.result_parameters()).parts)]
+    own = work.reread(*OWN_CHECKED, "checking its own model,")
     return Memory(memory.process, (*memory.moments, *all_beside(own, held)))
 
 
