@@ -7,6 +7,10 @@ from pydantic import Field
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith, Table
 
+AUTO = "auto"
+MEASURED = "measured"
+"""Values of ``fleet`` that name no fleet."""
+
 Payload = Literal["float32", "bfloat16", "nf4"]
 
 
@@ -67,6 +71,18 @@ class FederationSettings(Table):
         ),
     )
 
+    fleet: str = Field(
+        AUTO,
+        min_length=1,
+        description=(
+            "Virtual devices that determine `virtual_seconds` in summary and ledger, and with"
+            " fedspine the times in rewards: `full`, `low`, `medium` or `high` of `conf/devices`,"
+            " or a file. `measured`: no virtual devices; fedspine's rewards then depend on the"
+            " seconds that clients measure, which differ from run to run. `auto`: with fedspine"
+            " `full` in a simulation, otherwise `measured`."
+        ),
+    )
+
     READ_WITH: ClassVar[ReadWith] = {
         "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
     }
@@ -90,6 +106,14 @@ class FederationSettings(Table):
         The server then adds the change to its own global adapters.
         """
         return self.payload != "float32"
+
+    def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
+        """Return the name of the run's fleet; empty without virtual devices."""
+        if "fleet" not in job.FEDERATION:
+            return ""
+        automatic = job.FLEET if simulation else MEASURED
+        chosen = automatic if self.fleet == AUTO else self.fleet
+        return "" if chosen == MEASURED else chosen
 
     def clients_of_round(self, clients: int) -> int:
         """Return how many of ``clients`` clients take part in a round, at least one."""

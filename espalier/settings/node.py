@@ -51,15 +51,13 @@ MOST_NAME = 64
 """Pattern and maximum length of a site's name."""
 
 
+FLOWER_KEYS = ("partition-id", "num-partitions")
+"""Keys of the configuration that Flower sets in a simulation; they are no settings."""
+
+
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
-    partition_id: int = Field(
-        -1, ge=-1, description="Set by Flower in a simulation; never set by hand."
-    )
-    num_partitions: int = Field(
-        0, ge=0, description="Set by Flower in a simulation; never set by hand."
-    )
     site: str = Field(
         "",
         max_length=MOST_NAME,
@@ -361,7 +359,11 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     """
     mistakes = list[str]()
     try:
-        settings = NodeSettings.model_validate(dict(config))
+        own = {key: value for key, value in config.items() if key not in FLOWER_KEYS}
+        if not own.get("site"):
+            # Flower numbers the nodes of a simulation.
+            own["site"] = claimed_name(config)
+        settings = NodeSettings.model_validate(own)
         settings._simulated = simulated
     except ValidationError as error:
         mistakes += mistake_lines(
@@ -389,7 +391,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             mistakes.append(str(mistake))
     if config.get("site") in (".", ".."):
         mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
-    if not config.get("site") and config.get("partition-id", -1) == -1:
+    if not config.get("site") and not claimed_name(config):
         mistakes.append(
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
         )
@@ -432,11 +434,6 @@ def claimed_name(config: Mapping[str, Any]) -> str:
     if site:
         return str(site) if is_site_name(site) and site not in (".", "..") else ""
     return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
-
-
-def site_id(settings: NodeSettings) -> str:
-    """Return the name under which a node takes part: ``site``, or one with its partition id."""
-    return settings.site or f"node-{settings.partition_id:05d}"
 
 
 def _unusable(path: str, *, missing: bool) -> str:

@@ -2,7 +2,6 @@
 
 from filecmp import cmp
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -10,22 +9,11 @@ from espalier.data.public_text import public_text
 from espalier.data.windows import evaluation_windows
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 
 
-class NamesPublicText(Protocol):
-    """Settings table of a method that reads a public text."""
-
-    @property
-    def public_text(self) -> str:
-        """Name of a built-in text, or path of a file."""
-
-    @property
-    def public_windows(self) -> int:
-        """Number of samples."""
-
-
-def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> Tensor:
+def public_windows(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
     """Return samples of the public text, shape (windows, tokens), int64.
 
     Raises
@@ -44,7 +32,7 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
     )
 
 
-def require_public_text(settings: RunSettings, job: NamesPublicText) -> None:
+def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
     """Check that models are not evaluated on the public text.
 
     Raises

@@ -141,7 +141,7 @@ class FedPETuning(Method):
         """
         if state["fleet"] != fingerprint_of(self.fleet):
             raise InputError(
-                f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring"
+                "federation.fleet: is not the fleet that the run began with; bring"
                 " its file back, or begin a new run (resume-from = '')"
             )
         self.result.restore(state)

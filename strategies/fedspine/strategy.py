@@ -111,7 +111,7 @@ class FedSpine(FedPETuning):
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
         text = f"{job.share:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
-        fleet = job.fleet_name(simulation=self.run.simulation)
+        fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 

@@ -443,7 +443,7 @@ class TestFedPETuning(Promises):
             {"federation__payload": "nf4", "fedpetuning__aggregation": "svd"},
             {
                 "federation__payload": "nf4",
-                "fedpetuning__fleet": "low",
+                "federation__fleet": "low",
             },
         ],
         ids=["svd", "carried"],
@@ -479,17 +479,17 @@ class TestFedPETuning(Promises):
             (
                 "none.toml",
                 4,
-                "fedpetuning.fleet = 'none.toml': there is no none.toml; conf/devices has some",
+                "federation.fleet = 'none.toml': there is no none.toml; conf/devices has some",
             ),
-            ("a\0b", 4, r"fedpetuning.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
-            ("low", 11, r"fedpetuning.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
+            ("a\0b", 4, r"federation.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
+            ("low", 11, r"federation.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
         ],
     )
     def test_a_fleet_that_is_not_there_or_has_too_few_devices_is_refused(
         self, bench: Bench, fleet: str, clients: int, reason: str
     ) -> None:
         with pytest.raises(EspalierError, match=reason):
-            bench.run(num_clients=clients, fedpetuning__fleet=fleet)
+            bench.run(num_clients=clients, federation__fleet=fleet)
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ class TestFedPETuning(Promises):
         - after the checkpoint
         - among the entries of the ledger
         """
-        changes = {"federation__rounds": 3, "fedpetuning__fleet": "low"}
+        changes = {"federation__rounds": 3, "federation__fleet": "low"}
         usual = getattr(place, name)
         calls = list[int]()
 
@@ -551,7 +551,7 @@ class TestFedPETuning(Promises):
 
     def test_a_torn_ledger_does_not_hold_a_run_up(self, bench: Bench) -> None:
         """A machine that goes down may leave half a line; its time is recorded again."""
-        changes = {"federation__rounds": 2, "fedpetuning__fleet": "low"}
+        changes = {"federation__rounds": 2, "federation__fleet": "low"}
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         ledger = folder / "ledger.jsonl"
         lines = ledger.read_text().splitlines(keepends=True)

@@ -480,7 +480,7 @@ class TestHetLoRA(Promises):
 
         A byte has 8 bits, and nothing is sent to clients in round 1.
         """
-        changes = {**PRUNED, "hetlora__fleet": "low", "evaluation__every": 1}
+        changes = {**PRUNED, "federation__fleet": "low", "evaluation__every": 1}
         grid = bench.grid(**changes)
         requests = list[Message]()
         grid.before_push = requests.append

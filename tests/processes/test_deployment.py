@@ -96,7 +96,7 @@ METHODS = {
             "lora.targets=all",
             "evaluation.local-only=false",
             "part-bytes=1000000",
-            "fedspine.fleet=full",
+            "federation.fleet=full",
         ),
         ["enrol", "train", "deliver", "train", "deliver", "alone"],
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.settings.node import NodeSettings, claimed_name, parse_node, site_id
+from espalier.settings.node import NodeSettings, claimed_name, parse_node
 
 
 def mistake_lines(config: dict[str, object]) -> list[str]:
@@ -19,11 +19,11 @@ def mistake_lines(config: dict[str, object]) -> list[str]:
 
 
 def test_a_site_name_is_enough() -> None:
-    assert site_id(parse_node({"site": "hospital-a"})) == "hospital-a"
+    assert parse_node({"site": "hospital-a"}).site == "hospital-a"
 
 
 def test_flowers_partition_id_names_a_site_that_gives_no_name() -> None:
-    assert site_id(parse_node({"partition-id": 7, "num-partitions": 8})) == "node-00007"
+    assert parse_node({"partition-id": 7, "num-partitions": 8}).site == "node-00007"
 
 
 def test_a_node_without_any_name_is_told_how_to_give_one() -> None:

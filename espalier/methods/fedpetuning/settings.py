@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.task import TEXT
@@ -92,8 +91,10 @@ class AdapterAveraging(MethodSettings):
         return lora.rank
 
 
-class FedPETuningSettings(AdapterAveraging, TimedSettings):
+class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
 
     aggregation: Literal["factors", "svd"] = Field(
         "factors",

@@ -12,11 +12,12 @@ from espalier.errors import InputError
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
+from espalier.settings.method import PublicTextSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
 
 
-class FedSodaSettings(AdapterAveraging):
+class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     """Table ``[fedsoda]``; FedOT and FedBiOT are other values of the same keys, see their presets.
 
     The L blocks of the base model are divided into an emulator, which is pruned and stays frozen at
@@ -67,22 +68,6 @@ class FedSodaSettings(AdapterAveraging):
         description=(
             "Format in which clients download the sub-model: its linear layers in NF4, or as"
             " stored in the base model's files."
-        ),
-    )
-    public_text: str = Field(
-        "code",
-        min_length=1,
-        description=(
-            "Public text on which the server compares blocks and aligns: `documentation` or `code`"
-            " (the 10% that no client has), or the path of a text file. It must not be one of"
-            " `evaluation.texts`."
-        ),
-    )
-    public_windows: int = Field(
-        64,
-        ge=1,
-        description=(
-            "Number of samples of the public text, of `evaluation.window-tokens` tokens each."
         ),
     )
     pre_align_steps: int = Field(

@@ -10,24 +10,22 @@ from pydantic import Field
 from espalier.amounts import count
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.structured import CutSettings, PersonalModelSettings
 from espalier.settings.table import ReadWith
 
-AUTO = "auto"
-MEASURED = "measured"
 CHOSEN = ("bandit", "random")
 """Allocations that choose the pruning ratio and rank for each device."""
 
 
-class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
+class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "fleet",
     )  # fmt: skip
     ROUNDS = 10
+    FLEET = "full"
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
     READ_WITH: ClassVar[ReadWith] = {
         "arm-space": {"allocation": CHOSEN},
@@ -161,16 +159,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
             " zeros from those that pruned it."
         ),
     )
-    fleet: str = Field(
-        "auto",
-        min_length=1,
-        description=(
-            "Virtual devices that determine the times in rewards: `full`, `low`, `medium` or"
-            " `high` of `conf/devices`, or a file. `measured`: the seconds that clients measure,"
-            " which differ from run to run. `auto`: `full` in a simulation, and measured times in a"
-            " deployment."
-        ),
-    )
 
     @property
     def makes_alone(self) -> bool:
@@ -181,11 +169,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     def averages_updates(self) -> bool:
         """True: updates with different rows and ranks can only be averaged as products B A."""
         return True
-
-    def fleet_name(self, *, simulation: bool) -> str:
-        """Return the name of the run's fleet; empty if times are measured."""
-        chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
-        return "" if chosen == MEASURED else chosen
 
     @property
     def chooses(self) -> bool:

@@ -7,19 +7,19 @@ from pydantic import Field, field_validator
 
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_PULL
 
 
-class HetLoRASettings(AdapterAveraging, TimedSettings):
+class HetLoRASettings(AdapterAveraging):
     """Table ``[hetlora]``.
 
     Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
     Models".
     """
 
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
     READ_WITH: ClassVar[ReadWith] = {
         "gamma": {"self-pruning": (True,)},
