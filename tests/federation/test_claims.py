@@ -65,7 +65,7 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
 ) -> None:
     more = {
         "federation.rounds": 1,
-        "hetlora.self-pruning": False,
+        "hetlora.gamma": 1.0,
         "federation.max-weight-ratio": 1.0,
         "lora.rank": 8,
     }

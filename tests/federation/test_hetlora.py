@@ -101,7 +101,7 @@ class TestHetLoRA(Promises):
     # ----- ranks ----------------------------------------------------------------------------------
 
     def test_adapters_of_every_rank_travel_with_its_shapes(self, on_own_text: Bench) -> None:
-        changes = {"hetlora__self_pruning": False}
+        changes = {"hetlora__gamma": 1.0}
         grid = on_own_text.grid(**changes)
         requests = list[Message]()
         grid.before_push = requests.append
@@ -340,7 +340,7 @@ class TestHetLoRA(Promises):
     def test_without_it_ranks_stay(self, bench: Bench) -> None:
         changes = {
             key: value for key, value in PRUNED.items() if key != "hetlora__regularisation"
-        } | {"hetlora__self_pruning": False}
+        } | {"hetlora__gamma": 1.0}
         grid = bench.grid(**changes)
         requests = list[Message]()
         grid.before_push = requests.append
@@ -431,7 +431,7 @@ class TestHetLoRA(Promises):
         common: dict[str, Any] = {
             "lora__merge": False,
             "federation__rounds": 3,
-            "hetlora__self_pruning": False,
+            "hetlora__gamma": 1.0,
             "training__steps": 3,
             "training__learning_rate": 0.002,
         }

@@ -156,12 +156,6 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "fedspallm.local-method = 'sparsegpt'",
         ),
         (
-            "hetlora hetlora.self-pruning=false hetlora.gamma=0.5",
-            "hetlora.gamma = 0.5",
-            "hetlora.self-pruning = False",
-            "hetlora.se",
-        ),
-        (
             "TEXT data.field=body",
             "data.field = 'body'",
             "data.source = 'text'",

@@ -136,7 +136,6 @@ def test_a_key_that_others_make_moot_says_so() -> None:
     assert KEYS["fedspallm.damping-mean"].description.endswith(
         " Read only if `local-method` is `sparsegpt`."
     )
-    assert KEYS["hetlora.gamma"].description.endswith(" Read only if `self-pruning` is `true`.")
 
 
 def by_method(key: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_PULL
 
 
@@ -21,10 +20,6 @@ class HetLoRASettings(AdapterAveraging):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
-    READ_WITH: ClassVar[ReadWith] = {
-        "gamma": {"self-pruning": (True,)},
-        "regularisation": {"self-pruning": (True,)},
-    }
 
     ranks: str = Field(
         "",
@@ -41,11 +36,12 @@ class HetLoRASettings(AdapterAveraging):
             " of its rank."
         ),
     )
-    self_pruning: bool = Field(
-        True, description="A client lowers its rank if training has made its last ranks weaker."
-    )
     gamma: float = Field(
-        0.85, gt=0, le=1, description="Self-pruning: fraction of a client's ranks that is kept."
+        0.85,
+        gt=0,
+        le=1,
+        description="Self-pruning: fraction of its ranks that a client keeps if training has made its last ranks"
+        " weaker; 1: no self-pruning.",
     )
     regularisation: float = Field(
         0.005,
@@ -88,7 +84,7 @@ class HetLoRASettings(AdapterAveraging):
     @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
-        return self.self_pruning
+        return self.gamma < 1
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
