@@ -421,13 +421,8 @@ class TestHetLoRA(Promises):
                     a, whole[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-5, atol=1e-8
                 )
 
-    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(
-        self, bench: Bench
-    ) -> None:
-        """The relative error of the final update against float32 is compared.
-
-        The runs have three rounds over NF4.
-        """
+    def test_rounded_updates_end_near_those_of_float32(self, bench: Bench) -> None:
+        """The runs have three rounds over NF4."""
         common: dict[str, Any] = {
             "lora__merge": False,
             "federation__rounds": 3,
@@ -436,13 +431,8 @@ class TestHetLoRA(Promises):
             "training__learning_rate": 0.002,
         }
         exact = updates(bench.run(**common))
-        errors = {}
-        for rounding in ("differences", "values"):
-            found = updates(
-                bench.run(**common, federation__payload="nf4", federation__rounding=rounding)
-            )
-            errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
-        assert errors["differences"] < 0.6 * errors["values"], errors
+        found = updates(bench.run(**common, federation__payload="nf4"))
+        assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
     def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
         changes = PRUNED | {"federation__payload": "nf4"}
