@@ -145,6 +145,8 @@ class LlmPruner(Cutting):
         """
         for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
             joint, _ = self._equations(inbox, client, place)
+            # The damping allows for float32 rounding, by which valid equations have eigenvalues
+            # slightly below 0.
             if not is_positive(joint, RESCALE_DAMPING):
                 reason = (
                     f"reply refused: {equation_key(*place)}: the numbers are no inner products of"

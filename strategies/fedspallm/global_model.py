@@ -210,8 +210,7 @@ class KeptResult:
     def zeros_beyond_masks(self) -> int:
         """Return the number of kept weights that are zero.
 
-        Either every client pruned them, beyond the sparsity of their comparison group, or they were
-        pruned in an earlier round.
+        Every client pruned them, or they were pruned in an earlier round.
         """
         return sum(self.kept_zeros)
 

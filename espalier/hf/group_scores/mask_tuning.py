@@ -104,7 +104,7 @@ def normal_equations(
 
 
 RESCALE_DAMPING = 0.01
-"""Strength with which scales are pulled towards 1, relative to the mean square of an output."""
+"""Strength with which scales are pulled towards 1, relative to the mean square of a group's output."""
 
 
 def pack_equations(equations: Equations) -> bytes:
