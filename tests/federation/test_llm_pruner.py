@@ -273,7 +273,7 @@ class TestLlmPruner(Promises):
             ),
             (
                 {"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6},
-                r"llm-pruner.share = 0.6 .*120.0% of what can be cut",
+                r"llm-pruner.share = 0.6: 120.0% of what can be cut",
             ),
         ],
     )

@@ -377,10 +377,10 @@ class TestLlmStreamline(Promises):
                 ),
             ),
             (
-                {"weight_decay": 40.0},
+                {"steps": 200_000},
                 (
-                    r"llm-streamline = .*weight-decay = 40.0: learning-rate x weight-decay x steps"
-                    r" = 1.2"
+                    r"llm-streamline = .*weight-decay = 0.001: learning-rate x weight-decay x steps"
+                    r" = 2"
                 ),
             ),
         ],
