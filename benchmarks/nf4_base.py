@@ -101,7 +101,6 @@ def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, floa
         computing,
         settings.training.base,
         cache_folder=cache,
-        double_quantisation=settings.training.double_quantisation,
     )
     found = {"load_seconds": _seconds(computing) - started, "interpreter_mib": before / MIB}
     return found | (_trained(settings, computing, model, whole, trained, held_out) if train else {})
@@ -171,7 +170,7 @@ def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequence
     encoded = [Encoded(tuple(window.tolist()), tokens - 1) for window in windows]
     ones = (1,) * held_out
     tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
-    return TokenSequences(tuple(encoded[:-held_out]), "all"), tests
+    return TokenSequences(tuple(encoded[:-held_out])), tests
 
 
 def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:

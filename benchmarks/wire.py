@@ -133,7 +133,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     words = [
         f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
         "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
-        "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
+        "evaluation.local-only=false", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
     with federation(
         folder,

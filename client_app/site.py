@@ -13,7 +13,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.message import Header, Letter, Scalars
-from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
 
@@ -107,7 +107,7 @@ class Site:
     @property
     def name(self) -> str:
         """Name of the site in runs."""
-        return site_id(self.node)
+        return self.node.site
 
     def state(self, header: Header) -> PrivateState:
         """Return the client state of this site in the run of a message."""

@@ -44,10 +44,7 @@ class Flap(Cutting):
         """Show the method and its main settings."""
         job = self.run.settings.of(FlapSettings)
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection}"
-            f" comparison{bias}"
-        )
+        text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
         self.run.progress.note("method", f"flap         {text}")
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
@@ -56,7 +53,7 @@ class Flap(Cutting):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""
-        most = self.run.settings.of(FlapSettings).max_client_ratio
+        most = self.run.settings.federation.max_weight_ratio
         claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
         tokens = count_claims(
@@ -68,7 +65,7 @@ class Flap(Cutting):
         counted = count_claims(self.rounds, "inputs", sizes, most)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
-        limits = UpdateLimits(most)
+        limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
 
         @cache
         def moments(index: int) -> BlockMoments:

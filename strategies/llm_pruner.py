@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from espalier.errors import EspalierError, InputError
-from espalier.hf.group_scores.mask_tuning import cut_of_blocks, scaled_cuts, scales_or_none
+from espalier.hf.group_scores.mask_tuning import (
+    RESCALE_DAMPING,
+    cut_of_blocks,
+    scaled_cuts,
+    scales_or_none,
+)
 from espalier.hf.group_scores.taylor import read_factor, taylor_cuts
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import KINDS, MOST_SCALE
@@ -50,12 +55,6 @@ from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.structured.strategy import Cutting
 
-LEAST_DAMPING = 1e-3
-"""Minimum damping with which normal equations must have a solution.
-
-Float32 rounding gives valid equations eigenvalues slightly below 0.
-"""
-
 
 class LlmPruner(Cutting):
     """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
@@ -70,7 +69,7 @@ class LlmPruner(Cutting):
         super().__init__(run, evaluation)
         self.job = run.settings.of(LlmPrunerSettings)
         self.plan = run.model.plan
-        self.limits = UpdateLimits(SINGLE_NUMBERS * self.job.max_score_ratio)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
         self.num_rounds = self.job.num_rounds(run.settings.federation)
 
     @classmethod
@@ -101,7 +100,7 @@ class LlmPruner(Cutting):
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
         then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
         text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums,"
+            f"{job.share:.0%} of the blocks' parameters, {job.element} sums,"
             f" {job.selection} comparison, {spared}{then}"
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
@@ -146,7 +145,9 @@ class LlmPruner(Cutting):
         """
         for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
             joint, _ = self._equations(inbox, client, place)
-            if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
+            # The damping allows for float32 rounding, by which valid equations have eigenvalues
+            # slightly below 0.
+            if not is_positive(joint, RESCALE_DAMPING):
                 reason = (
                     f"reply refused: {equation_key(*place)}: the numbers are no inner products of"
                     " what units give"
@@ -232,7 +233,9 @@ class LlmPruner(Cutting):
 
     def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
         """Return the factors that limit the clients' sums."""
-        counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
+        counted = count_claims(
+            self.rounds, what, sizes, self.run.settings.federation.max_weight_ratio
+        )
         return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
     # ----- scales ---------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ class LlmPruner(Cutting):
                 own_joint, own_aims = equations[client]
                 joint = joint + own_joint * counts
                 aims = aims + own_aims * counts
-            found = scales_or_none((joint, aims), self.job.rescale_damping)
+            found = scales_or_none((joint, aims))
             if found is None:
                 refused.append((index, kind))
             return found

@@ -36,12 +36,7 @@ class SftP(FedPETuning):
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         settings = of_generator((), run.settings).settings(run.settings.training)
-        steps = (
-            settings.steps * (self.federation.rounds - 1) if self.federation.keep_optimizer else 0
-        )
-        self.reach_of_generator = Reach(
-            settings, steps, differences=self.federation.sends_differences
-        )
+        self.reach_of_generator = Reach(settings, differences=self.federation.sends_differences)
         # The names of their tensors differ, so both share one dictionary, which goes to the
         # checkpoint.
         self.reach_of_generator.starts = self.reach.starts

@@ -185,7 +185,7 @@ def _scaled(
         if place[1] not in job.rescaled or stays.all():
             continue
         own = joint_outputs(moments[place], module.weight, size)[stays]
-        scales = scales_or_none((own[:, stays], own.sum(1)), job.rescale_damping)
+        scales = scales_or_none((own[:, stays], own.sum(1)))
         if scales is not None:
             found[place] = masks[place].masked_scatter(stays, scales)
     return found

@@ -21,7 +21,7 @@ from espalier.messages.payload import tensor_specs, views
 from espalier.methods.examples import PLAN
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan
-from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
 from strategies.base.checkpoint import CheckpointFolder
@@ -110,7 +110,6 @@ def _node_settings(random: Random) -> Iterator[None]:
         config[key] = word(random) if paths else value(random)
     yield
     settings = parse_node(config)
-    site_id(settings)
     settings.state_root()
     settings.file_format()
 

@@ -50,8 +50,8 @@ TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
 OWN: Mapping[str, Mapping[str, Any]] = {
     "fedspallm": {"federation.rounds": 2, "fedspallm.sampled-layers": 0.75},
     "fedsoda": {
-        "fedsoda.public-windows": 4, "fedsoda.public-window-tokens": TOKENS, "fedsoda.pre-align-steps": 2,
-        "fedsoda.align-batch": 2, "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+        "fedsoda.public-windows": 4, "fedsoda.pre-align-steps": 2,
+        "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
         "fedsoda.adapter-layers": 1,
     },
     "llm-streamline": {"federation.rounds": 2, "llm-streamline.steps": 2},

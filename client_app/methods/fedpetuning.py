@@ -19,7 +19,7 @@ from torch import Tensor
 from client_app.methods.hetlora import SelfPruning
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.client_state import FEEDBACK, MOMENTS
+from client_app.protocol.client_state import FEEDBACK
 from client_app.protocol.evaluation import answer
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
@@ -145,14 +145,10 @@ def _train(
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
-        tensors, outcome = training.run(
-            start, first_step, steps, moments(site, state, server_round, adapters)
-        )
+        tensors, outcome = training.run(start, first_step, steps)
         # The check is repeated after training: skipped steps contribute no tokens.
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
-    if site.settings.federation.keep_optimizer:
-        client_state.keep(state, MOMENTS, server_round, outcome.moments)
     return TuningReport(
         seconds=time.monotonic() - started,
         samples=(
@@ -162,26 +158,6 @@ def _train(
         rank=rank,
         blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
     )
-
-
-def moments(
-    site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
-) -> dict[str, dict[str, Tensor]]:
-    """Return AdamW's moments for the remaining ranks, or {} if they are not kept."""
-    kept = (
-        client_state.before(state, MOMENTS, server_round)
-        if site.settings.federation.keep_optimizer
-        else {}
-    )
-    shapes = {
-        f"{key}/{name}": shape
-        for key, block in adapters.shapes().items()
-        for name, shape in block.items()
-    }
-    return {
-        name: {of: _part(value, shapes[name]) for of, value in moments.items()}
-        for name, moments in kept.items()
-    }
 
 
 def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -296,7 +272,7 @@ def keep_blobs(
     federation = site.settings.federation
     store = state.blobs(server_round)
     hashes = []
-    feeds_back = site.settings.of(AdapterAveraging).feeds_back(federation)
+    feeds_back = site.settings.of(AdapterAveraging).feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     after = {}
     for key, block in tensors.items():

@@ -79,7 +79,6 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
         job.local_method,
         sparsity_of(site.settings, server_round),
         job.local_group,
-        job.damping,
         job.damping_mean,
     )
     with mistakes_of_kernels():

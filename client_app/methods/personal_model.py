@@ -65,7 +65,7 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
     with _removed_if_wrong(target):
-        check_export(stream, edits, target, drawn, site.settings.export_check)
+        check_export(stream, edits, target, drawn)
 
 
 def write_own_encoder(
@@ -89,7 +89,7 @@ def write_own_encoder(
     )
     meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
-        check_against(model, edits, head, meant, target, site.settings.export_check)
+        check_against(model, edits, head, meant, target)
 
 
 def _structured(model: OpenedModel) -> OpenedModel:

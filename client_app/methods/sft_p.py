@@ -101,8 +101,8 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     first_step = (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)
     own = _conditioning(state, header)
-    moments = fedpetuning.moments(site, state, header.server_round, plan)
-    # The optimizer continues the embedding's moments even if those of shared tensors are not kept.
+    moments = {}
+    # Only the embedding's moments continue; those of shared tensors begin anew in every round.
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():
@@ -110,9 +110,6 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     require_tokens(site.node, training.rests_on(outcome.weighed, site.node.fewest_tokens()), REMEDY)
     after = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: after})
-    if settings.federation.keep_optimizer:
-        shared = {name: of for name, of in outcome.moments.items() if name != EMBEDDING}
-        client_state.keep(state, client_state.MOMENTS, header.server_round, shared)
     mine = SmallerModel.of(site, header, tensors, training.embedding)
     mask_history.note_round(
         state, header.server_round, training.spent, mine.validated(site, header)
@@ -244,7 +241,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         load=site.load,
         groups=[of_generator(generator, settings)],
         shape=shape,
-        gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
+        gating=Gating(job.estimator, job.tau, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
         conditioned=job.conditioned,
         target=own_target(site, header),

@@ -20,7 +20,7 @@ from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
 from espalier.methods.sft_p.contract import lora_plan, shape_of
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p.settings import BIAS, SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.training.sft_p.mask_generator import gate_logits
@@ -44,7 +44,7 @@ class SmallerModel:
         plan = site.model.plan
         gates = LaneGates(plan)
         logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
-        biased = {gate: own + job.bias for gate, own in logits.items()}
+        biased = {gate: own + BIAS for gate, own in logits.items()}
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
         adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)

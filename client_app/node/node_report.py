@@ -22,7 +22,6 @@ from espalier.settings.node import MOST
 WIDTH = 110
 """Width of an observer sentence, in characters."""
 COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
-LIMITS = [*MOST, "most_threads"]
 HOLDS = {
     "": "no reply needs approval",
     "tensors": "replies with tensors need approval",
@@ -35,7 +34,7 @@ def accepts(site: Site) -> Iterator[str]:
     node = site.node
     asked = amounts(site, UNREAD)
     yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
-    for limit in LIMITS:
+    for limit in MOST:
         beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "most_runs":
             beside = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"

@@ -26,7 +26,7 @@ from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.messages.contract import FAILED, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import UNREAD, Letter, failure, read, write
-from espalier.settings.node import parse_node, site_id
+from espalier.settings.node import parse_node
 
 
 def egress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -134,7 +134,7 @@ def _log(context: Context, letter: Letter, reply: Message, released: str) -> Non
         {"released": released} if released else {}
     )
     try:
-        egress_log(node.state_root(), letter.header.lineage, site_id(node)).append(entry)
+        egress_log(node.state_root(), letter.header.lineage, node.site).append(entry)
     except OSError as error:
         raise InputError(
             f"the egress log cannot be written ({error.strerror}); check the node's state-dir"

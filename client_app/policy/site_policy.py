@@ -30,6 +30,12 @@ def require_allowed(site: Site, header: Header) -> None:
             f"allow-methods = '{site.node.allow_methods}': the run's method is"
             f" '{site.settings.method}'"
         )
+    most_threads = site.node.most_threads()
+    if most_threads is not None and site.settings.threads > most_threads:
+        lines.append(
+            f"threads = {site.settings.threads}: at most {most_threads} are allowed here, unless the"
+            " owner sets threads"
+        )
     for limit, (asked, amount) in amounts(site, header).items():
         most = site.node.most(limit)
         if most is not None and amount > most:
@@ -55,8 +61,7 @@ def require_allowed(site: Site, header: Header) -> None:
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
-    found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
-    found |= settings.job.asked_of_sites(settings)
+    found = dict(settings.job.asked_of_sites(settings))
     if not settings.tunes and not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
     # The number of rounds of other methods follows from the model.

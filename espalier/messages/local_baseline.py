@@ -50,7 +50,7 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         raise ProtocolError(
             f"message: clients of {settings.method} make nothing alone after their rounds"
         )
-    largest = settings.lora.largest_rank if settings.tunes else 0
+    largest = settings.lora.rank if settings.tunes else 0
     order = validate(Alone, request.scalars)
     if order.fits and not settings.job.fits_alone(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")

@@ -158,7 +158,6 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.work.block_walk:Fluctuations",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
-        federates=False,
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
@@ -187,7 +186,6 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.work.whole_model:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
-        federates=False,
     ),
     "llm-streamline": Row(
         title=(

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -14,8 +14,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.structured import PersonalModelSettings
-from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
+from espalier.settings.table import Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -119,8 +118,6 @@ class DataSettings(Table):
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: public texts and baselines with which models are compared."""
 
-    READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
-
     texts: str = Field(
         "documentation",
         description=(
@@ -133,20 +130,12 @@ class EvaluationSettings(Table):
     max_windows: int = Field(
         48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
     )
-    baselines: bool = Field(
-        True,
-        description=(
-            "Compare the result with the local baselines and the centralized baseline. `false`"
-            " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
-            " dense model is always evaluated, and so are the clients' own models with `sft-p` and"
-            " `fedspine`, because they are the result."
-        ),
-    )
     local_only: bool = Field(
         True,
         description=(
             "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
-            " this takes them another training."
+            " this takes them another training. With `sft-p` and `fedspine` they are the clients' own"
+            " models, which are the result. The dense model is always evaluated."
         ),
     )
     own_text: bool = Field(
@@ -298,17 +287,6 @@ class RunSettings(Table):
             " longer; in a simulation no limit."
         ),
     )
-    export_check: Literal["streamed", "transformers"] = Field(
-        "streamed",
-        description=(
-            "Loading of a result into plain transformers and peft to check it, for every method,"
-            " at the server and at clients that write a model of their own. `streamed`: the weights"
-            " stay in the files and are read when a module computes, so that models larger than"
-            " memory can be checked. A base model in NF4, which bitsandbytes cannot read this way,"
-            " is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in"
-            " memory."
-        ),
-    )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     federation: FederationSettings = FederationSettings()
@@ -328,18 +306,9 @@ class RunSettings(Table):
         """
         return METHODS[self.method].tunes
 
-    @property
-    def clients_evaluate(self) -> bool:
-        """True if clients evaluate local baselines or models of their own on public texts or items.
-
-        Models of their own are the result and no baseline.
-        """
-        wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
-        return self.evaluation.local_only and wanted
-
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""
-        return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
+        return simulation and self.evaluation.centralized != "off"
 
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.
@@ -559,7 +528,7 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
-    for table in ("evaluation", *tables_of(method)):
+    for table in tables_of(method):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (

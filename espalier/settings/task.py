@@ -79,13 +79,6 @@ class TaskSettings(Table):
             " needs positions for them after the longest prompt (the demo model has 256 in total)."
         ),
     )
-    loss_on: Literal["answer", "all"] = Field(
-        "answer",
-        description=(
-            "Tokens that count in the training loss: those of the answer, or also those of the"
-            " prompt."
-        ),
-    )
 
     @property
     def num_classes(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from espalier.settings.task import TEXT, WRITTEN
 
-OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "loss-on")
+OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens")
 """Keys of ``[task]`` that apply only to tasks with items, not to text."""
 
 
@@ -49,8 +49,6 @@ def not_read(
             )
         if task not in WRITTEN:
             note("task.name", one_of("task.name", WRITTEN), "task.answer-tokens")
-        if flat["training.base"] != "nf4":
-            note("training.base", "training.base = 'nf4'", "training.double-quantisation")
     if source not in ("jsonl", "hub"):
         note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":

@@ -57,7 +57,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         run = self.run
         structure = result.structure_of(client)
         model = OpenedModel(run.model.directory, structure)
-        adapters = result.plan_for(client, run.settings.lora.largest_rank)
+        adapters = result.plan_for(client, run.settings.lora.rank)
         tensors = {
             key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
         }
@@ -73,9 +73,8 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
 
     def note_times(self, result: RefinedResult) -> None:
         """Record the times of the simulated fleet's clock, or those that the devices measured."""
-        pretended = (
-            self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
-        )
+        settings = self.run.settings
+        pretended = settings.federation.fleet_name(settings.job, simulation=self.run.simulation)
         self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
 
     def write(self, result: RefinedResult) -> None:

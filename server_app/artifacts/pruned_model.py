@@ -80,17 +80,11 @@ def rounding_notes(summary: Summary) -> list[str]:
     if job.pattern:
         return []
     plan = summary.model.plan
-    method = summary.settings.method
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
-    for who, shown, key, group in (
-        (
-            "local-only and centralized",
-            summary.local_sparsity,
-            "local-comparison-group",
-            job.local_group,
-        ),
-        ("federated", summary.masked, "comparison-group", job.server_group),
+    for who, shown, group in (
+        ("local-only and centralized", summary.local_sparsity, job.local_group),
+        ("federated", summary.masked, job.server_group),
     ):
         share = (
             sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
@@ -99,6 +93,6 @@ def rounding_notes(summary: Summary) -> list[str]:
             notes.append(
                 # These formatted percentages are those of the table: compare what a reader sees.
                 f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses"
-                f" {job.sparsity:g} times its weights, rounded down ({method}.{key} = '{group}')"
+                f" {job.sparsity:g} times its weights, rounded down"
             )
     return notes

@@ -36,13 +36,7 @@ class SlicedOutcome(Outcome[SlicedResult]):
             small, self._target, smaller_card(run.settings, run.model, self.summary.report)
         )
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_export(
-            BlockStream(small, run.computing),
-            dense,
-            self._target,
-            windows,
-            run.settings.export_check,
-        )
+        check_export(BlockStream(small, run.computing), dense, self._target, windows)
         run.progress.note("exported", "exported     model/ reloads to the same logits")
         self.summary.where = f"the sliced model is in {self._target}"
 

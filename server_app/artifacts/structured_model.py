@@ -42,9 +42,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
             small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report)
         )
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_structured(
-            BlockStream(small, run.computing), target, windows, form, run.settings.export_check
-        )
+        check_structured(BlockStream(small, run.computing), target, windows, form)
         run.progress.note(
             "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
         )

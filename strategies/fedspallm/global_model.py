@@ -20,12 +20,11 @@ from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unp
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
-from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.votes.bitmask import Words, count, unpack
 from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
+from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
 STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
 """Attributes that a checkpoint stores."""
@@ -57,7 +56,6 @@ class KeptResult:
         self.run = settings
         self.settings = settings.of(FedSpaLLMSettings)
         self.model = model
-        self.seed = settings.seed
         self.store = store
         self.versions = [0] * len(model.plan.blocks)
         """Round in which each layer was last pruned; 0 for a dense layer."""
@@ -123,7 +121,7 @@ class KeptResult:
             unanimous += count(pruned_by_all)
             words = pruned_by_all
             if self.settings.mask_expansion:
-                words = self._expanded(block, linear, server_round, weight, votes)
+                words = self._expanded(server_round, weight, votes)
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
             matrix = PrunedMatrix.of(
                 torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype]
@@ -158,30 +156,18 @@ class KeptResult:
         ]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
-    def _expanded(
-        self,
-        block: BlockPlan,
-        linear: LinearPlan,
-        server_round: int,
-        weight: np.ndarray,
-        votes: VoteCounter,
-    ) -> Words:
+    def _expanded(self, server_round: int, weight: np.ndarray, votes: VoteCounter) -> Words:
         """Return the mask of the most pruned weights at the round's sparsity (equation 7).
 
-        Weights that every client pruned come first. The number of pruned weights is ``int(s * d)``,
-        as in the whole program; the paper rounds up, which makes at most one more weight per
-        matrix.
+        Weights that every client pruned come first. Of weights that equally many clients pruned,
+        those with the smaller mean magnitude come first. The number of pruned weights is
+        ``int(s * d)``, as in the whole program; the paper rounds up, which makes at most one more
+        weight per matrix.
         """
-        sizes: Sizes | None = None
-        if self.settings.ties == "magnitude":
-            sizes = magnitudes(torch.from_numpy(weight))
-        elif self.settings.ties == "random":
-            seed = derive_seed(
-                self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index
-            )
-            sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
         return votes.most_voted(
-            sparsity_of(self.run, server_round), self.settings.server_group, sizes
+            sparsity_of(self.run, server_round),
+            self.settings.server_group,
+            magnitudes(torch.from_numpy(weight)),
         )
 
     def blob(self, index: int) -> bytes:
@@ -224,8 +210,7 @@ class KeptResult:
     def zeros_beyond_masks(self) -> int:
         """Return the number of kept weights that are zero.
 
-        Either every client pruned them, beyond the sparsity of their comparison group, or they were
-        pruned in an earlier round.
+        Every client pruned them, or they were pruned in an earlier round.
         """
         return sum(self.kept_zeros)
 

@@ -104,16 +104,14 @@ class FedSpine(FedPETuning):
         job = self.job
         settings = self.run.settings
         ranks = (
-            f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}"
+            f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
             if job.adaptive_rank
             else "one rank"
         )
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
-        text = (
-            f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
-        )
-        fleet = job.fleet_name(simulation=self.run.simulation)
+        text = f"{job.share:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 

@@ -11,7 +11,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.methods.fedpetuning.contract import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
-from espalier.settings.fleet import Fleet, TimedSettings, read_fleet
+from espalier.settings.fleet import Fleet, read_fleet
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -45,17 +45,16 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
     InputError
         The fleet does not exist, is not valid, or has too few devices.
     """
-    job = settings.job
-    name = job.fleet_name(simulation=simulation) if isinstance(job, TimedSettings) else ""
+    name = settings.federation.fleet_name(settings.job, simulation=simulation)
     try:
         fleet = fleet_of(name)
         if fleet is not None:
             fleet.require(settings.num_clients)
     except EspalierError as mistake:
-        assert isinstance(job, TimedSettings)
-        meant = "" if job.fleet == name else f" (in a simulation {name})"
+        given = settings.federation.fleet
+        meant = "" if given == name else f" (in a simulation {name})"
         reason = str(mistake).removeprefix("fleet: ")
-        raise InputError(f"{settings.method}.fleet = '{job.fleet}'{meant}: {reason}") from None
+        raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
     return fleet
 
 
@@ -64,8 +63,7 @@ def require_fleet(settings: RunSettings) -> None:
 
     The value ``auto`` is checked later, because it depends on whether the run is a simulation.
     """
-    if isinstance(settings.job, TimedSettings) and settings.job.fleet_is_named:
-        fleet_of_run(settings, simulation=False)
+    fleet_of_run(settings, simulation=False)
 
 
 def fingerprint_of(fleet: Fleet | None) -> str:

@@ -76,7 +76,7 @@ class SliceGpt(Method):
         except EspalierError as mistake:
             raise InputError(f"{settings.method}.{mistake}") from None
         if job.covariances == "public":
-            require_public_text(settings, job, model)
+            require_public_text(settings, job)
             public_windows(settings, job, model)
 
     def summary(self) -> None:

@@ -73,8 +73,7 @@ def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Pat
         bench.run()
 
 
-@pytest.mark.parametrize("check", ["transformers", "streamed"])
-def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check: str) -> None:
+def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path) -> None:
     """The dense metric is that of the directory, the result's that of the written files.
 
     Both are computed with plain transformers.
@@ -82,7 +81,7 @@ def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check:
     bench = Bench(
         tmp_path,
         "fedprllm",
-        PRUNED | {"export-check": check, "evaluation.max-windows": 1000},
+        PRUNED | {"evaluation.max-windows": 1000},
         num_clients=2,
     )
     path = bench.model / "model.safetensors"

@@ -19,7 +19,6 @@ TRAINED = {
 FEDSPINE = {
     "lora.targets": "all",
     "fedspine.share": 0.25,
-    "fedspine.rank-min": 1,
     "evaluation.local-only": True,
 }
 

@@ -121,7 +121,7 @@ def test_a_tied_models_tensors_are_those_that_transformers_takes(
     export_edited(model, dense, target)
     torch.testing.assert_close(plain_logits(target), expected)
     assert (target / "model.safetensors.index.json").exists() == sharded
-    check_export(BlockStream(model, CPU), dense, target, WINDOWS, "transformers")
+    check_export(BlockStream(model, CPU), dense, target, WINDOWS)
     assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] == (
         change is not with_other_head
     )
@@ -250,8 +250,8 @@ def test_the_plain_model_on_the_disk_is_the_one_in_memory(
     base = save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16)
     change_tensors(base, float32_norms)
     found, expected = (
-        load_plain(AutoModelForCausalLM, OpenedModel(base), dtype, CPU.device, how)[0]
-        for how in ("streamed", "transformers")
+        load_plain(AutoModelForCausalLM, OpenedModel(base), dtype, CPU.device, in_memory=whole)[0]
+        for whole in (False, True)
     )
     with torch.no_grad():
         assert torch.equal(found(WINDOWS).logits, expected(WINDOWS).logits)

@@ -129,12 +129,9 @@ def linears_of(model: OpenedModel) -> list[str]:
     return [linear.parameter for block in model.plan.blocks for linear in block.linears]
 
 
-def handed_out(
-    model: OpenedModel, double: bool = True, cache: Path | None = None
-) -> dict[str, dict[str, Tensor]]:
+def handed_out(model: OpenedModel, cache: Path | None = None) -> dict[str, dict[str, Tensor]]:
     return {
-        linear.parameter: matrix.tensors
-        for linear, matrix in quantised_linears(model, CPU, double, cache)
+        linear.parameter: matrix.tensors for linear, matrix in quantised_linears(model, CPU, cache)
     }
 
 
@@ -316,12 +313,11 @@ def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(
 def test_matrices_are_handed_out_as_they_were_written(
     double: bool, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The double-quantisation setting and a cache have no effect on stored NF4 matrices."""
+    """A cache has no effect on stored NF4 matrices."""
     base = OpenedModel(saved("opt"))
     model = OpenedModel(written(base.directory, tmp_path / "nf4", double))
     expected = quantised_anew(base, double)
-    assert same(handed_out(model, double, tmp_path / "cache"), expected)
-    assert same(handed_out(model, not double), expected)
+    assert same(handed_out(model, tmp_path / "cache"), expected)
     assert not (tmp_path / "cache").exists()
 
 
@@ -518,7 +514,7 @@ def test_an_export_is_in_float32_and_says_so(
         assert "quantization_config" not in json.loads(
             (tmp_path / "model" / "config.json").read_text()
         )
-        check_export(stream, dense, tmp_path / "model", token_windows(2, 7), "transformers")
+        check_export(stream, dense, tmp_path / "model", token_windows(2, 7))
         assert type(OpenedModel(tmp_path / "model").checkpoint) is Checkpoint
 
 

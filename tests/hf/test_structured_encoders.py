@@ -191,7 +191,7 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     torch.testing.assert_close(
         loaded.eval()(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4
     )
-    check_against(small, edits, tensors[HEAD_KEY], meant.whole, target, "streamed")
+    check_against(small, edits, tensors[HEAD_KEY], meant.whole, target)
     config = json.loads((target / "config.json").read_text())
     files = {file.name for file in target.iterdir()}
     assert ("structured" in config["model_type"], "auto_map" in config) == (
@@ -214,4 +214,4 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     spoilt = {HEAD_KEY: {key: value + 1 for key, value in tensors[HEAD_KEY].items()}}
     meant.set(spoilt)
     with pytest.raises(ExportError, match="logits of the reloaded model differ"):
-        check_against(small, edits, tensors[HEAD_KEY], meant.whole, target, "streamed")
+        check_against(small, edits, tensors[HEAD_KEY], meant.whole, target)

@@ -278,14 +278,13 @@ def without_quantisation(directory: Path, found: nn.Module, dtype: torch.dtype) 
     return expected
 
 
-@pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_only_the_linears_of_blocks_are_quantised(
-    wide: Path, double: bool, dtype: torch.dtype, device: torch.device
+    wide: Path, dtype: torch.dtype, device: torch.device
 ) -> None:
     model = OpenedModel(wide)
-    found = load_whole(model, Computing(device, dtype, 1), "nf4", double_quantisation=double)
+    found = load_whole(model, Computing(device, dtype, 1), "nf4")
     assert {f"{path}.weight" for path in quantised_paths(found)} == {
         linear.parameter for block in model.plan.blocks for linear in block.linears
     }

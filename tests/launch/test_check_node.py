@@ -173,7 +173,6 @@ def test_a_directory_that_cannot_be_written_is_told(
         ({}, {"data.windows": 4000}, "windows of 16 tokens, data.windows = 4000 are needed"),
         ({}, {"data.windows": 5000}, "most-windows = 4096: data.windows = 5000"),
         ({"least-tokens": 33}, {}, "least-tokens = 33: an answer would rest on fewer"),
-        ({"data-format": "jsonl"}, {}, "line 1 is not JSON"),
         ({"threads": -1}, {}, "threads = -1"),
         ({}, {"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
         ({}, {"evaluation.own-text": True}, "evaluation.own-text: this site does not allow it"),

@@ -144,34 +144,16 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "task.name = 'gsm8k'",
         ),
         (
-            "fedpetuning training.double-quantisation=false",
-            "training.double-quantisation = False",
-            "training.base = 'float32'",
-            "training.base = 'nf4'",
-        ),
-        (
             "fedprllm.pattern=2:4 fedprllm.sparsity=0.6",
             "fedprllm.sparsity = 0.6",
             "fedprllm.pattern = '2:4'",
             "fedprllm.pattern = ''",
         ),
         (
-            "fedspallm fedspallm.local-method=wanda fedspallm.damping=0.1",
-            "fedspallm.damping = 0.1",
+            "fedspallm fedspallm.local-method=wanda fedspallm.damping-mean=all",
+            "fedspallm.damping-mean = 'all'",
             "fedspallm.local-method = 'wanda'",
             "fedspallm.local-method = 'sparsegpt'",
-        ),
-        (
-            "hetlora hetlora.self-pruning=false hetlora.gamma=0.5",
-            "hetlora.gamma = 0.5",
-            "hetlora.self-pruning = False",
-            "hetlora.se",
-        ),
-        (
-            "hetlora federation.error-feedback=true",
-            "federation.error-feedback = True",
-            "federation.payload = 'float32'",
-            "federation.payload",
         ),
         (
             "TEXT data.field=body",

@@ -49,7 +49,6 @@ def test_units_lie_block_by_block_groups_first() -> None:
     assert UNITS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
     assert UNITS.share(cut(0, 10)) == 120 / TOTAL
     assert UNITS.wanted(job(share=0.5)) == 0.5
-    assert UNITS.wanted(job(share=0.5, share_of="model")) == 500 / TOTAL
 
 
 def test_bits_travel_and_come_back() -> None:

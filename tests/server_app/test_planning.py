@@ -141,7 +141,7 @@ def test_every_method_is_planned(
     (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
     flat = {
         **default_values(), "method": method, "model": str(tiny), "data.window-tokens": 16, "evaluation.window-tokens": 16,
-        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1, "fedsoda.public-window-tokens": 16,
+        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1,
         "fedsoda.public-text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
     }  # fmt: skip
     assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0

@@ -46,7 +46,6 @@ def settings(**changes: Any) -> RunSettings:
             "method": "fedspine",
             "federation.rounds": 6,
             "lora.rank": 3,
-            "fedspine.rank-min": 3,
             **given,
         }
     )
@@ -55,7 +54,7 @@ def settings(**changes: Any) -> RunSettings:
 def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
     job = run.of(FedSpineSettings)
     return UnevenCuts(
-        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank
+        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.rank
     )
 
 

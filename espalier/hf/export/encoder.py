@@ -135,7 +135,6 @@ def check_encoder(
     num_classes: int,
     target: Path,
     adapter: Path,
-    reload_with: str,
 ) -> None:
     """Reload an exported encoder and compare it with the adapter in plain peft.
 
@@ -147,7 +146,6 @@ def check_encoder(
     num_classes : number of classes of the head
     target : directory of the exported encoder
     adapter : directory of the adapter of the same run
-    reload_with : how both are loaded, see ``disk_model.load_plain``
 
     Raises
     ------
@@ -155,8 +153,8 @@ def check_encoder(
         Logits differ by more than rounding in the dtype of the files explains, or a tensor is not
         the intended one bit for bit.
     """
-    meant = encoder_in_peft(model, adapter, num_classes, reload_with)
-    check_against(model, edits, head, meant, target, reload_with)
+    meant = encoder_in_peft(model, adapter, num_classes)
+    check_against(model, edits, head, meant, target)
 
 
 @torch.no_grad()
@@ -166,7 +164,6 @@ def check_against(
     head: Mapping[str, Tensor],
     meant: Any,
     target: Path,
-    reload_with: str,
 ) -> None:
     """Compare an exported encoder with ``meant``, an encoder in memory.
 
@@ -175,9 +172,7 @@ def check_against(
     """
     from transformers import AutoModelForSequenceClassification
 
-    reloaded = reloaded_model(
-        AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with
-    )
+    reloaded = reloaded_model(AutoModelForSequenceClassification, target, torch.float32, CPU)
     tokens = a_few_tokens(model)
     found = reloaded(input_ids=tokens).logits
     expected = meant(input_ids=tokens).logits

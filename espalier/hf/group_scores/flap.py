@@ -130,9 +130,7 @@ def _block_scores(
     """
     scores = {}
     for name in ADDED_BIASES:
-        found = channel_scores(
-            moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
-        )
+        found = channel_scores(moments[name], model.checkpoint.read(block.linear(name).parameter))
         # As in the published code; the paper does not mention it.
         if name == "attn.o" and job.square_attention:
             found = found.square()

@@ -103,6 +103,10 @@ def normal_equations(
                 yield own[:, stay], own.sum(dim=1)
 
 
+RESCALE_DAMPING = 0.01
+"""Strength with which scales are pulled towards 1, relative to the mean square of a group's output."""
+
+
 def pack_equations(equations: Equations) -> bytes:
     """Serialise the normal equations of one block and kind, float32."""
     joint, aims = equations
@@ -120,13 +124,13 @@ def unpack_equations(blob: bytes) -> Equations:
     return unpacked(tensors[JOINT], len(tensors[AIMS])), tensors[AIMS]
 
 
-def scales_or_none(equations: Equations, damping: float) -> Tensor | None:
+def scales_or_none(equations: Equations) -> Tensor | None:
     """Return the scales of the kept groups, (groups,), float64.
 
     Returns None if the equations have no solution, or if a scale exceeds the limit of the paper
     (section 4.3).
     """
-    found = best_scales(*equations, damping)
+    found = best_scales(*equations, RESCALE_DAMPING)
     # The comparison is False for NaN, which means that there is no solution.
     return found if bool((found.abs() <= MOST_SCALE).all()) else None
 
@@ -182,9 +186,4 @@ def tuned_by_one(
     cut = cut_of_blocks(model.plan, blobs)
     # The equations arrive in the order in which ``scaled_cuts`` requests scales.
     found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
-    return [
-        blob
-        for blob, _ in scaled_cuts(
-            cut, lambda *_: scales_or_none(next(found), job.rescale_damping), job
-        )
-    ]
+    return [blob for blob, _ in scaled_cuts(cut, lambda *_: scales_or_none(next(found)), job)]

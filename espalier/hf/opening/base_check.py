@@ -108,9 +108,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     from transformers import AutoModelForCausalLM
 
     with explained(str(model.directory)):
-        plain, told = load_plain(
-            AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed"
-        )
+        plain, told = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device)
     _require_same_tensors(model, told)
     found = list(_finite_logits(stream, windows))
     expected = whole_logits(plain, windows.to(computing.device))
@@ -203,7 +201,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
         model,
         torch.float32,
         torch.device("cpu"),
-        "transformers",
+        in_memory=True,
         num_labels=num_labels,
     )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())

@@ -188,9 +188,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 
 
 @torch.no_grad()
-def check_structured(
-    stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str
-) -> None:
+def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
     Parameters
@@ -199,7 +197,6 @@ def check_structured(
     target : directory of the export
     windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
     form : form of the export
-    reload_with : see ``check_export``
 
     Raises
     ------
@@ -207,9 +204,9 @@ def check_structured(
         Logits differ by more than rounding in the compute dtype explains, or a tensor differs.
     """
     if form != "zero-filled":
-        check_export(stream, dense, target, windows, reload_with)
+        check_export(stream, dense, target, windows)
         return
-    check_logits(stream, dense, target, windows, reload_with)
+    check_logits(stream, dense, target, windows)
     written = Checkpoint(target)
     for name, expected in _filled(stream.model, dense):
         if name not in written.tensors or not torch.equal(

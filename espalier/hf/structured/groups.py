@@ -150,13 +150,13 @@ class ModelUnits:
         """
         everything = int(self.costs.sum())
         whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
-        of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
-        # The setting may refer to the whole model; the kernels need a fraction of these groups.
+        of = int(whole.costs.sum())
+        # The setting refers to all blocks; the kernels need a fraction of these groups.
         share = job.share * of / everything
         if short := self._short(share, job):
             total, staying = short
             raise InputError(
-                f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be"
+                f"share = {job.share:g}: {share:.1%} of what can be"
                 f" cut would have to go, and of {total} parameters {staying} must stay, one group"
                 f" and {_channels(job)} of each block; {self._remedy(share, job)}"
             )

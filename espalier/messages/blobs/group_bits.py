@@ -129,11 +129,8 @@ class CutUnits:
     def wanted(self, job: CutSettings) -> float:
         """Return the requested pruning ratio relative to the parameters of all prunable groups."""
         everything = int(self.costs.sum())
-        return (
-            job.share
-            * (self.plan.num_parameters if job.share_of == "model" else everything)
-            / everything
-        )
+        # Product and quotient give the bits of ``ModelUnits.share_of_units``.
+        return job.share * everything / everything
 
     def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
         """Return True if each competing set has the ratio ``share`` or nothing left to cut."""

@@ -267,9 +267,9 @@ def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
     """Check that the rank limit does not exceed the largest rank of the settings."""
-    if rank_limit > run.lora.largest_rank:
+    if rank_limit > run.lora.rank:
         raise ProtocolError(
-            f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
+            f"message: rank_limit is above {run.lora.rank}, the largest rank of [lora]"
         )
 
 

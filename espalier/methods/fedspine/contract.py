@@ -163,9 +163,7 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 
     def within_the_share(order: Scalars) -> None:
         if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
-            raise ProtocolError(
-                f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}"
-            )
+            raise ProtocolError(f"CutOrder: pruned is above the run's share, {job.share:g}")
 
     def is_a_step(_: str, blob: bytes) -> None:
         units.require_step(before, units.read(blob), asked.pruned, job)

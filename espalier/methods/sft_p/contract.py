@@ -10,7 +10,7 @@ from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter
 from espalier.methods.fedpetuning import contract as fedpetuning
 from espalier.methods.fedpetuning.settings import AdapterAveraging
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p.settings import WIDTH, SftPSettings
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
@@ -20,7 +20,7 @@ from espalier.settings.run import RunSettings
 def shape_of(run: RunSettings) -> GeneratorShape:
     """Return the sizes of the generator that the settings describe."""
     job = run.of(SftPSettings)
-    return GeneratorShape(job.embedding, job.code, job.width, job.heads)
+    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads)
 
 
 def lora_plan(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:

@@ -147,7 +147,7 @@ class Refined(Tuning):
         if not self.brings_result:
             return []
         bits = self._bits(self._last_asked(client, self.num_rounds + 1))
-        return self._adapters(self.num_rounds + 1, self.settings.lora.largest_rank, bits, 0, 0)
+        return self._adapters(self.num_rounds + 1, self.settings.lora.rank, bits, 0, 0)
 
     def alone_order(self, client: int) -> Alone | None:
         """Return the order to write the device's model."""
@@ -186,6 +186,6 @@ class Refined(Tuning):
         )
         adapters = trained(self.model.plan, self.settings)
         run = self.settings
-        parts = self.post.num_parts(1, self.order(1, run.lora.largest_rank))
+        parts = self.post.num_parts(1, self.order(1, run.lora.rank))
         around = ROUND_TRIPS * (parts - 1) * (AROUND_PART + len(self.units.pack(self.units.none)))
         return UnevenCuts(self.units, self.spine, adapters, run.federation.payload, rank, around)
