@@ -5,7 +5,6 @@ They are pages, sections, settings, files, functions and commands.
 
 import ast
 import re
-from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +13,9 @@ import pytest
 
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
-from espalier.settings.method import MethodSettings
-from espalier.settings.methods import METHODS, Row, settings_of
+from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.reference.schema import keys_of, keys_of_a_run, tables_of_a_run
-from espalier.settings.table import Table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -140,29 +137,6 @@ def test_every_method_has_a_page_with_a_recipe_and_a_link_to_its_settings(method
         "../studies.md#",
     ):
         assert heading in text
-
-
-def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
-    """The page names a method's settings, its row and the parts of its contracts module."""
-    text = (ROOT / "docs" / "adding-a-method.md").read_text()
-    own = {
-        name
-        for kind in (MethodSettings, Table)
-        for name in vars(kind)
-        if not name.startswith(("_", "model_"))
-    }
-    assert {"FEDERATION", "CHECKS_SITE", "READ_WITH", "brings_nf4", "contradictions"} <= own
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    named = {name for code in re.findall(r"`([^`]+)`", text) for name in re.findall(r"\w+", code)}
-    row = {field.name for field in fields(Row)} - {
-        "title",
-        "settings",
-        "strategy",
-        "job",
-        "delivery",
-        "contracts",
-    }
-    assert sorted((own | row | {"contract", "delivery", "EXAMPLES"}) - named) == []
 
 
 # ----- privacy ------------------------------------------------------------------------------------
