@@ -99,4 +99,12 @@ ROBERTA = replace(
 )
 """RoBERTa and XLM-RoBERTa for sequence classification: BERT's blocks and a separate head."""
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    OPT,
+    BERT,
+    ROBERTA,
+)
