@@ -88,7 +88,8 @@ def test_commands_of_its_own_exist(page: Path) -> None:
     for module in re.findall(r"python -m ((?:espalier|espalier_assets|benchmarks)[\w.]*)", text):
         assert find_spec(module) is not None, module
     for file in re.findall(r"(?:python|pytest) (?:-n 0 )?((?:benchmarks|tests)/[\w/.]+)", text):
-        assert (ROOT / file).exists(), file
+        # A page may contain the file that its command names.
+        assert (ROOT / file).exists() or f"# {file}\n" in text, file
     for preset in re.findall(r"espalier run ([a-z][a-z0-9.-]*)(?=[\s`])", text):
         assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
 
