@@ -8,12 +8,10 @@ removes key-value groups and channels by the published metric, standardized with
 compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
-from collections.abc import Sequence
 from functools import cache
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
-from espalier.messages.parts import parts_of
-from espalier.methods.flap.contract import biases, mean_name, moment_specs, squares_name
+from espalier.methods.flap.contract import biases, mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
@@ -46,10 +44,6 @@ class Flap(Cutting):
         bias = ", with biases in their place" if job.bias_compensation else ""
         text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
         self.run.progress.note("method", f"flap         {text}")
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of the moments of complete blocks."""
-        return parts_of(moment_specs(self.run.model.plan), self.run.settings.part_bytes)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""

@@ -70,7 +70,6 @@ class LlmPruner(Cutting):
         self.job = run.settings.of(LlmPrunerSettings)
         self.plan = run.model.plan
         self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
-        self.num_rounds = self.job.num_rounds(run.settings.federation)
 
     @classmethod
     def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:

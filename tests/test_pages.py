@@ -5,7 +5,6 @@ They are pages, sections, settings, files, functions and commands.
 
 import ast
 import re
-from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +15,9 @@ from markdown_it import MarkdownIt
 
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
-from espalier.settings.method import MethodSettings
-from espalier.settings.methods import METHODS, Row, settings_of
+from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.reference.schema import keys_of, keys_of_a_run, tables_of_a_run
-from espalier.settings.table import Table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -112,7 +109,8 @@ def test_commands_of_its_own_exist(page: Path) -> None:
     for module in re.findall(r"python -m ((?:espalier|espalier_assets|benchmarks)[\w.]*)", text):
         assert find_spec(module) is not None, module
     for file in re.findall(r"(?:python|pytest) (?:-n 0 )?((?:benchmarks|tests)/[\w/.]+)", text):
-        assert (ROOT / file).exists(), file
+        # A page may contain the file that its command names.
+        assert (ROOT / file).exists() or f"# {file}\n" in text, file
     for preset in re.findall(r"espalier run ([a-z][a-z0-9.-]*)(?=[\s`])", text):
         assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
 
@@ -182,29 +180,6 @@ def test_the_page_of_a_method_is_a_card_with_links_to_its_settings_and_its_study
     assert f"espalier run {method}\n" in text
     assert f"(../settings.md#{method})" in text
     assert f"(../findings/{method}.md" in text
-
-
-def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
-    """The page names a method's settings, its row and the parts of its contracts module."""
-    text = (ROOT / "docs" / "adding-a-method.md").read_text()
-    own = {
-        name
-        for kind in (MethodSettings, Table)
-        for name in vars(kind)
-        if not name.startswith(("_", "model_"))
-    }
-    assert {"FEDERATION", "CHECKS_SITE", "READ_WITH", "brings_nf4", "contradictions"} <= own
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    named = {name for code in re.findall(r"`([^`]+)`", text) for name in re.findall(r"\w+", code)}
-    row = {field.name for field in fields(Row)} - {
-        "title",
-        "settings",
-        "strategy",
-        "job",
-        "delivery",
-        "contracts",
-    }
-    assert sorted((own | row | {"contract", "delivery", "EXAMPLES"}) - named) == []
 
 
 # ----- privacy ------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from espalier.models.adapters import adapter_plan
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
+from espalier.settings.task import tasks
 from strategies.base.checkpoint import CheckpointFolder
 
 Target = Callable[[Random], Iterator[None]]
@@ -75,7 +76,7 @@ def _tables() -> list[type[Table]]:
 
 def _run_settings() -> Target:
     defaults = default_values()
-    words = sorted({word for kind in _tables() for word in _choices(kind)})
+    words = sorted({word for kind in _tables() for word in _choices(kind)} | set(tasks()))
     keys = sorted(defaults)
 
     def target(random: Random) -> Iterator[None]:

@@ -10,7 +10,7 @@ Does not cover: a client that encodes other data in the permitted bits, or what 
 tensors themselves reveal. The ``observer`` sentence of each contract describes the latter.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -67,8 +67,13 @@ class Contract:
     """Reply, from client to server."""
     observer: str
     """Description of what a person who reads the client's reply learns."""
-    num_parts: int = 1
-    """Number of parts in which the reply is sent."""
+    parts: Sequence[Sequence[str]] = ((),)
+    """Blob keys of each part in which the reply is sent."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts in which the reply is sent."""
+        return len(self.parts)
 
 
 def check(letter: Letter, side: Side) -> Scalars:

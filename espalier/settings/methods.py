@@ -30,30 +30,24 @@ class Row:
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
     """
-    delivery: str
+    contracts: str
+    """Module with ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``."""
+    delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
 
     It works without torch if it only transfers bytes.
     """
-    contracts: str
-    """Module with ``contract`` (for train and fetch), ``delivery`` and ``EXAMPLES``."""
-    outcome: str
+    outcome: str = "server_app.artifacts.edited_model:EditedOutcome"
     """Output of a run, a ``server_app.artifacts.outcome.Outcome`` class.
 
     It defines which files are written, what is measured and what is compared.
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    messages: str = ""
-    """Messages of a run for its estimate, a ``server_app.estimate.messages.base.Messages`` class.
-
-    If it is empty, ``espalier plan`` does not support the method.
-    """
-    work: str = ""
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class.
-
-    If it is empty, ``espalier plan`` does not support the method.
-    """
+    messages: str = "server_app.estimate.messages.base:Messages"
+    """Messages of a run for its estimate, a ``server_app.estimate.messages.base.Messages`` class."""
+    work: str = "server_app.estimate.work.block_walk:ByBlock"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -77,7 +71,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
         strategy="strategies.fedpetuning.strategy:FedPETuning",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:Tuning",
         work="server_app.estimate.work.training:Tuned",
@@ -90,7 +83,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm.settings:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedprllm.contract",
         messages="server_app.estimate.messages.masks:Masks",
         work="server_app.estimate.work.block_walk:Masking",
@@ -152,7 +144,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap.settings:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.flap.contract",
         messages="server_app.estimate.messages.cuts:CutsWithBiases",
         work="server_app.estimate.work.block_walk:Fluctuations",
@@ -164,7 +155,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora.settings:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:HetLoRA",
         work="server_app.estimate.work.training:Tuned",
@@ -180,7 +170,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_pruner.contract",
         messages="server_app.estimate.messages.cuts:CutsThatRescale",
         work="server_app.estimate.work.whole_model:WholeGradient",
@@ -195,7 +184,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline.settings:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_streamline.contract",
         messages="server_app.estimate.messages.replacement_layer:Layer",
         work="server_app.estimate.work.whole_model:OneLayer",
@@ -210,7 +198,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p.settings:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.sft_p.contract",
         messages="server_app.estimate.messages.adapters:SftP",
         work="server_app.estimate.work.training:Masked",
@@ -225,7 +212,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt.settings:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.slicegpt.contract",
         messages="server_app.estimate.messages.cuts:Bases",
         work="server_app.estimate.work.block_walk:Components",

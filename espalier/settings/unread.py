@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.settings.task import TEXT, WRITTEN
+from espalier.settings.task import TEXT, tasks
 
 OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens")
 """Keys of ``[task]`` that apply only to tasks with items, not to text."""
@@ -47,8 +47,9 @@ def not_read(
                 "data.field",
                 "data.partition-field",
             )
-        if task not in WRITTEN:
-            note("task.name", one_of("task.name", WRITTEN), "task.answer-tokens")
+        generated = tuple(name for name, one in tasks().items() if one.generation)
+        if task not in generated:
+            note("task.name", one_of("task.name", generated), "task.answer-tokens")
     if source not in ("jsonl", "hub"):
         note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":

@@ -394,7 +394,11 @@ class TestLlmStreamline(Promises):
 
     @pytest.mark.parametrize(
         ("server_round", "value", "words"),
-        [(1, 1.5, "no mean of cosines"), (1, np.nan, "no mean of cosines"), (2, 1e9, "steps of")],
+        [
+            (1, 1.5, "not finite, or beyond 1"),
+            (1, np.nan, "not finite, or beyond 1"),
+            (2, 1e9, "steps of"),
+        ],
     )
     def test_what_no_honest_work_leads_to_costs_its_sender_alone(
         self, bench: Bench, server_round: int, value: float, words: str

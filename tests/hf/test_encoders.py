@@ -15,9 +15,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from espalier.errors import EspalierError
-from espalier.hf.families.bert import BERT
 from espalier.hf.families.family import Family
-from espalier.hf.families.roberta import ROBERTA
+from espalier.hf.families.table import BERT, ROBERTA
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.models.structure import units_of

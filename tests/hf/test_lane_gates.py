@@ -228,7 +228,7 @@ def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
 
 
 def test_a_family_without_lanes_is_refused() -> None:
-    from espalier.hf.families.opt import OPT
+    from espalier.hf.families.table import OPT
 
     config = OPTConfig(
         vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2

@@ -82,13 +82,19 @@ def _mmlu(record: Fields) -> Item:
     )
 
 
-ARC_EASY = Task(
-    "arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc
+TASKS = (
+    Task("arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc),
+    Task(
+        "arc-challenge",
+        Hub("allenai/ai2_arc", "ARC-Challenge", test="test"),
+        ("acc", "acc_norm"),
+        _arc,
+    ),
+    Task(
+        "openbookqa",
+        Hub("allenai/openbookqa", "main", test="test"),
+        ("acc", "acc_norm"),
+        _openbookqa,
+    ),
+    Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu),
 )
-ARC_CHALLENGE = Task(
-    "arc-challenge", Hub("allenai/ai2_arc", "ARC-Challenge", test="test"), ("acc", "acc_norm"), _arc
-)
-OPENBOOKQA = Task(
-    "openbookqa", Hub("allenai/openbookqa", "main", test="test"), ("acc", "acc_norm"), _openbookqa
-)
-MMLU = Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu)

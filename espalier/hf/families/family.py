@@ -1,9 +1,8 @@
 """Description of a model family: names only, no code.
 
-To add a family, write one file with one ``Family``: its ``model_type`` values, the path of its
-block list, and the module path of each linear and norm of a block by canonical name. List it in
-``families/__init__.py``, and add a test class with a tiny random configuration. An encoder also
-needs the path of its base model and the linears of its classification head.
+A ``Family`` has the ``model_type`` values, the path of the block list, and the module path of each
+linear and norm of a block by canonical name. An encoder also needs the path of its base model and
+the linears of its classification head.
 """
 
 from collections.abc import Iterator, Mapping

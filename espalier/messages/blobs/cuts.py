@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter, NoScalars
-from espalier.messages.parts import Delivery, parts_of, require_result_wanted
+from espalier.messages.message import Letter
+from espalier.messages.parts import Delivery, require_result_wanted
 from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import Structure, Units, units_of
@@ -191,13 +191,7 @@ def delivery_of_cuts(
     plan = plan_of()
     specs = cut_specs(plan, biases, scaled)
     delivery = Delivery(
-        order=NoScalars,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
-        observer=(
-            "That the federated result arrived, and nothing else. It is sent with"
-            " `evaluation.own-text`."
-        ),
         check_values=SomeOfEachKindStays(plan),
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)

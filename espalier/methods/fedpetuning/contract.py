@@ -185,7 +185,7 @@ def training_contract(
         check_values=values.check,
         check_report=fits,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(
@@ -255,7 +255,7 @@ def delivery_of(
         first=first,
         beside=along.specs,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 def _either(beside: Along, otherwise: CheckValues) -> CheckValues:

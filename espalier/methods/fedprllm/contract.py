@@ -12,10 +12,7 @@ from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
 from espalier.messages.parts import (
     Delivery,
-    PartRequest,
     Reply,
-    Report,
-    parts_of,
     require_result_wanted,
 )
 from espalier.messages.payload import TensorSpec, views
@@ -160,7 +157,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         ),
         check_order=a_number_per_block,
     )
-    return delivery.contract(request, settings.method)
+    return delivery.contract(request, settings)
 
 
 @dataclass(frozen=True)
@@ -215,17 +212,14 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     reply = Reply(
         order=told,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
         brought=decided,
         check_values=ExactSparsity(plan, settings),
         check_order=a_number_of_voters,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(

@@ -133,7 +133,7 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         observer="That a part of the emulator's LoRA arrived, and nothing else.",
         check_values=fedpetuning.Values(adapters, run).check,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 def largest_orders(

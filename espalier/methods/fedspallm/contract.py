@@ -10,7 +10,7 @@ from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.masks import require_exact_sparsity
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
-from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report
 from espalier.messages.payload import TensorSpec
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
@@ -123,14 +123,13 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         part_order=SamplePart,
         report=PruneReport,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="Masks and kept weights of further sampled layers, as in train.",
         check_values=pruned_exactly,
         check_order=versions_of_all,
         check_report=numbers_fit,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(

@@ -1,15 +1,14 @@
 """Contracts of LLM-Pruner: a score per prunable group, and statistics for Mask Tuning."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars
-from espalier.messages.parts import PartRequest, Reply, Report, parts_of
+from espalier.messages.message import Letter
+from espalier.messages.parts import Reply
 from espalier.messages.payload import TensorSpec, views
 from espalier.methods.llm_pruner.mask_tuning import (
     equation_specs,
@@ -98,20 +97,16 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     job = run.of(LlmPrunerSettings)
     plan = plan_of()
     if request.header.server_round > 1:
-        return _equations(request, plan, run).contract(request, run.method)
+        return _equations(request, plan, run).contract(request, run)
     specs = score_specs(plan, run)
     lowest = -np.inf if job.element == "signed" else 0.0
     reply = Reply(
-        order=NoScalars,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="The same of further blocks, as in train of round 1.",
         check_values=partial(possible, lowest=lowest, rearranged=job.rearranged),
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
@@ -119,11 +114,7 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
     specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
     along = cut_specs(plan, ())
     return Reply(
-        order=NoScalars,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER_OF_EQUATIONS,
         more="The same of further blocks, as in train of round 2.",
         brought=along,
@@ -162,6 +153,3 @@ OBSERVER_OF_EQUATIONS = (
     " The server chooses what is removed, and so it influences what it learns. Whoever knows some"
     " of the samples may recognise them. Also how long the work took."
 )
-
-EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Example fields by kind; empty because no contract depends on them."""

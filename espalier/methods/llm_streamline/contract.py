@@ -8,13 +8,12 @@ has.
 
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.message import Kind, Letter, Scalars, validate
 from espalier.messages.parts import (
     MOST_WINDOWS,
     Delivery,
@@ -23,8 +22,9 @@ from espalier.messages.parts import (
     Report,
     parts_of,
     require_result_wanted,
+    values_within,
 )
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.payload import TensorSpec
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
 from espalier.settings.run import RunSettings
@@ -108,7 +108,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """
     plan = plan_of()
     if request.header.server_round == 1:
-        return _similarities(plan, run).contract(request, run.method)
+        return _similarities(plan, run).contract(request, run)
     order: Replace | ReplacePart = validate(
         ReplacePart if request.header.kind == "fetch" else Replace, request.scalars
     )  # type: ignore[assignment]
@@ -128,7 +128,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         check_brought=values.check,
         check_values=values.check,
         check_report=lambda report: _require_report(report, run),
-    ).contract(request, run.method)
+    ).contract(request, run)
 
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
@@ -142,22 +142,14 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
             )
 
     return Reply(
-        order=NoScalars,
-        part_order=PartRequest,
         report=SimilarityReport,
         specs=specs,
         parts=[[SIMILARITY_KEY]],
         observer=OBSERVER,
         more="",
-        check_values=_are_cosines,
+        check_values=values_within(1 + ROUNDING),
         check_report=no_more_than_asked,
     )
-
-
-def _are_cosines(key: str, blob: bytes) -> None:
-    found = views(blob)[COSINES]
-    if not (np.isfinite(found).all() and np.abs(found).max() <= 1 + ROUNDING):
-        raise ProtocolError(f"{key}: a number is no mean of cosines")
 
 
 class _Values:
@@ -241,7 +233,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         observer="That a part of the layer arrived, and nothing else.",
         check_values=_Values(plan, run, order).check,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 OBSERVER = (

@@ -4,18 +4,16 @@ The server computes the bases from the moments of all clients.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars
+from espalier.messages.message import Letter, Scalars
 from espalier.messages.parts import (
     MOST_WINDOWS,
     Delivery,
-    PartRequest,
     Reply,
     Report,
     parts_of,
@@ -109,11 +107,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     plan = plan_of()
     specs = moment_specs(plan, run)
     reply = Reply(
-        order=NoScalars,
-        part_order=PartRequest,
         report=MomentsReport,
         specs=specs,
-        parts=moment_parts(plan, run),
         observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
         more="The second moments at further norms, as in train.",
         check_values=partial(possible, width=dense_width(plan)),
@@ -121,7 +116,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
         ),
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def _require_report(report: Scalars, tells: bool) -> None:
@@ -137,16 +132,10 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     require_result_wanted(run)
     specs = basis_specs(plan_of(), run)
     delivered = Delivery(
-        order=NoScalars,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
-        observer=(
-            "That the federated result arrived, and nothing else. It is sent with"
-            " `evaluation.own-text`."
-        ),
         check_values=_are_directions,
     )
-    return delivered.contract(request, run.method)
+    return delivered.contract(request, run)
 
 
 def _are_directions(key: str, blob: bytes) -> None:
@@ -165,6 +154,3 @@ OBSERVER = (
     " = `samples`: the number of calibration samples. Also how long the work took."
 )
 OBSERVER_OF_NOTHING = "That the client takes part, and nothing of its text."
-
-EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Example fields by kind; empty because no contract depends on them."""
