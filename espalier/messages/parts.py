@@ -142,7 +142,8 @@ class Delivery:
     specs: BlockSpecs
     """Tensor specs of all blobs."""
     observer: str = (
-        "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+        "That the federated result arrived, and nothing else. It is sent with"
+        " `evaluation.own-text`."
     )
     """Description of what a person who reads the client's answer learns."""
     order: type[Scalars] = NoScalars
