@@ -170,8 +170,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
     )
     if not site.node.simulated:
         _say(
-            f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site"
-            f" answers as {site.name}"
+            f"run {request.header.lineage} ({site.settings.method}) asks which sites are"
+            f" connected; this site answers as {site.name}"
         )
     return reply_to(
         request, description if key is None else said_with_key(site, request, description, key)
@@ -180,7 +180,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
 
 def _refused(site: Site, request: Letter) -> Letter:
     reason = validate(Refusal, request.scalars).reason
-    _say(f"run {request.header.lineage}: its server refused {site.name}: {reason}")
+    _say(f"the server of run {request.header.lineage} refused {site.name}: {reason}")
     return reply_to(request, NoScalars())
 
 

@@ -55,8 +55,8 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         raise InputError("\n".join(lines))
     for line in lines:
         tell(
-            f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients"
-            f" = {settings.num_clients})"
+            f"{line}\n  (the run continues without these clients; its quorum is"
+            f" {100 * settings.quorum:g}% of num-clients = {settings.num_clients})"
         )
 
 

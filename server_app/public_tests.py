@@ -58,8 +58,8 @@ def public_tests(
     classes = settings.task.num_classes
     if not classes:
         raise InputError(
-            f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or"
-            " boolq, or another model"
+            f"task.name = '{settings.task.name}': an encoder only classifies; choose sst2, mnli"
+            " or boolq, or another model"
         )
     model.new_skeleton(classes)
     return _of_task(settings, model, {}, classes)

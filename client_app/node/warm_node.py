@@ -23,8 +23,8 @@ LEAVING = b"leaving\n"
 """Line that a worker writes if it had no task for long."""
 PULLED = b"pulled "
 """Prefix of the line that a worker writes when it begins to work on a message."""
-KILLED = "memory was short at this node: the system killed the process that worked on the message"
-REMEDY = "Give it more, or see with `espalier plan` what the run takes"
+KILLED = "this node ran out of memory: the system killed the process that handled the message"
+REMEDY = "Give it more memory, or check with `espalier plan` how much the run needs"
 MEGA = 10**6
 TRIES = 3
 """Number of attempts to give a task to a process that may have ended meanwhile."""
@@ -148,4 +148,4 @@ def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
         f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
     )
     if envelope:
-        answer_with_error(desk, token, envelope, f"{KILLED}; the node's log says more")
+        answer_with_error(desk, token, envelope, f"{KILLED}; see the node's log")

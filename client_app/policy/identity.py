@@ -28,8 +28,8 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
     """
     if not site.node.site_key:
         raise InputError(
-            "site-key: sites of this run say their names with their keys (site-keys), and this one"
-            " names none; give it its private key, with site-key in --node-config"
+            "site-key: sites of this run prove their names with keys (site-keys), but this site"
+            " has no key; set site-key in --node-config to its private key"
         )
     return private_key(site.node.site_key)
 

@@ -40,7 +40,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--reason",
         default="",
         metavar="TEXT",
-        help="reason for a refusal; it stays in the site's log",
+        help="reason for a refusal; it is written to the site's log",
     )
     release.add_argument(
         "--show",
@@ -53,7 +53,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     check.add_argument(
         "where",
         metavar="FILE | STATE-DIR",
-        help="a log, or a state-dir, which has the logs in egress/",
+        help="a log, or a state-dir with logs in egress/",
     )
     check.add_argument(
         "--head",

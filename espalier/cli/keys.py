@@ -44,7 +44,7 @@ from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
 OWNER_ALONE = 0o600
 EVERYBODY = 0o644
 FOLDER_OF_KEYS = 0o700
-NEVER_OVERWRITTEN = "is there, and no key is overwritten"
+NEVER_OVERWRITTEN = "exists already, and keys are never overwritten"
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
             members = sorted({*sites, *keys.sites()})
         _make_server(keys, servers, days)
         yield (
-            f"{keys.authority}: stays with you; only another certificate of a server takes ca.key,"
-            " so keep that elsewhere"
+            f"{keys.authority}: stays with you; ca.key is needed only for another server"
+            " certificate, so store it elsewhere"
         )
     for name in sites:
         _make_pair(keys, name)
-        yield f"{keys.site(name)}: for {name} alone"
+        yield f"{keys.site(name)}: only for {name}"
     public = ", ".join(f"{name}{PUBLIC}" for name in members)
     if keys.at_hand is None:
-        yield f"send the server {public} and nothing else; ca.crt comes back"
+        yield f"send {public} to the server, and no other file; you get ca.crt back"
         return
     for name in members:
         _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
@@ -188,22 +188,22 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
     lines = (
         []
         if servers or sites
-        else ["name a --server, and each --site; or a --site alone for a key pair of its own"]
+        else ["give --server and each --site, or only a --site for a new key pair"]
     )
     if not 1 <= days <= AUTHORITY_DAYS:
-        lines.append(f"--days {days}: must be 1 to {AUTHORITY_DAYS}")
+        lines.append(f"--days {days}: must be from 1 to {AUTHORITY_DAYS}")
     for name in dict.fromkeys(sites):
         if not is_site_name(name) or name in ("", ".", ".."):
             lines.append(
-                f"--site {name!r}: is no name of a site; {SITE_NAME[1:-2]} are its characters,"
-                f" {MOST_NAME} at most"
+                f"--site {name!r}: is not a valid site name; it has at most {MOST_NAME}"
+                f" characters of {SITE_NAME[1:-2]}"
             )
         elif sites.count(name) > 1:
             lines.append(f"--site {name!r}: is given more than once")
         else:
             there = (keys.private_key(name), keys.public_key(name), keys.at_server(name))
             lines += [
-                f"{file}: {NEVER_OVERWRITTEN}; leave --site {name} out, or move it away"
+                f"{file}: {NEVER_OVERWRITTEN}; omit --site {name}, or move the file away"
                 for file in there
                 if file.exists()
             ]
@@ -218,15 +218,14 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
 
 
 def _of_server(keys: Keys) -> Iterator[str]:
-    remedy = "leave --server out, or move server.key and server.pem away for new ones"
+    remedy = "omit --server, or move server.key and server.pem away to make new ones"
     yield from (
         f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists()
     )
     if keys.at_hand is not None or keys.authority_key.exists():
         missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
         yield from (
-            f"{file}: is kept elsewhere; bring it back for as long as this takes"
-            for file in missing
+            f"{file}: is missing; copy it here until the new files are made" for file in missing
         )
 
 

@@ -97,8 +97,8 @@ def run_node(
                 while supernode.poll() is None:
                     if desk.poll() is not None:
                         print(
-                            "espalier: the process that takes the node's tasks ended; the node"
-                            " ends too",
+                            "espalier: the process that handles the node's tasks ended; the"
+                            " node ends too",
                             file=sys.stderr,
                         )
                         return 1
@@ -113,7 +113,8 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
         {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
     ):
         raise InputError(
-            f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
+            f"{', '.join(own)}: espalier node sets this option itself, or does not allow it;"
+            " omit it"
         )
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     for config in _values_of(NODE_CONFIG, words):
@@ -124,11 +125,11 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
         )
     if most_idle_megabytes < 0:
         raise InputError(
-            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the"
-            " machine has"
+            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 means half of"
+            " the machine's memory"
         )
     if not 0 <= port <= MOST_PORT:
-        raise InputError(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
+        raise InputError(f"--port {port}: must be from 1 to {MOST_PORT}, or 0 for a free port")
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:

@@ -62,7 +62,7 @@ def plan(
             raise InputError(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
     if measure and teraflops is not None:
         raise InputError(
-            f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both"
+            f"--teraflops {teraflops:g} --measure: give the speed or measure it, not both"
         )
     run, _ = configuration(app, words, on_this_machine=True, works=False)
     return run_in_app(

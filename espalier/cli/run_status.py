@@ -16,7 +16,10 @@ def add_status(commands: Any) -> None:
         "status", help="show whether runs are running, interrupted, failed or completed"
     )
     parser.add_argument(
-        "directories", nargs="+", metavar="RUN-DIRECTORY", help="as the run printed it"
+        "directories",
+        nargs="+",
+        metavar="RUN-DIRECTORY",
+        help="run directory, as printed by the run",
     )
 
 

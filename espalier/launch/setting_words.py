@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from espalier.errors import InputError
 
-FORM = "settings are given as key=value, without dashes in front and without blanks"
+FORM = "settings have the form key=value, without leading dashes and without spaces"
 
 
 def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:

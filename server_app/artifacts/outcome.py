@@ -132,7 +132,7 @@ class Outcome(ABC, Generic[R]):
                 f" {'NaN' if isnan(value) else 'infinity'}"
             )
             if column == "centralized":
-                self.summary.notes.append(f"{what}; that figure is left out.")
+                self.summary.notes.append(f"{what}; this value is omitted.")
             else:
                 self.faults.append(what)
 
@@ -156,7 +156,7 @@ class Outcome(ABC, Generic[R]):
                 f" {settings.training.learning_rate}"
             )
         raise InputError(
-            "; ".join([*self.faults, *(remedies or ["the result is no model that works"])])
+            "; ".join([*self.faults, *(remedies or ["the result is not a usable model"])])
         )
 
     def losses_of(self, model: OneModel) -> dict[str, float]:

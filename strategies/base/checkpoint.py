@@ -27,7 +27,7 @@ class CheckpointFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.blobs = BlobStore(
-            root / "blobs", remedy="end the run and resume it, and it is told what remains"
+            root / "blobs", remedy="end the run and resume it; the error then names what remains"
         )
 
     @property
@@ -111,22 +111,22 @@ class CheckpointFolder:
         named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         of = f"of {len(document['blobs'])} blobs of the checkpoint after round {document['round']}"
         return (
-            f"{self.blobs.root}: damaged or missing is {named}, {of}; the others are whole;"
+            f"{self.blobs.root}: damaged or missing: {named}, {of}; the others are intact;"
             f" {self._remedy(files[0])}"
         )
 
     def _remedy(self, damaged: Path) -> str:
         """Return what remains of the checkpoints, and what to do, as text."""
-        anew = f"bring {damaged} back from a copy, or begin a new run (resume-from = '')"
+        anew = f"restore {damaged} from a backup, or begin a new run (resume-from = '')"
         if not self._previous.exists():
-            return f"no round before it remains: {anew}"
+            return f"no earlier round remains: {anew}"
         try:
             before = read_sealed(self._previous, VERSION)
         except EspalierError as error:
-            return f"nothing whole remains ({error}): {anew}"
+            return f"no intact checkpoint remains ({error}): {anew}"
         if self._damaged_blobs(before):
             return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"
         return (
-            f"the checkpoint after round {before['round']} is whole: move {self._previous} to"
-            f" {self._last} and resume again, and the run goes on from there to the same result"
+            f"the checkpoint after round {before['round']} is intact: move {self._previous} to"
+            f" {self._last} and resume again; the run continues from there, with the same result"
         )

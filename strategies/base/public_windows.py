@@ -67,8 +67,8 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
         else any(_same(_file(chosen), path) for path in paths)
     ):
         raise InputError(
-            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
-            " would be made for what they are tested on; name another text"
+            f"{method}.public-text = '{chosen}': evaluation.texts names the same text, so models"
+            " would be made for the text on which they are tested; name another text"
         )
     positions = model.num_positions
     if positions is not None and job.public_window_tokens > positions:

@@ -402,7 +402,7 @@ class Rounds:
             self._give_up(
                 pending[0],
                 pending,
-                "no whole answer when the round was over (round-seconds ="
+                "no complete answer at the end of the round (round-seconds ="
                 f" {self.round_seconds():g})",
             )
 
@@ -534,8 +534,8 @@ def _with_approval(entry: _Pending, now: float) -> str:
     if not entry.seat.approval:
         return entry.seat.site
     return (
-        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a"
-        " person there approves them)"
+        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; a person there must"
+        " approve its replies)"
     )
 
 
@@ -543,6 +543,6 @@ def _late(seat: Seat) -> str:
     if not seat.approval:
         return "no reply before the deadline"
     return (
-        "no reply before the deadline, and a person there approves its replies (espalier release);"
-        " raise deadline-seconds"
+        "no reply before the deadline; a person there must approve its replies (espalier"
+        " release); raise deadline-seconds"
     )

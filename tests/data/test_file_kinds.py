@@ -61,7 +61,7 @@ FILES = {
     ),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid",
-        "the file is a pointer of Git LFS",
+        "the file is a Git LFS pointer",
     ),
     "utf-16": (TEXT.encode("utf-16"), "the file is UTF-16, not UTF-8; convert it"),
     "utf-16-le": (

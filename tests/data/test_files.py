@@ -123,7 +123,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
     [
         (
             '{"text": "Anna"},',
-            "line 1 is not JSON: it ends with a comma, and JSON Lines has none between its lines",
+            "line 1 is not JSON: it ends with a comma; JSON Lines has no commas between lines",
         ),
         ("[", "line 1 is not JSON: it begins an array that does not end on this line"),
         (
@@ -142,7 +142,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ),
         (
             '{"text": "Anna"}{"text": "K."}',
-            "line 1 is not JSON: something follows its first value, in column 17",
+            "line 1 is not JSON: more text follows the first value, in column 17",
         ),
         ('{"text": "Anna" "K."}', "line 1 is not JSON: Expecting ',' delimiter in column 17"),
         (
@@ -152,10 +152,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ('{"text": "\\A"}', "line 1 is not JSON: Invalid \\escape in column 11"),
         (
             "id,text",
-            (
-                "line 1 is not JSON: it does not begin with {, as plain text and the rows of a CSV"
-                " table do not"
-            ),
+            ("line 1 is not JSON: it does not begin with {; plain text and CSV rows are not JSON"),
         ),
         ('{"text": 1' + "0" * 5000 + "}", "a number has too many digits"),
         ("null", "line 1 is not a JSON object but null"),

@@ -85,12 +85,12 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
     [
         (
             [{"role": "user", "content": "Anna K."}],
-            "a list, which is not a string; name a column of text, or make one",
+            "a list, not a string; name a text column, or create one",
         ),
-        ({"content": "Anna K."}, "an object, which is not a string; name a column of text"),
+        ({"content": "Anna K."}, "an object, not a string; name a text column"),
         (None, "null, which is not a string; remove the rows without text"),
-        (7, "a number, which is not a string"),
-        (True, "a truth value, which is not a string"),
+        (7, "a number, not a string"),
+        (True, "a boolean, not a string"),
     ],
 )
 def test_nothing_is_made_text_that_is_none(

@@ -118,14 +118,14 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
     None
 ):
     nowhere = NodeSettings(site="a", least_tokens=1)
-    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match="data-path: neither this site nor the run's"):
         require_enough(settings(data__source="text"), nowhere, letters)
-    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match="data-path: neither this site nor the run's"):
         require_enough(settings(method="fedpetuning", task__name="sst2"), nowhere, letters)
     require_enough(settings(), nowhere, letters)
     shared = settings(data__source="text", data__path="/shared.txt")
     require_enough(shared, simulated_node(), letters)
-    with pytest.raises(EspalierError, match="opens none that a run names"):
+    with pytest.raises(EspalierError, match="does not open files that a run names"):
         require_enough(shared, nowhere, letters)
     assert not ENCODED
 

@@ -113,7 +113,7 @@ def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
 def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
     """A long file that repeats one passage holds little text."""
     with pytest.raises(
-        EspalierError, match="passages that are equal count once; give the client more text"
+        EspalierError, match="duplicate passages count once; give the client more text"
     ) as caught:
         calibration_windows(["oak"], lambda text: list(text.encode()), 2, 8, 0)
-    assert "passages that are equal count once" in caught.value.outward
+    assert "duplicate passages count once" in caught.value.outward

@@ -67,7 +67,7 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
     how = Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
     lost = [shortened(tokenizer, ["oak", prompt], how, 12 + tokens + room) for room in (-1, 0, 1)]
     assert lost == [{1}, set(), set()]
-    with pytest.raises(EspalierError, match="leaves none for the prompt"):
+    with pytest.raises(EspalierError, match="no token is left for the prompt"):
         shortened(tokenizer, PROMPTS, how, 12)
 
 

@@ -224,7 +224,7 @@ class TestFedPrLLM(PruningPromises):
 
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
-        with pytest.raises(EspalierError, match="that run is completed"):
+        with pytest.raises(EspalierError, match="the run is completed"):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
         with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):

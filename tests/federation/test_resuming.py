@@ -146,7 +146,7 @@ def _texts(value: Any) -> Iterator[str]:
     [
         (
             lambda folder: (folder / "previous.json").unlink(),
-            "no round before it remains: bring .*state.json back from a copy",
+            "no earlier round remains: restore .*state.json from a backup",
         ),
         (
             lambda folder: (folder / "previous.json").write_text("{"),
@@ -169,7 +169,7 @@ def test_what_no_longer_remains_is_not_promised(
     (run / "checkpoint" / "state.json").write_text("")
     damage(run / "checkpoint")
     with pytest.raises(
-        EspalierError, match=f"state.json: is damaged: it is no JSON document; {told}"
+        EspalierError, match=f"state.json: is damaged: it is not a JSON document; {told}"
     ):
         one_killed.resume(run)
 
@@ -228,7 +228,7 @@ def test_the_summary_decides_nothing(
     assert one_killed.resume(run) == one_killed.expected
     document = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(document | {"status": "failed"}))
-    with pytest.raises(EspalierError, match="that run is completed"):
+    with pytest.raises(EspalierError, match="the run is completed"):
         one_killed.resume(run)
 
 
@@ -303,7 +303,7 @@ def remains(run: Path) -> dict[str, bytes]:
         ),
         (
             lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"),
-            "damaged or missing is .*.blob",
+            "damaged or missing: .*.blob",
         ),
         (
             lambda run: shutil.rmtree(run / "checkpoint"),
@@ -333,7 +333,7 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
     run = one_killed.again(tmp_path, monkeypatch)
     shutil.rmtree(run / "checkpoint")
     with pytest.raises(
-        EspalierError, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"
+        EspalierError, match=r"metrics\.jsonl lists finished rounds; restore it from a backup"
     ):
         one_killed.resume(run)
 
@@ -348,7 +348,7 @@ def test_other_settings_and_a_server_at_work_are_told_before_too(
         looked_at(one_killed, resume_from=str(run), seed=5)
     with locked(run):
         before = remains(run)
-        with pytest.raises(EspalierError, match=f"process {os.getpid()} on .* is at work there"):
+        with pytest.raises(EspalierError, match=f"process {os.getpid()} on .* is working there"):
             looked_at(one_killed, resume_from=str(run))
         assert remains(run) == before
 
@@ -515,7 +515,7 @@ def test_a_second_server_is_refused_and_told_who_works_there(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
             ):
                 one_killed.resume(run)
 
@@ -543,7 +543,7 @@ def test_a_new_run_holds_its_directory_too(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
             ):
                 one_killed.resume(run)
 

@@ -251,7 +251,7 @@ class TestSliceGpt(Promises):
             ),
             (
                 {"slicegpt__public_text": "{public}"},
-                r"slicegpt.public-text = .*models are compared on it \(evaluation.texts\)",
+                r"slicegpt.public-text = .*evaluation.texts names the same text",
             ),
         ],
     )

@@ -51,7 +51,7 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
         ),
         (
             "SuperNode with node ID 7 could not be activated.",
-            "counts a node with this key as connected still",
+            "still counts a node with this key as connected",
         ),
         ("something else", "refused this node: something else"),
     ],

@@ -308,7 +308,11 @@ def without(name: str) -> Change:
             {"attention_bias": True},
             r"q_proj.bias is missing, but config.json gives .* \(attention_bias\)",
         ),
-        (dict, {"num_hidden_layers": 1}, r"num_hidden_layers = 1, but the files hold more blocks"),
+        (
+            dict,
+            {"num_hidden_layers": 1},
+            r"num_hidden_layers = 1, but the files contain more blocks",
+        ),
         (dict, {"num_hidden_layers": 4}, r"model.layers.3.self_attn.q_proj.weight is missing"),
         (
             dict,

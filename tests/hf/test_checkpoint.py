@@ -175,7 +175,7 @@ def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("adapter_config.json", "{}", "adapter_config.json lies beside the model"),
+        ("adapter_config.json", "{}", "adapter_config.json is in the directory of the model"),
         ("shard-00000-model-00001-of-00002.safetensors", "", "shard of distributed training"),
         (
             "config.json",

@@ -68,7 +68,7 @@ def dangling(folder: Path) -> None:
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
-NOTHING = "none of the files that hold a vocabulary (tokenizer.json, "
+NOTHING = "no file with a vocabulary exists (tokenizer.json, "
 OWN_CODE = {
     "tokenizer_class": "OwnTokenizer",
     "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]},
@@ -80,7 +80,7 @@ OWN_CODE = {
     [
         (
             [changed(**OWN_CODE)],
-            "names code of the tokenizer's own (own.OwnTokenizer), which is not run",
+            "names the tokenizer's own code (own.OwnTokenizer), which is not executed",
         ),
         (
             [changed(tokenizer_class="Own", auto_map=["own.Own", None])],
@@ -92,10 +92,10 @@ OWN_CODE = {
         ([removed(FILE), changed(tokenizer_class="GPT2Tokenizer")], NOTHING),
         ([removed(FILE), changed(tokenizer_class="BertTokenizer")], NOTHING),
         ([as_pair], "vocab.json is there without merges.txt"),
-        ([as_pair, written("merges.txt", POINTER)], "merges.txt is a pointer of Git LFS"),
+        ([as_pair, written("merges.txt", POINTER)], "merges.txt is a Git LFS pointer"),
         ([cut_off], "tokenizer.json ends too early, or is not JSON (line "),
         ([written(FILE, "")], "tokenizer.json is empty"),
-        ([written(FILE, POINTER)], "tokenizer.json is a pointer of Git LFS"),
+        ([written(FILE, POINTER)], "tokenizer.json is a Git LFS pointer"),
         ([written(FILE, "<!DOCTYPE html>")], "tokenizer.json is not JSON (line 1, column 1"),
         ([written(FILE, b"\x00\xff")], "tokenizer.json is not UTF-8 (byte 1)"),
         ([written(FILE, "[]")], "tokenizer.json holds no JSON object"),
@@ -106,7 +106,7 @@ OWN_CODE = {
         (
             [written(FILE, "[" * 100_000)],
             (
-                "tokenizer.json is not JSON that can be read (its lists and objects are nested more"
+                "tokenizer.json cannot be read as JSON (its lists and objects are nested more"
                 " than 64 deep)"
             ),
         ),
@@ -114,7 +114,7 @@ OWN_CODE = {
             [replaced('"BPE"', '"XPE"')],
             "tokenizer.json is damaged, or of a newer version of the library tokenizers",
         ),
-        ([dangling], "tokenizer.json is a link to a file that is not there"),
+        ([dangling], "tokenizer.json is a link to a missing file"),
         ([written(SETTINGS, '{"tokenizer_class":')], "tokenizer_config.json ends too early"),
         ([written(SETTINGS, "[]")], "tokenizer_config.json holds no JSON object"),
         (

@@ -304,7 +304,7 @@ def test_another_authority_comes_to_all_sites(made: Path) -> None:
 def test_no_key_is_overwritten(
     made: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert "is there, and no key is overwritten" in refused(capsys, str(made), *words)
+    assert "exists already, and keys are never overwritten" in refused(capsys, str(made), *words)
 
 
 def test_nor_one_that_a_site_has_sent(
@@ -328,26 +328,26 @@ def test_nor_one_that_somebody_made_meanwhile(
     monkeypatch.setattr(os, "link", late)
     assert main(["keys", str(tmp_path), "--site", "a"]) == 2
     assert files(tmp_path) == {"sites/a/a.key": b"another's"}
-    assert "no key is overwritten" in capsys.readouterr().err
+    assert "keys are never overwritten" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "name a --server, and each --site"),
-        (("--site", "a/b"), "--site 'a/b': is no name of a site"),
-        (("--site", ".."), "--site '..': is no name of a site"),
-        (("--site", ""), "--site '': is no name of a site"),
+        ((), "give --server and each --site"),
+        (("--site", "a/b"), "--site 'a/b': is not a valid site name"),
+        (("--site", ".."), "--site '..': is not a valid site name"),
+        (("--site", ""), "--site '': is not a valid site name"),
         (("--site", "x" * 65), "64 at most"),
         (("--site", "c", "--site", "c"), "--site 'c': is given more than once"),
         (
             ("--server", "https://x.org"),
-            "--server 'https://x.org': is no host name or address; give it without scheme and port",
+            "--server 'https://x.org': is not a host name or address; write it without scheme and port",
         ),
         (("--server", "x.org:9092"), "--server 'x.org:9092'"),
         (("--server", "-x.org"), "--server '-x.org'"),
         (("--server", "1.2.3.400"), "--server '1.2.3.400'"),
-        ((*SERVER, "--days", "0"), "--days 0: must be 1 to 3650"),
+        ((*SERVER, "--days", "0"), "--days 0: must be from 1 to 3650"),
         ((*SERVER, "--days", "9999"), "--days 9999"),
     ],
 )

@@ -101,9 +101,7 @@ def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
     # The command's own SuperLink ends with all its processes.
     assert not superlink.stopped
     told = capsys.readouterr().err.splitlines()
-    assert (
-        f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
-    )
+    assert f"finished rounds are in {directory}; to resume after the last one:" in told[-2]
     assert shlex.split(told[-1]) == ["espalier", *WORDS, f"resume-from={directory}"]
 
 
@@ -111,7 +109,7 @@ def test_before_there_is_a_run_directory_nothing_can_go_on(
     run: Callable[..., tuple[int, Scripted]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["starting\n", KeyboardInterrupt], [])[0] == 130
-    assert "the run had not begun its work; give the same command again" in capsys.readouterr().err
+    assert "the run had not started; give the same command again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("own", [True, False])

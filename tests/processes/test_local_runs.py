@@ -175,7 +175,7 @@ def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         assert (
-            "this SuperLink is not of the checkout that the run comes from: the run comes from"
+            "this SuperLink does not belong to the checkout from which the run comes: the run comes from"
             f" {ROOT}" in done.stdout
         )
         assert f"process {link.pid} of user" in done.stdout

@@ -282,7 +282,7 @@ def test_the_sentence_names_the_superlink_and_what_to_do(
     grid = object.__new__(GRIDS[0])
     with pytest.raises(
         EspalierError,
-        match="this SuperLink is not of the checkout that the run comes from: it belongs to ",
+        match="this SuperLink does not belong to the checkout from which the run comes: it belongs to ",
     ):
         entry_point.main(grid, None)  # type: ignore[arg-type]
     told = capsys.readouterr().out

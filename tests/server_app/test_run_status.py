@@ -83,5 +83,5 @@ def test_a_line_for_each_directory(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"status": "running"}', "[" * 100_000])
 def test_what_is_no_summary_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(EspalierError, match="is no summary of a run"):
+    with pytest.raises(EspalierError, match="is not the summary of a run"):
         run_status(tmp_path)

@@ -62,7 +62,7 @@ def test_a_holder_without_a_name_is_a_holder(tmp_path: Path, content: str) -> No
     with locked(tmp_path):
         (tmp_path / "lock").write_text(content)
         with (
-            pytest.raises(EspalierError, match="another process is at work there"),
+            pytest.raises(EspalierError, match="another process is working there"),
             locked(tmp_path),
         ):
             pass

@@ -93,32 +93,29 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
         (
             "sst2",
             {"label": -1},
-            "field 'label' is none of the labels negative, positive and no number from 0 to 1",
+            "field 'label' is not one of the labels negative, positive and not a number from 0 to 1",
         ),
         # Python refuses to convert a string with this many digits.
-        ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),
+        ("sst2", {"label": "1" * 5000}, "field 'label' is not one of the labels"),
         (
             "sst2",
             {"label": -1},
-            (
-                "but a negative number, which stands in splits whose labels are kept back; give the"
-                " record"
-            ),
+            ("but a negative number, as in splits whose labels are not published; give the record"),
         ),
-        ("sst2", {"label": None}, "no number from 0 to 1, but null"),
-        ("sst2", {"label": 1.0}, "no number from 0 to 1, but a number"),
-        ("sst2", {"label": [SECRET]}, "no number from 0 to 1, but a list"),
-        ("sst2", {"label": SECRET}, "no number from 0 to 1, but a string"),
+        ("sst2", {"label": None}, "not a number from 0 to 1, but null"),
+        ("sst2", {"label": 1.0}, "not a number from 0 to 1, but a number"),
+        ("sst2", {"label": [SECRET]}, "not a number from 0 to 1, but a list"),
+        ("sst2", {"label": SECRET}, "not a number from 0 to 1, but a string"),
         ("sst2", {"sentence": [SECRET]}, "field 'sentence' is not a string but a list"),
         (
             "mmlu",
             {"choices": []},
-            "field 'choices' is not a list with something in it but an empty one",
+            "field 'choices' is not a list with at least one element but an empty one",
         ),
         ("mmlu", {"choices": ["a", "b", "c", None]}, "field 'choices' is not a string but null"),
-        ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "number 1 is a string"),
-        ("hellaswag", {"label": ""}, "field 'label' is none of the labels"),
-        ("winogrande", {"answer": "3"}, "no number from 1 to 2"),
+        ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "item 1 is a string"),
+        ("hellaswag", {"label": ""}, "field 'label' is not one of the labels"),
+        ("winogrande", {"answer": "3"}, "not a number from 1 to 2"),
         ("winogrande", {"sentence": "no gap"}, "has no gap '_' with text after it"),
         (
             "arc-easy",
@@ -207,7 +204,7 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
     ]
     with pytest.raises(
         EspalierError,
-        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels",
+        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is not one of the labels",
     ):
         next(items)
 
