@@ -11,10 +11,9 @@ from espalier.launch.app_process import run_in_app
 
 RELEASE = "release"
 CHECK_LOG = "check-log"
-COMMANDS = (RELEASE, CHECK_LOG)
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_approval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add both commands to the parser."""
     release = commands.add_parser(
         RELEASE,
@@ -49,6 +48,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="ID",
         help="show the content of a reply, and its files",
     )
+    release.set_defaults(execute=run_approval)
     check = commands.add_parser(CHECK_LOG, help="verify the log of what left a site")
     check.add_argument(
         "where",
@@ -62,6 +62,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="HASH",
         help="a hash that was noted earlier and must be in the log",
     )
+    check.set_defaults(execute=run_approval)
 
 
 def run_approval(given: argparse.Namespace) -> int:

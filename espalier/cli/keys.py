@@ -14,7 +14,9 @@ Does not cover: transport of a folder to its owner. A private key that need not 
 made where it stays: the command makes a site's key pair without an authority too.
 """
 
+import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -45,6 +47,51 @@ OWNER_ALONE = 0o600
 EVERYBODY = 0o644
 FOLDER_OF_KEYS = 0o700
 NEVER_OVERWRITTEN = "exists already, and keys are never overwritten"
+
+
+def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "keys", help="make certificates for TLS and a key pair for each site; existing files stay"
+    )
+    parser.add_argument(
+        "directory",
+        metavar="DIRECTORY",
+        help="folder for the files; use the same folder again to add a site",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="name or address under which sites reach the server",
+    )
+    parser.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of a site, as in its --node-config",
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=365,
+        help="number of days for which the certificate of the server is valid; default 365",
+    )
+    parser.set_defaults(execute=show_made_keys)
+
+
+def show_made_keys(given: argparse.Namespace) -> int:
+    """Make keys and certificates, and print which folder is for which recipient."""
+    try:
+        for line in make_keys(Path(given.directory), given.server, given.site, given.days):
+            print(line)
+    except OSError as error:
+        where = error.filename or given.directory
+        print(f"espalier: keys: {where}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ process isolation, and ``client_app.node.warm_node``, which claims the SuperNode
 secret that is made for this run of the command.
 """
 
+import argparse
 import os
 import secrets
 import subprocess
@@ -22,8 +23,9 @@ from espalier.flower.node_config import read_node_config
 from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
 from espalier.flower.supernode_log import SupernodeLog
 from espalier.identity.site_keys import fingerprint, private_key
+from espalier.launch.app_folder import installed_app
 from espalier.launch.app_process import started_in_app
-from espalier.launch.child_processes import kept
+from espalier.launch.child_processes import kept, take_interrupts
 from espalier.launch.free_port import free_port
 from espalier.settings.node import claimed_name, parse_node
 
@@ -39,6 +41,52 @@ STOP_SECONDS = 20.0
 MOST_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
 MOST_PORT = 65535
+
+
+def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "node",
+        help=(
+            "start a warm SuperNode that runs only the installed program; takes the options of"
+            " flower-supernode"
+        ),
+        epilog=(
+            "All further options are those of flower-supernode (flower-supernode --help):"
+            " --superlink, --root-certificates, --auth-supernode-private-key, --node-config."
+        ),
+    )
+    parser.add_argument(
+        "--warm-seconds",
+        type=float,
+        default=900.0,
+        help="seconds after which a worker without a task ends; default 900",
+    )
+    parser.add_argument(
+        "--most-idle-megabytes",
+        type=int,
+        default=0,
+        metavar="N",
+        help=(
+            "memory that a worker may hold between tasks; above it, the worker drops its model, and"
+            " ends if that is not enough; default 0: half of the machine's memory"
+        ),
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="loopback port on which the node hands out tasks; default: a free port",
+    )
+    parser.set_defaults(execute=node)
+
+
+def node(given: argparse.Namespace) -> int:
+    """Run a SuperNode; options that the command does not know go to ``flower-supernode``."""
+    take_interrupts()
+    return run_node(
+        installed_app(), given.further, given.port, given.warm_seconds, given.most_idle_megabytes
+    )
 
 
 def run_node(

@@ -264,7 +264,7 @@ def test_an_interrupt_speaks_of_the_node(
     monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
     assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
     assert (
-        capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
+        capsys.readouterr().err == "\nespalier: interrupted; the check of the node is incomplete\n"
     )
 
 

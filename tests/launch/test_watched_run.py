@@ -73,11 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                 raise end
 
         monkeypatch.setattr(
-            (
-                "espalier.cli.command.own_superlink"
-                if own
-                else "espalier.cli.command.running_superlink"
-            ),
+            ("espalier.cli.run.own_superlink" if own else "espalier.cli.run.running_superlink"),
             opened,
         )
         return main([*WORDS, *words]), superlink
@@ -167,7 +163,7 @@ def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitte
     monkeypatch.setattr(Scripted, "start_run", interrupted(2))
     code, superlink = run([], [], "--superlink", "h:1")
     assert (code, superlink.stopped) == (130, False)
-    assert "whether the SuperLink took the run is not known; flwr ls" in capsys.readouterr().err
+    assert "interrupted before the SuperLink confirmed the run; flwr ls" in capsys.readouterr().err
     monkeypatch.setattr(Scripted, "start_run", interrupted(1))
     # The command's own SuperLink ends anyway.
     code, superlink = run([], [])
