@@ -48,10 +48,10 @@ class Site:
         node = parse_node(context.node_config, simulated=in_simulation())
         try:
             settings = parse(context.run_config)
-        except EspalierError as mistake:
+        except EspalierError as error:
             program = code_sha256()[:12]
             raise InputError(
-                f"{mistake}\n  (this node runs program {program}; if the server runs another"
+                f"{error}\n  (this node runs program {program}; if the server runs another"
                 " one, install the server's release here)"
             ) from None
         return Site(settings, node, header, context.node_id)
@@ -85,8 +85,8 @@ class Site:
             return open_model(self.settings.model)
         try:
             return open_model(self.node.model_path)
-        except EspalierError as mistake:
-            raise InputError(f"model-path in --node-config: {mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"model-path in --node-config: {error}") from None
 
     @cached_property
     def computing(self) -> "Computing":

@@ -67,7 +67,7 @@ def require_own_superlink() -> None:
         return
     here = surroundings()
     if reason := difference(here, superlink, submitters(superlink)):
-        raise InputError(_told(reason, here, superlink))
+        raise InputError(_message(reason, here, superlink))
 
 
 def surroundings() -> Surroundings:
@@ -158,7 +158,7 @@ def _name(user: int) -> str:
         return f"user {user}"
 
 
-def _told(reason: str, here: Surroundings, superlink: LocalSuperLink) -> str:
+def _message(reason: str, here: Surroundings, superlink: LocalSuperLink) -> str:
     return (
         f"this SuperLink does not belong to the checkout from which the run comes: {reason}. It"
         f" is process {superlink.pid} of {_name(here.user)}, with the environment {here.prefix},"

@@ -189,8 +189,8 @@ def _read(path: Path, given: str) -> dict[str, Any]:
             f" longer be identified: restore {FILE} from a backup, or begin a new run with the"
             f" settings of {path / 'settings.toml'}"
         ) from None
-    except EspalierError as mistake:
-        raise InputError(f"{given}: {mistake}") from None
+    except EspalierError as error:
+        raise InputError(f"{given}: {error}") from None
 
 
 def _of_the_result(settings: RunSettings) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def run_status(folder: Path) -> tuple[str, str]:
             return RUNNING, holder
         return INTERRUPTED, f"its server ended; continue with resume-from={folder}"
     if status == COMPLETED:
-        told = f"{document['finished']} of {count(document['num_clients'], 'client')}"
-        return COMPLETED, f"{told}, {duration(document['seconds'])}"
+        finished = f"{document['finished']} of {count(document['num_clients'], 'client')}"
+        return COMPLETED, f"{finished}, {duration(document['seconds'])}"
     return status, printable(str(reason or ""))
 
 
@@ -87,7 +87,7 @@ def main(folders: Sequence[str]) -> int:
         try:
             status, reason = run_status(at_home(folder))
             print(f"{folder}: {status}{f' ({reason})' if reason else ''}", flush=True)
-        except EspalierError as mistake:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"espalier: {error}", file=sys.stderr)
             code = 2
     return code

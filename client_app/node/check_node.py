@@ -111,7 +111,7 @@ def main(given: Mapping[str, Any]) -> int:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     return 0

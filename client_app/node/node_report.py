@@ -36,10 +36,10 @@ def accepts(site: Site) -> Iterator[str]:
     asked = amounts(site, UNREAD)
     yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
     for limit in LIMITS:
-        beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+        request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "most_runs":
-            beside = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
-        yield f"{limit.replace('_', '-')} {node.most(limit):,}{beside}"
+            request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+        yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     brought = node.most_bytes_of_models()
     yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
     own = "may leave" if node.own_text else "do not leave"

@@ -131,10 +131,12 @@ def main(order: dict[str, Any]) -> int:
     """
     # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
+    arguments = json.dumps(
+        {key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")}
+    )
     desk = Desk(order["address"])
     worker = Worker(
-        [sys.executable, "-P", "-m", "client_app.node.warm_worker", told],
+        [sys.executable, "-P", "-m", "client_app.node.warm_worker", arguments],
         lambda *task: answer_short_of_memory(desk, *task),
     )
     claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))

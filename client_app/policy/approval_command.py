@@ -77,8 +77,8 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
         try:
             with replies.deciding(held):
                 _decide(root, replies, held, decision)
-        except EspalierError as mistake:
-            mistakes.append(str(mistake))
+        except EspalierError as error:
+            mistakes.append(str(error))
         else:
             yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
     if mistakes:
@@ -205,8 +205,8 @@ def main(given: Mapping[str, Any]) -> int:
             require_owner(root)
         found, damaged = waiting(root)
         # The other replies can still be decided on.
-        for mistake in damaged:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        for damage in damaged:
+            print(f"espalier: {damage}", file=sys.stderr)
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
         refused = chosen(found, given["refuse"])
@@ -221,11 +221,11 @@ def main(given: Mapping[str, Any]) -> int:
             try:
                 for line in decide(root, pairs, is_released, given["reason"]):
                     print(line, flush=True)
-            except EspalierError as mistake:
-                print(f"espalier: {mistake}", file=sys.stderr)
+            except EspalierError as error:
+                print(f"espalier: {error}", file=sys.stderr)
                 failed = True
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         where = error.filename or given["state_dir"]

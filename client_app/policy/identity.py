@@ -35,9 +35,9 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
 
 
 def said_with_key(
-    site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey
+    site: Site, request: Letter, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
     """Return the enrolment with a signature that is valid for this request only."""
     nonce = validate(Challenge, request.scalars).nonce
-    signature = sign(key, statement(told, nonce, request.header.lineage, site.node_id))
-    return SignedEnrolment(**told.model_dump(), signature=signature)
+    signature = sign(key, statement(enrolment, nonce, request.header.lineage, site.node_id))
+    return SignedEnrolment(**enrolment.model_dump(), signature=signature)

@@ -150,15 +150,15 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         wanted = [noted(word) for word in given["heads"]]
         logs = logs_of(at_home(given["where"]))
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return UNKNOWN
     missing = set(wanted)
     for path in logs:
         try:
             checked = chain_check(path, wanted)
-        except EspalierError as mistake:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"espalier: {error}", file=sys.stderr)
             code = worst(code, UNKNOWN)
         else:
             print("\n".join(map(shown, described(path, checked))), flush=True)

@@ -43,7 +43,7 @@ from espalier.launch.authority import (
 )
 from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
 
-OWNER_ALONE = 0o600
+OWNER_ONLY = 0o600
 EVERYBODY = 0o644
 FOLDER_OF_KEYS = 0o700
 NEVER_OVERWRITTEN = "exists already, and keys are never overwritten"
@@ -223,10 +223,10 @@ def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
         key.public_key(), names_of_server(servers), days, authority
     )
     if new:
-        _write(keys.authority_key, pem_of(authority[1]), OWNER_ALONE)
+        _write(keys.authority_key, pem_of(authority[1]), OWNER_ONLY)
         _write(keys.certificate, authority[0].public_bytes(Encoding.PEM), EVERYBODY)
     private, public = keys.of_server()
-    _write(private, pem_of(key), OWNER_ALONE)
+    _write(private, pem_of(key), OWNER_ONLY)
     _write(public, certificate.public_bytes(Encoding.PEM), EVERYBODY)
     _hand_on(keys.certificate, keys.server / keys.certificate.name)
 
@@ -256,8 +256,8 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
             ]
     try:
         names_of_server(servers)
-    except EspalierError as mistake:
-        lines.append(str(mistake))
+    except EspalierError as error:
+        lines.append(str(error))
     if servers:
         lines += _of_server(keys)
     if lines:
@@ -281,7 +281,7 @@ def _make_pair(keys: Keys, name: str) -> None:
     key = new_key()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(keys.private_key(name), private, OWNER_ALONE)
+    _write(keys.private_key(name), private, OWNER_ONLY)
     _write(keys.public_key(name), public + f" {name}\n".encode(), EVERYBODY)
 
 

@@ -33,9 +33,9 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
     def reading(*args: P.args, **named: P.kwargs) -> R:
         try:
             return read(*args, **named)
-        except EspalierError as mistake:
-            if mistake.told is None:
-                mistake.told = OUTWARD
+        except EspalierError as error:
+            if error.told is None:
+                error.told = OUTWARD
             raise
 
     return reading

@@ -67,7 +67,7 @@ class SupernodeLog:
                 self._reason = found[1]
             if line != ERROR_ENDS:
                 return []
-            return self.rest() if not self._reason else self._told()
+            return self.rest() if not self._reason else self._error_lines()
         if line.startswith((" ", "\t")) or not line:
             return []
         if self._reason and line == NOT_CONNECTED:
@@ -81,7 +81,7 @@ class SupernodeLog:
         self._held = []
         return held
 
-    def _told(self) -> list[str]:
+    def _error_lines(self) -> list[str]:
         self._held.clear()
         return [f"espalier: {why_refused(self._reason, self)}"]
 

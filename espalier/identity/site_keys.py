@@ -108,8 +108,8 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
         try:
             name = _site(file)
             key = public_key(file)
-        except EspalierError as mistake:
-            lines.append(str(mistake))
+        except EspalierError as error:
+            lines.append(str(error))
             continue
         other = holders.setdefault(_bytes_of(key), name)
         if other != name:

@@ -49,12 +49,12 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
-    told = False
+    announced = False
     while not _listens(host.strip("[]"), int(port)):
         if time.monotonic() >= end:
             return False
-        if not told:
-            told = True
+        if not announced:
+            announced = True
             print(
                 f"espalier: nothing listens at {address} yet; waiting at most {seconds:g} s for"
                 " the SuperLink",

@@ -28,8 +28,8 @@ def explain_options(options: Sequence[str], words: Sequence[str], keys: Collecti
     words : all words, among which the value of an option is searched
     keys : keys of the settings
     """
-    told = [_explained(option, words, keys) for option in options]
-    return "\n".join(line for line in told if line)
+    lines = [_explained(option, words, keys) for option in options]
+    return "\n".join(line for line in lines if line)
 
 
 def _explained(option: str, words: Sequence[str], keys: Collection[str]) -> str:

@@ -130,15 +130,15 @@ class SuperLink:
         return str(run["status"]), str(run.get("status-details", ""))
 
     def _what_became_of_it(self, answer: str) -> str:
-        told = " ".join(answer.split())
+        reason = " ".join(answer.split())
         if self.process is None:
             return (
-                f"the SuperLink at {self.address} does not answer, or lost the run: {told}\nif"
+                f"the SuperLink at {self.address} does not answer, or lost the run: {reason}\nif"
                 " it was killed, start it again with the same --database; its nodes reconnect"
                 " by themselves"
             )
         if (code := self._exit_code(self.process)) is None:
-            return f"the SuperLink of this run does not answer: {told}"
+            return f"the SuperLink of this run does not answer: {reason}"
         if code > BY_SIGNAL:
             return (
                 f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the"
@@ -284,8 +284,8 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 def _program(name: str) -> str:
     """Return the path of a program, preferably of the one next to this Python."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    found = str(installed) if installed.exists() else shutil.which(name)
     if found is None:
         raise InputError(
             f"{name} is not installed; install Espalier again, which also installs Flower"

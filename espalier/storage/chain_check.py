@@ -157,13 +157,16 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
     # Entries without a chain may only precede the first entry of the chain.
     if stray.older and checked.entries:
         return f"line {stray.first_line}: is not an entry of the chain"
-    told = entry.get(UNCHAINED)
-    if stray.num_bytes and told is None:
+    recorded = entry.get(UNCHAINED)
+    if stray.num_bytes and recorded is None:
         return (
             f"line {stray.first_line}: is not an entry of the chain, and the next entry does not"
             " mention it"
         )
-    if told is not None and told != {"bytes": stray.num_bytes, "sha256": stray.hash.hexdigest()}:
+    if recorded is not None and recorded != {
+        "bytes": stray.num_bytes,
+        "sha256": stray.hash.hexdigest(),
+    }:
         return (
             f"line {stray.first_line or number}: the lines before entry {entry[NUMBER]} are not"
             " those that the entry recorded"
@@ -201,11 +204,11 @@ def _take(
     checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], wanted: Collection[str]
 ) -> None:
     if stray.older:
-        told = (
+        older = (
             f"{count(stray.older, 'entry', 'entries')} of a release without a chain, unchanged"
             " since"
         )
-        checked.notes.append(f"before entry {entry[NUMBER]}: {told}")
+        checked.notes.append(f"before entry {entry[NUMBER]}: {older}")
     checked.torn += stray.others
     if stray.others:
         checked.notes.append(
@@ -260,7 +263,7 @@ def _may_be_torn(line: bytes) -> bool:
     )
 
 
-def _torn(first: int, last: int, told: str) -> str:
+def _torn(first: int, last: int, mention: str) -> str:
     """Return the note on incomplete lines.
 
     There are several if further processes ended during a write after an incomplete line.
@@ -269,5 +272,5 @@ def _torn(first: int, last: int, told: str) -> str:
     left = "a process that ends while it writes leaves such a line, and its reply is not sent"
     return (
         f"{lines} incomplete: {left}; the last entry can also be damaged on purpose, which shows"
-        f" against a hash that was noted before; {told}"
+        f" against a hash that was noted before; {mention}"
     )

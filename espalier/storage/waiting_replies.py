@@ -109,8 +109,8 @@ class HeldReplies:
                 held = self._read(path)
                 if self.decision(held) is None:
                     found.append(held)
-            except EspalierError as mistake:
-                damaged.append(mistake)
+            except EspalierError as error:
+                damaged.append(error)
         return in_order(found), damaged
 
     def _documents(self) -> list[Path]:

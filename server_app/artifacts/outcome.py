@@ -95,10 +95,8 @@ class Outcome(ABC, Generic[R]):
             return None
         try:
             return make(part(baseline))
-        except EspalierError as mistake:
-            run.progress.note(
-                "no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake)
-            )
+        except EspalierError as error:
+            run.progress.note("no_baseline", f"no centralized baseline: {error}", reason=str(error))
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:

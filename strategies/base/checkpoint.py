@@ -98,13 +98,13 @@ class CheckpointFolder:
                 given = f"the run's {name} is not that of {self._last}"
                 raise InputError(f"resume-from: {given}; only deadlines and out-dir may differ")
         if damaged_blobs := self._damaged_blobs(document):
-            raise InputError(self._told(document, damaged_blobs))
+            raise InputError(self._error_text(document, damaged_blobs))
         return document
 
     def _damaged_blobs(self, document: dict[str, Any]) -> list[str]:
         return [key for key in document["blobs"] if not self.blobs.is_whole(key)]
 
-    def _told(self, document: dict[str, Any], damaged: list[str]) -> str:
+    def _error_text(self, document: dict[str, Any], damaged: list[str]) -> str:
         """Return the error text: which blobs are damaged, what remains, and what to do."""
         files = [self.blobs.path(key) for key in damaged]
         named = ", ".join(file.name for file in files[:NAMED])

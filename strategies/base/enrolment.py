@@ -83,8 +83,8 @@ class Enroller:
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
-        told = -1
-        told_at = 0.0
+        reported = -1
+        reported_at = 0.0
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
@@ -97,9 +97,9 @@ class Enroller:
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if clients is None else sites.keys() & clients.keys())
             now = rounds.clock.now()
-            if found != told or now - told_at >= TELL_SECONDS:
-                told = found
-                told_at = now
+            if found != reported or now - reported_at >= TELL_SECONDS:
+                reported = found
+                reported_at = now
                 self._tell(found, wanted, end - now)
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break
@@ -233,22 +233,22 @@ class Enroller:
                     yield node_id, enrolment
 
     def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
-        told: int | None = node_id
+        notified: int | None = node_id
         try:
             if not reply.has_content():
-                told = None
+                notified = None
                 raise InputError(error_of(reply))
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)
-            told, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
+            notified, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
             # The answer of a failed enrolment is not signed, so its site name is only a claim.
             if site and self.keys is not None:
                 site, reason = "", f"claims to be {site}: {reason}"
-        except EspalierError as mistake:
+        except EspalierError as error:
             site = ""
-            reason = str(mistake)
-        self._refuse(site or f"node {node_id}", reason, told)
+            reason = str(error)
+        self._refuse(site or f"node {node_id}", reason, notified)
         return None
 
     def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:

@@ -380,8 +380,8 @@ class Rounds:
             return None
         try:
             letter = self.checked(reply, entry.request, entry.seat)
-        except EspalierError as mistake:
-            self._give_up(entry, pending, f"reply refused: {mistake}")
+        except EspalierError as error:
+            self._give_up(entry, pending, f"reply refused: {error}")
             return None
         if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
             pending[:] = [other for other in pending if other.seat is not entry.seat]
@@ -512,8 +512,8 @@ class Rounds:
 def error_of(reply: Message) -> str:
     """Return Flower's error, with the node's own text and the remedy if there are such."""
     reason = printable(reply.error.reason or "")
-    told = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
-    return f"{told}; the node {load_remedy()}" if could_not_load(reply) else told
+    text = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
+    return f"{text}; the node {load_remedy()}" if could_not_load(reply) else text
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:

@@ -65,8 +65,8 @@ class Cutting(Method):
         try:
             blocks = cls.blocks(settings, model.plan)
             require_writable(model, settings.of(StructuredSettings), cls.biases(settings), blocks)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Return the order to measure the dense model; it has no fields."""

@@ -60,9 +60,9 @@ def kind_refused(head: bytes) -> str:
     ----------
     head : the first ``HEAD_BYTES`` bytes of the file
     """
-    for beginning, told in _BEGINNINGS:
+    for beginning, description in _BEGINNINGS:
         if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):
-            return told
+            return description
     if head[TAR_AT : TAR_AT + 5] == b"ustar":
         return UNPACK.format("a tar archive")
     for name, is_encoded in _WITHOUT_MARK:

@@ -110,10 +110,10 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     from transformers import AutoModelForCausalLM
 
     with explained(str(model.directory)):
-        plain, told = load_plain(
+        plain, loading = load_plain(
             AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed"
         )
-    _require_same_tensors(model, told)
+    _require_same_tensors(model, loading)
     found = list(_finite_logits(stream, windows))
     expected = whole_logits(plain, windows.to(computing.device))
     difference = relative_difference(found, expected)
@@ -150,9 +150,9 @@ def _require_same_heads(model: OpenedModel) -> None:
             )
 
 
-def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None:
+def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> None:
     """Raise InputError if transformers makes up a tensor, or ignores one that the plan counts."""
-    if missing := sorted(told.get("missing_keys", ())):
+    if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(
             f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
             " would initialise it randomly; name a model whose files and config.json belong"
@@ -160,7 +160,7 @@ def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None
         )
     linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
-    if ignored := sorted(biases & set(told.get("unexpected_keys", ()))):
+    if ignored := sorted(biases & set(loading.get("unexpected_keys", ()))):
         raise InputError(
             f"{model.directory}: the files contain {ignored[0]}, but config.json gives the model"
             " no such bias, and transformers would leave it out; set attention_bias or mlp_bias"
@@ -202,7 +202,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
 
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)
-    plain, told = load_plain(
+    plain, loading = load_plain(
         AutoModelForSequenceClassification,
         model,
         torch.float32,
@@ -211,8 +211,10 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
         num_labels=num_labels,
     )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
-    told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
-    _require_same_tensors(model, told)
+    loading["missing_keys"] = {
+        name for name in loading["missing_keys"] if not name.startswith(heads)
+    }
+    _require_same_tensors(model, loading)
     base = model.family.base
     found, expected = (
         getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state

@@ -273,11 +273,11 @@ class TokenizerProcess:
                 f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
             )
         # A InputError is answered with its text; other errors only with their type.
-        if "mistake" in head:
+        if "input_error" in head:
             self._stop()
             # The local path tells the user nothing about the server's model.
-            told = str(head["mistake"]).replace(f"{self._directory}/", "")
-            raise InputError(f"the model that the run's server sent: {told}")
+            reason = str(head["input_error"]).replace(f"{self._directory}/", "")
+            raise InputError(f"the model that the run's server sent: {reason}")
         return head, data
 
     def fault(self, what: str) -> EspalierError:

@@ -104,7 +104,7 @@ def _reason(directory: Path, error: BaseException) -> str:
     if "tokenizer.json" not in found and len(lacking := set(PAIR) - found) == 1:
         (there,) = set(PAIR) - lacking
         return f"{there} exists without {lacking.pop()}; copy both from where the model came from"
-    return _told_by_library(directory, found, error)
+    return _reason_of_library(directory, found, error)
 
 
 def _nothing_there() -> str:
@@ -115,8 +115,8 @@ def _nothing_there() -> str:
     )
 
 
-def _told_by_library(directory: Path, found: set[str], error: BaseException) -> str:
-    told = _first_line(error)
+def _reason_of_library(directory: Path, found: set[str], error: BaseException) -> str:
+    reason = _first_line(error)
     if "tokenizer.json" in found:
         if broken := _broken(directory / "tokenizer.json"):
             return (
@@ -125,7 +125,7 @@ def _told_by_library(directory: Path, found: set[str], error: BaseException) -> 
                 " the version that wrote it"
             )
         return (
-            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({told}); copy both from where"
+            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({reason}); copy both from where"
             " the model came from"
         )
     vocabulary = ", ".join(sorted(found))
@@ -133,11 +133,11 @@ def _told_by_library(directory: Path, found: set[str], error: BaseException) -> 
     if isinstance(error, ImportError) or (sentencepiece and find_spec("sentencepiece") is None):
         return (
             f"reading {vocabulary} needs the library sentencepiece or tiktoken, which is not"
-            f" installed ({told}); install it, or write a tokenizer.json with the tokenizer's"
+            f" installed ({reason}); install it, or write a tokenizer.json with the tokenizer's"
             " save_pretrained on a machine that has it"
         )
     return (
-        f"{vocabulary} cannot be read ({told}); copy the tokenizer's files again from where the"
+        f"{vocabulary} cannot be read ({reason}); copy the tokenizer's files again from where the"
         " model came from"
     )
 
@@ -156,8 +156,8 @@ def _broken(path: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    told = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    reason = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def _holding_vocabularies(directory: Path) -> Iterator[Path]:
