@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     for csv in sorted(parser.parse_args().directory.glob("*.csv")):
         try:
-            print(f"{csv.name}: {'written' if write_again(csv) else 'left alone'}")
+            print(f"{csv.name}: {'written' if write_again(csv) else 'unchanged'}")
         except EspalierError as mistake:
             print(mistake, file=sys.stderr)
             return 2

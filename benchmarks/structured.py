@@ -176,10 +176,16 @@ def _in_a_fresh_process(given: argparse.Namespace, variant: str) -> dict[str, fl
 
 
 COLUMNS = {
-    "parameters, M": ("parameters", 1e-6, 1), "disk, MiB": ("disk_mib", 1, 0), "load, s": ("load_seconds", 1, 2),
-    "load memory, MiB": ("load_mib", 1, 0), "peak memory, MiB": ("peak_mib", 1, 0), "prefill, ms": ("prefill_1", 1e3, 0),
-    "prefill of 8, ms": ("prefill_8", 1e3, 0), "a token, ms": ("decode_1", 1e3, 1), "a token of 8, ms": ("decode_8", 1e3, 1),
-}  # fmt: skip
+    "parameters, M": ("parameters", 1e-6, 1),
+    "disk, MiB": ("disk_mib", 1, 0),
+    "load, s": ("load_seconds", 1, 2),
+    "load memory, MiB": ("load_mib", 1, 0),
+    "peak memory, MiB": ("peak_mib", 1, 0),
+    "prefill, ms": ("prefill_1", 1e3, 0),
+    "prefill at batch size 8, ms": ("prefill_8", 1e3, 0),
+    "token, ms": ("decode_1", 1e3, 1),
+    "token at batch size 8, ms": ("decode_8", 1e3, 1),
+}
 """Figure, factor and number of decimals, by heading."""
 
 
@@ -189,15 +195,15 @@ def report(results: dict[str, Any], path: Path) -> None:
     conditions = results["conditions"]
     whole = rows["dense"]
     lines = [
-        f"# What a smaller model buys: {conditions['shape']}",
+        f"# Memory and speed of smaller models: {conditions['shape']}",
         "",
         (
             f"LLaMA of random weights, {whole['parameters'] / 1e6:,.0f} M parameters,"
-            f" {conditions['dtype']} on {conditions['device']}, threads: {conditions['threads']};"
-            f" prompt of {conditions['prompt']} tokens, {conditions['new']} new ones; medians of"
-            f" {conditions['repeats']} fresh processes each, in turns; memory beyond the"
-            " interpreter's; in brackets the share of the dense model's figure."
-            f" [Figures](./{path.name}.json)."
+            f" {conditions['dtype']} on {conditions['device']}, threads:"
+            f" {conditions['threads']}; prompt of {conditions['prompt']} tokens,"
+            f" {conditions['new']} new ones; medians of {conditions['repeats']} fresh processes"
+            " each, in turns; memory without the interpreter's; in brackets relative to the"
+            f" dense model. [Figures](./{path.name}.json)."
         ),
         "",
         f"| model | {' | '.join(COLUMNS)} |",
@@ -211,7 +217,7 @@ def report(results: dict[str, Any], path: Path) -> None:
         ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     path.with_name(f"{path.name}.md").write_text(
-        "\n".join([*lines, "", f"![Shares of the dense model's figures](./{path.name}.png)", ""])
+        "\n".join([*lines, "", f"![Figures relative to the dense model](./{path.name}.png)", ""])
     )
     _plot(rows, path.with_name(f"{path.name}.png"))
 
@@ -232,7 +238,7 @@ def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_yticks(range(len(COLUMNS)), list(COLUMNS))
     axes.invert_yaxis()
     axes.set_xlim(0)
-    axes.set_xlabel("share of the dense model's figure")
+    axes.set_xlabel("relative to the dense model")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -22,8 +22,8 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
         f"# {study.title}",
         "",
         (
-            f"Mean ± sample standard deviation over {len(seeds)} seeds, or as many as have the"
-            f" figure, which is said. Model `{conditions['model']['name']}`,"
+            f"Mean ± sample standard deviation over {len(seeds)} seeds; `(2 of 3)` marks values"
+            f" that fewer seeds have. Model `{conditions['model']['name']}`,"
             f" {conditions['model']['weights']:,} prunable weights; {conditions['windows']}"
             f" calibration windows of {conditions['window_tokens']} tokens per client."
             f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."

@@ -20,9 +20,10 @@ def write_report(rows: Rows, path: Path) -> None:
         "",
         (
             f"Cumulative regret, mean ± sample standard deviation over {seeds} seeds; noise of"
-            f" {rows.conditions['noise']:g} in what the bandit is told; in brackets the share of"
-            " uniform random's. S-UCB's rows say lambda, delta, xi; cells are those on the first"
-            f" surface at the end. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+            f" {rows.conditions['noise']:g} in the observed rewards; in brackets relative to"
+            " uniform random arms. Rows of S-UCB give lambda, delta and xi; `cells` is the"
+            f" number of cells on the first surface at the end. [Figures](./{path.name}.csv),"
+            f" [conditions](./{path.name}.json)."
         ),
         "",
     ]
@@ -122,7 +123,7 @@ def _plot(rows: Rows, surfaces: list[str], path: Path) -> None:
         axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     figure.supxlabel(
-        f"regret after {SHOWN[-1]} rounds, of that of random arms (lower is better)", fontsize=10
+        f"regret after {SHOWN[-1]} rounds, relative to random arms (lower is better)", fontsize=10
     )
     figure.suptitle(TITLE, fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -69,8 +69,8 @@ FedSpine chooses its ranks; 8 is the highest here.
 """
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
-    "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
-    "a round one way, MiB": ("sent_mib", 1, 2),
+    "trained, M": ("trained", 1e-6, 2), "step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
+    "one way per round, MiB": ("sent_mib", 1, 2),
 }  # fmt: skip
 """Figure, factor and number of decimals, by heading."""
 PASS = (("seconds", 3), ("peak_mib", 0))
@@ -357,17 +357,17 @@ def report(results: dict[str, Any], path: Path) -> None:
     rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
     plain = rows[f"p = {0:.0%}, r = {USUAL}"]
     lines = [
-        "# What a step costs a device",
+        "# Cost of a training step on a device",
         "",
         (
             f"{_described(conditions['shape'])}, float32 on the CPU, threads:"
-            f" {conditions['threads']}; {conditions['batch']} sequences of {conditions['tokens']}"
-            f" tokens; {conditions['repeats']} fresh processes each, in turns with what was"
-            " measured along with them: the fastest one's seconds, of other figures medians;"
-            f" memory beyond the interpreter's. In brackets the share of LoRA of rank {USUAL} on"
-            " the whole model. p is what was asked for; as whole heads go,"
-            f" {', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights"
-            f" went. [Figures](./{path.name})."
+            f" {conditions['threads']}; {conditions['batch']} sequences of"
+            f" {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in"
+            " turns with the other cells: seconds of the fastest process, otherwise medians;"
+            f" memory without the interpreter's. In brackets relative to LoRA of rank {USUAL} on"
+            " the whole model. p is the requested ratio; with whole heads,"
+            f" {', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the groups'"
+            f" weights are removed. [Figures](./{path.name})."
         ),
         "",
         f"| | {' | '.join(COLUMNS)} |",
@@ -382,12 +382,12 @@ def report(results: dict[str, Any], path: Path) -> None:
     lines += [
         "",
         (
-            "A forward pass of the smaller model without LoRA, in brackets the share of the whole"
-            " model's:"
+            "A forward pass of the smaller model without LoRA, in brackets relative to the"
+            " whole model:"
         ),
         "",
     ]
-    lines += ["| | a pass, s | peak memory, MiB |", "|---|---:|---:|"]
+    lines += ["| | forward pass, s | peak memory, MiB |", "|---|---:|---:|"]
     whole = passes[f"p = {0:.0%}{INFERENCE}"]
     for name, row in passes.items():
         seconds, memory = (
@@ -413,10 +413,10 @@ def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
 
     It has the first and last round, and the resulting model.
     """
-    lines = ["By method, where half of the units is to go:", ""]
+    lines = ["By method, with 50% of the groups removed:", ""]
     lines += [
-        "| | a step, s, first and last round | peak memory of training, MiB | a pass, s | peak"
-        " memory in use, MiB |"
+        "| | step, s, first and last round | peak memory of training, MiB | forward pass, s |"
+        " peak memory of inference, MiB |"
     ]
     lines += ["|---|---:|---:|---:|---:|"]
     for method, (first, last, end) in METHODS.items():
@@ -442,7 +442,7 @@ def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path
     for axes, key, title in zip(
         figure.subplots(1, 2),
         ("seconds", "peak_mib"),
-        ("a step, s", "peak memory, MiB"),
+        ("step, s", "peak memory, MiB"),
         strict=True,
     ):
         for rank in RANKS:
@@ -458,7 +458,7 @@ def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path
             axes.plot(TENS, measured, "o--", label=f"r = {USUAL}{end}")
         axes.axhline(rows[ALL][key], color="grey", linestyle="--", linewidth=1, label=ALL)
         axes.set_ylim(0)
-        axes.set_xlabel("share of the units that is cut (p)")
+        axes.set_xlabel("fraction of the groups that is removed (p)")
         axes.set_title(title)
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")

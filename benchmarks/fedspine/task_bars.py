@@ -8,8 +8,8 @@ from benchmarks.fedspallm.rows import Row
 
 Bars = Mapping[str, Mapping[str, float]]
 """Heights of bars by group and model."""
-WHAT_ALL_COME_TO = "seconds to what all come to"
-WITH_ALPHA = "seconds to what all come to with this alpha"
+COMMON_SCORE = "seconds to the common score"
+COMMON_SCORE_WITH_ALPHA = "seconds to the common score with this alpha"
 
 
 def by_fleet(rows: Sequence[Row], curves: Sequence[Row], share: str, of_loss: bool) -> Bars:
@@ -188,6 +188,6 @@ def _limits(heights: Sequence[float], label: str) -> tuple[float, float]:
     room = 0.1 * (max(heights) - min(heights))
     return (
         (0.0, max(heights) * 1.05)
-        if label in (WHAT_ALL_COME_TO, WITH_ALPHA)
+        if label in (COMMON_SCORE, COMMON_SCORE_WITH_ALPHA)
         else (min(heights) - 3 * room, max(heights) + room)
     )

@@ -24,11 +24,11 @@ from benchmarks.paired import Pair, paired_table
 METHODS = (*UNPRUNED, *CHOICES, *BY_SAMPLES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
 UNPRUNED_SHARE = "0.0"
 VARIED = {
-    " steps": "Other numbers of steps in a round, as many in all (or as whole rounds allow)",
+    " steps": "Other numbers of steps per round, with the same total (up to whole rounds)",
     " rounds": "More rounds, in which devices change their modes",
     ", alpha ": "Other distributions of the classes",
     " devices": "Many devices",
-    TUNED: "Without LoRA: all weights, or the head alone, averaged by samples",
+    TUNED: "Without LoRA: all weights, or only the head, averaged by samples",
 }
 """Headings of tables, by the part of a model name that marks the varied setting."""
 COLUMNS = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
@@ -111,25 +111,21 @@ class Found:
 def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: Path) -> None:
     """Write ``<path>.md`` and ``<path>.png``."""
     seeds = sorted({row["seed"] for row in found.rows})
-    unit = (
-        "nats per token of the answer"
-        if found.metric == "loss"
-        else "share of the items that are right"
-    )
+    unit = "nats per token of the answer" if found.metric == "loss" else "fraction of correct items"
     of_devices = f"[devices](./{path.name}-devices.csv), " if found.devices else ""
     lines = [
         f"# {title}",
         "",
         (
-            f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each"
-            " with its own model, and the worst of them. Means ± sample standard deviation over as"
-            f" many of the seeds {', '.join(seeds)} as were measured. Seconds are the fleet's; the"
-            " last column has those until the score that all methods come to which were measured"
-            " with every seed (rounds in between were not measured, so they are coarse), with how"
-            " many of a row's seeds came there, where not all did. Model"
-            f" `{conditions['model']['name']}`, {conditions['model']['parameters']:,} parameters."
-            f" [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv),"
-            f" {of_devices}[conditions](./{path.name}.json)."
+            f"The score is the {unit} over {conditions['items']} test items: the mean over"
+            " devices, each with its own model, and the worst device. Values are means ± sample"
+            f" standard deviation over the measured seeds of {', '.join(seeds)}. Seconds are"
+            " those of the fleet. The last column has the seconds until the score that all"
+            " methods with all seeds reach (scores are measured only at some rounds, so it is"
+            " coarse), and how many of a row's seeds reach it, if not all do. Model"
+            f" `{conditions['model']['name']}`, {conditions['model']['parameters']:,}"
+            f" parameters. [Figures](./{path.name}.csv), [between"
+            f" rounds](./{path.name}-curves.csv), {of_devices}[conditions](./{path.name}.json)."
         ),
         "",
     ]
@@ -160,16 +156,13 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
         "",
         *(
             [
-                (
-                    "All come to"
-                    f" {', '.join(f'{target:.4g} (seed {seed})' for seed, target in targets.items())}."
-                ),
+                ("All reach"),
                 "",
             ]
             if targets
             else []
         ),
-        f"{HEAD[0]} {task_bars.WHAT_ALL_COME_TO} |",
+        f"{HEAD[0]} {task_bars.COMMON_SCORE} |",
         f"{HEAD[1]}---|",
     ]
     for model in models:
@@ -219,14 +212,14 @@ def _bars(found: Found, conditions: Mapping[str, Any]) -> dict[str, task_bars.Ba
         fleets = task_bars.by_fleet(found.rows, found.curves, share, found.metric == "loss")
         alpha = conditions["settings"].get("data.alpha")
         alphas = task_bars.by_alpha(found.rows, FLEET, share, alpha) if alpha else {}
-        panels |= {task_bars.WHAT_ALL_COME_TO: fleets} if fleets else {}
+        panels |= {task_bars.COMMON_SCORE: fleets} if fleets else {}
         panels |= {"accuracy, mean over devices": alphas} if alphas else {}
         times = (
             task_bars.times_by_alpha(found.curves, FLEET, share, alpha, found.metric == "loss")
             if alphas
             else {}
         )
-        panels |= {task_bars.WITH_ALPHA: times} if times else {}
+        panels |= {task_bars.COMMON_SCORE_WITH_ALPHA: times} if times else {}
     return panels
 
 
@@ -256,7 +249,7 @@ def _grid(found: Found) -> list[str]:
         if table:
             head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
             lines += [
-                f"## The same share and rank for all: {words}",
+                f"## The same pruning ratio and rank for all devices: {words}",
                 "",
                 head,
                 "|---|" + "---|" * len(ranks),
@@ -288,7 +281,7 @@ def _ratios(found: Found) -> list[str]:
     if len(shares) < 2:
         return []
     lines = [
-        "## By the share that goes: score, seed 0",
+        "## By pruning ratio: score, seed 0",
         "",
         f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
     ]

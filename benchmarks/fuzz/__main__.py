@@ -78,8 +78,8 @@ def main() -> int:
             parser.error(f"--target is one of {', '.join(known)}")
         chosen = {name: target for name, target in known.items() if given.target in (None, name)}
         print(
-            "| target | inputs | taken | InputError | other exceptions | inputs per second of CPU"
-            " |\n|---|---|---|---|---|---|",
+            "| target | inputs | accepted | InputError | other exceptions | inputs per second"
+            " of CPU |\n|---|---|---|---|---|---|",
             flush=True,
         )
         foreign: list[str] = []

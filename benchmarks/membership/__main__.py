@@ -43,7 +43,7 @@ def _arguments() -> argparse.Namespace:
         "--source",
         default="code",
         choices=["code", "documentation"],
-        help="text that the clients share out",
+        help="text that is distributed over the clients",
     )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--windows", type=int, default=32, help="of each client")

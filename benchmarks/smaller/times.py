@@ -8,18 +8,21 @@ from benchmarks.fedspallm.rows import Rows
 def write_times(title: str, rows: Rows, path: Path) -> None:
     """Write ``<path>.md``: milliseconds, and the ratio to the dense model in brackets."""
     dense = next(row for row in rows.rows if not float(row["sparsity"]))
-    heads = {"prefill_ms": "8 sequences of 256 tokens, ms", "token_ms": "a token of one, ms"}
+    heads = {
+        "prefill_ms": "8 sequences of 256 tokens, ms",
+        "token_ms": "one token at batch size 1, ms",
+    }
     lines = [
         f"# {title}",
         "",
         (
             f"Model `{rows.conditions['model']['name']}`, float32, threads:"
-            f" {rows.conditions['threads']}; medians of 7 turns in one process, in brackets the"
-            f" share of the dense model's. [Figures](./{path.name}.csv),"
+            f" {rows.conditions['threads']}; medians of 7 repetitions in one process, in"
+            f" brackets relative to the dense model. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
         "",
-        f"| | share | {' | '.join(heads.values())} |",
+        f"| | pruning ratio | {' | '.join(heads.values())} |",
         "|---|---|---:|---:|",
     ]
     for row in rows.rows:
