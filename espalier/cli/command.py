@@ -28,7 +28,7 @@ import sys
 from collections.abc import Sequence
 
 import espalier
-from espalier.cli.approval import add_approval
+from espalier.cli.approval import add_check_log, add_release
 from espalier.cli.check_node import add_check_node
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
@@ -92,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     add_node(commands)
     add_run(commands)
     add_check_node(commands)
-    add_approval(commands)
+    add_release(commands)
+    add_check_log(commands)
     add_status(commands)
     add_plan(commands)
     return parser
