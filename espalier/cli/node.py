@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from espalier.environment.loopback import past_proxies
 from espalier.errors import EspalierError, InputError
@@ -111,48 +112,57 @@ def run_node(
     _check(words, port, warm_seconds, most_idle_megabytes)
     address = f"{LOOPBACK}:{port or free_port()}"
     secret = secrets.token_bytes(32)
-    with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
-        file = Path(folder) / "secret"
-        file.touch(mode=0o600)
-        file.write_bytes(secret)
-        command = [
+    order = {
+        "address": address,
+        "warm-seconds": warm_seconds,
+        "secret": secret.hex(),
+        "most-idle-bytes": most_idle_megabytes * MEGA,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="espalier-node-") as folder,
+        _supernode(words, address, secret, Path(folder)) as supernode,
+    ):
+        log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
+        log.start()
+        with started_in_app(app, WARM_NODE, order) as desk:
+            while supernode.poll() is None:
+                if desk.poll() is not None:
+                    print(
+                        "espalier: the process that handles the node's tasks ended; the node ends"
+                        " too",
+                        file=sys.stderr,
+                    )
+                    return 1
+                time.sleep(POLL_SECONDS)
+        log.join(LOG_SECONDS)
+        return supernode.returncode
+
+
+def _supernode(
+    words: Sequence[str], address: str, secret: bytes, folder: Path
+) -> AbstractContextManager[subprocess.Popen[Any]]:
+    """Start ``flower-supernode``, which reads the secret from a file in ``folder``."""
+    file = folder / "secret"
+    file.touch(mode=0o600)
+    file.write_bytes(secret)
+    return kept(
+        [
             sys.executable,
             "-P",
             "-m",
             SUPERNODE_MODULE,
             *process_supernode(words, address, str(file)),
-        ]
-        streams = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-            "errors": "replace",
-            "bufsize": 1,
-        }
-        environment = {**os.environ, **past_proxies(os.environ)}
-        with kept(
-            command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams
-        ) as supernode:
-            log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
-            log.start()
-            order = {
-                "address": address,
-                "warm-seconds": warm_seconds,
-                "secret": secret.hex(),
-                "most-idle-bytes": most_idle_megabytes * MEGA,
-            }
-            with started_in_app(app, WARM_NODE, order) as desk:
-                while supernode.poll() is None:
-                    if desk.poll() is not None:
-                        print(
-                            "espalier: the process that handles the node's tasks ended; the"
-                            " node ends too",
-                            file=sys.stderr,
-                        )
-                        return 1
-                    time.sleep(POLL_SECONDS)
-            log.join(LOG_SECONDS)
-            return supernode.returncode
+        ],
+        folder,
+        {**os.environ, **past_proxies(os.environ)},
+        Path.cwd(),
+        grace=STOP_SECONDS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        bufsize=1,
+    )
 
 
 def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
