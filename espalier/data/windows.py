@@ -43,7 +43,7 @@ def calibration_windows(
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise InputError(
             f"data: the client's text gives {count(available, 'window')} of {window_tokens}"
-            f" tokens, but data.windows = {num_windows}; {ONCE}; {remedy}",
+            f" tokens, but data.windows = {num_windows} are needed; {ONCE}; {remedy}",
             f"data: the client's text gives too few windows of data.window-tokens = {window_tokens}"
             f" tokens; {ONCE}; {remedy}",
         )

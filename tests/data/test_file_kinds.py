@@ -95,7 +95,7 @@ def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path)
 @pytest.mark.parametrize("how", READ)
 def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
     with pytest.raises(
-        EspalierError, match=r"cannot be read \(Is a directory\); check .*: it takes a file"
+        EspalierError, match=r"cannot be read \(Is a directory\); check .*, which must name a file"
     ):
         READ[how](str(tmp_path))
     os.mkfifo(tmp_path / "pipe")

@@ -162,11 +162,11 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
             "line 1, field 'text' is not a string but a number; write it as one, or set data.field",
         ),
         ('{"text": null}', "line 1, field 'text' is not a string but null"),
-        ('{"text": true}', "line 1, field 'text' is not a string but a truth value"),
+        ('{"text": true}', "line 1, field 'text' is not a string but a boolean"),
         ('{"text": NaN}', "line 1, field 'text' is not a string but a number that is not finite"),
         ('{"text": {"text": "Anna"}}', "line 1, field 'text' is not a string but an object"),
         ('{"text": ["Anna"]}', "line 1, field 'text' is not a string but a list"),
-        ('{"text": "Anna \\ud83d"}', "line 1, field 'text' holds half of a surrogate pair"),
+        ('{"text": "Anna \\ud83d"}', "line 1, field 'text' contains half of a surrogate pair"),
         (
             '{"message": {"content": "Anna"}, "id": 3, "born in 1961": 0}',
             (
@@ -193,7 +193,7 @@ def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: obje
     with pytest.raises(
         EspalierError,
         match=(
-            r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"
+            r"line 1, field 'ward' is not a label but (null|a list|an object|a number that is no)"
         ),
     ):
         list(json_records(path, "text", "ward"))

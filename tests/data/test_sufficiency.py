@@ -81,7 +81,7 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
 def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, method: str) -> None:
     (tmp_path / "a.txt").write_text("too short")
     words = {
-        "fedprllm": "gives 0 windows of 16 tokens, data.windows = 4 are needed",
+        "fedprllm": "gives 0 windows of 16 tokens, but data.windows = 4 are needed",
         "fedpetuning": "fewer than data.window-tokens = 16 tokens",
     }
     with pytest.raises(EspalierError, match=words[method]):

@@ -70,7 +70,7 @@ def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
     passages: list[str],
 ) -> None:
     with pytest.raises(
-        EspalierError, match=r"gives \d windows of 7 tokens, data.windows = 9 are needed"
+        EspalierError, match=r"gives \d windows of 7 tokens, but data.windows = 9 are needed"
     ) as caught:
         calibration_windows(passages, lambda text: list(text.encode()), 9, 7, 0)
     assert "Anna" not in str(caught.value)

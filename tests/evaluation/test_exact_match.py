@@ -116,7 +116,7 @@ def test_a_model_without_room_for_an_answer_is_a_mistake(
 ) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens",
+        match=r"accepts 256 tokens and an answer may have 256, .* lower task.answer-tokens",
     ):
         generate(*model_and_tokenizer, PROMPTS, NUMBERS, 256)
 

@@ -421,7 +421,7 @@ def test_a_reply_is_called_by_four_characters_or_more(
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, ids=[""]) == 2
-    assert "give 4 characters of an id or more" in capsys.readouterr().err
+    assert "give at least 4 characters of an id" in capsys.readouterr().err
     assert [entry["entry"] for entry in log_of(bench)] == ["held"]
 
 
@@ -553,7 +553,7 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
     monkeypatch.setattr("client_app.policy.approval_command.os.geteuid", lambda: os.getuid() + 4321)
     assert decide(bench) == 2
     assert decide(bench, all=True) == 2
-    assert f"and this is {os.getuid() + 4321}; decide as" in capsys.readouterr().err
+    assert f"but you are {os.getuid() + 4321}; run the command as" in capsys.readouterr().err
     assert [entry["entry"] for entry in log_of(bench)] == ["held"]
 
 

@@ -242,5 +242,5 @@ def test_check_node_looks_at_the_key(bench: Bench) -> None:
         list(look(node, run))
     assert not [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")]
     Path(key_of(bench, SITES[0])).chmod(0o640)
-    with pytest.raises(EspalierError, match="others of this machine can read it"):
+    with pytest.raises(EspalierError, match="other users of this machine can read it"):
         list(look(node | {"site-key": key_of(bench, SITES[0])}, run | {"site-keys": ""}))

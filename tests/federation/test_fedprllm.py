@@ -117,7 +117,7 @@ class TestFedPrLLM(PruningPromises):
         document = summary(bench.run())
         assert [client["client"] for client in document["clients"]] == [0, 1, 2]
         (reason,) = document["refused"].values()
-        assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in reason
+        assert "gives 0 windows of 16 tokens, but data.windows = 2 are needed" in reason
         assert "hawthorn" not in reason
 
     def test_a_site_with_another_model_is_refused(self, bench: Bench) -> None:

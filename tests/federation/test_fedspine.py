@@ -832,7 +832,7 @@ class TestFedSpine(PersonalPromises):
     def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
-            match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq",
+            match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli or boolq",
         ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(

@@ -97,7 +97,7 @@ def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
     assert (document["round"], json.loads(before.read_text())["round"]) == (2, 1)
     last.write_text(json.dumps({**document, "round": 1}))
     told = (
-        f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to"
+        f"state.json: is damaged: .*; the checkpoint after round 1 is intact: move {before} to"
         f" {last} and resume again"
     )
     with pytest.raises(EspalierError, match=told):
@@ -116,10 +116,10 @@ def test_behind_a_damaged_blob_too(
     blob = run / "checkpoint" / "blobs" / f"{min(of_last - of_before)}.blob"
     blob.write_bytes(blob.read_bytes()[:-1])
     told = (
-        f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
-        " 2; the others are whole; "
+        f"damaged or missing: {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
+        " 2; the others are intact; "
     )
-    with pytest.raises(EspalierError, match=told + "the checkpoint after round 1 is whole: move"):
+    with pytest.raises(EspalierError, match=told + "the checkpoint after round 1 is intact: move"):
         killed.resume(run)
     before.replace(last)
     assert killed.resume(run) == killed.expected
@@ -150,7 +150,7 @@ def _texts(value: Any) -> Iterator[str]:
         ),
         (
             lambda folder: (folder / "previous.json").write_text("{"),
-            "nothing whole remains .*previous.json: is damaged",
+            "no intact checkpoint remains .*previous.json: is damaged",
         ),
         (
             lambda folder: [blob.unlink() for blob in (folder / "blobs").iterdir()],
@@ -180,7 +180,7 @@ def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").unlink()
     with pytest.raises(
-        EspalierError, match=r"state\.json: is missing; the checkpoint after round 1 is whole"
+        EspalierError, match=r"state\.json: is missing; the checkpoint after round 1 is intact"
     ):
         one_killed.resume(run)
 
@@ -299,7 +299,7 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
         (
             lambda run: (run / "checkpoint" / "state.json").write_text("{"),
-            "state.json: is damaged.* round 1 is whole",
+            "state.json: is damaged.* round 1 is intact",
         ),
         (
             lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"),
@@ -307,7 +307,7 @@ def remains(run: Path) -> dict[str, bytes]:
         ),
         (
             lambda run: shutil.rmtree(run / "checkpoint"),
-            "checkpoint: is missing or empty, but metrics.jsonl tells of finished",
+            "checkpoint: is missing or empty, but metrics.jsonl lists finished",
         ),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
     ],

@@ -246,7 +246,7 @@ def test_an_encoder_s_run_repeats(encoder: Bench) -> None:
 def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq",
+        match=r"task.name = 'dolly': an encoder only classifies; choose sst2, mnli or boolq",
     ):
         encoder.run(task__name="dolly")
 
@@ -328,7 +328,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
         for record in sums(99)
     )
     told = (
-        rf"task.answer-tokens = 256: .* {prompt} tokens, that makes {prompt + 256}, .* 64 .* to"
+        rf"task.answer-tokens = 256: .* {prompt} tokens. this makes {prompt + 256} tokens, .* 64 .* to"
         rf" {64 - prompt} or less"
     )
     with pytest.raises(EspalierError, match=told):

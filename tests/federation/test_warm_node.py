@@ -402,7 +402,10 @@ def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_
     assert fits_idle(700)
     assert forgotten == ["model"]
     assert not fits_idle(200)
-    assert "the worker holds 0 MB, may hold 0 MB between tasks, and ends" in capsys.readouterr().err
+    assert (
+        "the worker uses 0 MB, more than the 0 MB that it may use between tasks"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_server_is_told_why_there_is_no_answer_but_nothing_of_an_unexpected_error(

@@ -43,7 +43,7 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
     [
         (
             "No SuperNode found with the given public key.",
-            "does not know this node's key (a.key, SHA256:abc); have it registered",
+            "does not know this node's key (a.key, SHA256:abc); register it there once",
         ),
         (
             "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",

@@ -317,12 +317,12 @@ def without(name: str) -> Change:
         (
             dict,
             {"intermediate_size": 40},
-            r"proj.weight is \[\d+, 32\] in model.safetensors, config.json makes it \[40, 32\]",
+            r"proj.weight has shape \[\d+, 32\] in model.safetensors, but \[40, 32\] according",
         ),
         (
             dict,
             {"num_attention_heads": 5},
-            r"num_attention_heads = 5 does not go with .*q_proj.weight, which has 32 rows",
+            r"num_attention_heads = 5 does not match .*q_proj.weight, which has 32 rows",
         ),
         (
             dict,
@@ -417,7 +417,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
             1e300,
             torch.float64,
             F32,
-            r"'float32' overflows beyond 3.4028e\+38; no dtype .* holds them: name another model",
+            r"'float32' overflows beyond 3.4028e\+38; no supported dtype can represent them: name another model",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(
-        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"
+        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*do not exist"
     ):
         Checkpoint(tmp_path)
 

@@ -172,7 +172,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site gives it"),
+        ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site allows"),
         (
             (
                 "import espalier.hf.tokenizer.process as p\np.MEMORY = 1 <<"

@@ -187,7 +187,7 @@ def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> Non
         (
             "block-0000",
             "attn.q.bias",
-            r"the model has no attn.q.bias of block-0000; train another tensor whole",
+            r"the model has no attn.q.bias of block-0000; choose another tensor",
         ),
         ("block-0002", "norm.mlp.weight", r"the model has no norm.mlp.weight of block-0002"),
         (

@@ -84,7 +84,7 @@ OWN_CODE = {
         ),
         (
             [changed(tokenizer_class="Own", auto_map=["own.Own", None])],
-            "code of the tokenizer's own (own.Own)",
+            "the tokenizer's own code (own.Own)",
         ),
         ([removed(FILE)], NOTHING),
         ([removed(FILE, SETTINGS)], NOTHING),
@@ -98,31 +98,31 @@ OWN_CODE = {
         ([written(FILE, POINTER)], "tokenizer.json is a Git LFS pointer"),
         ([written(FILE, "<!DOCTYPE html>")], "tokenizer.json is not JSON (line 1, column 1"),
         ([written(FILE, b"\x00\xff")], "tokenizer.json is not UTF-8 (byte 1)"),
-        ([written(FILE, "[]")], "tokenizer.json holds no JSON object"),
+        ([written(FILE, "[]")], "tokenizer.json contains no JSON object"),
         (
             [written(FILE, "{}")],
-            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+            "tokenizer.json is damaged, or was written by a newer version of the library",
         ),
         (
             [written(FILE, "[" * 100_000)],
             (
                 "tokenizer.json cannot be read as JSON (its lists and objects are nested more"
-                " than 64 deep)"
+                " than 64 levels deep)"
             ),
         ),
         (
             [replaced('"BPE"', '"XPE"')],
-            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+            "tokenizer.json is damaged, or was written by a newer version of the library",
         ),
         ([dangling], "tokenizer.json is a link to a missing file"),
         ([written(SETTINGS, '{"tokenizer_class":')], "tokenizer_config.json ends too early"),
-        ([written(SETTINGS, "[]")], "tokenizer_config.json holds no JSON object"),
+        ([written(SETTINGS, "[]")], "tokenizer_config.json contains no JSON object"),
         (
             [changed(tokenizer_class=5)],
             "a value in tokenizer_config.json does not fit tokenizer.json",
         ),
         ([written("special_tokens_map.json", "{")], "special_tokens_map.json ends too early"),
-        ([written("added_tokens.json", '["a"]')], "added_tokens.json holds no JSON object"),
+        ([written("added_tokens.json", '["a"]')], "added_tokens.json contains no JSON object"),
     ],
 )
 def test_the_reason_names_the_file(

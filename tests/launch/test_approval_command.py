@@ -69,7 +69,7 @@ def test_torn_lines_have_a_code_of_their_own(
     assert check(state) == 1
     egress_log(state, "run-1", "b").append({"entry": "reply", "bytes": 1})
     assert check(state) == 3
-    assert "lines 2 to 3: are torn: " in capsys.readouterr().out
+    assert "lines 2 to 3: are incomplete: " in capsys.readouterr().out
     (state / "egress" / "run-2-a.jsonl").write_bytes(b"garbage\n")
     assert check(state) == 1
 
@@ -105,7 +105,7 @@ def test_a_noted_hash_finds_an_end_that_was_cut_off(
     egress_log(state, "run-2", "a").append({"entry": "reply", "bytes": 1})
     assert check(state, noted) == 0
     assert (
-        "  the noted hash is that of entry 3 of 4: nothing up to it is missing"
+        "  the noted hash is that of entry 3 of 4: no entry up to it is missing"
         in capsys.readouterr().out
     )
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
@@ -122,7 +122,7 @@ def test_what_is_no_hash_is_told(
     state: Path, capsys: pytest.CaptureFixture[str], head: str
 ) -> None:
     assert check(state, head) == 2
-    assert "give all 64 characters that check-log printed behind 'head'" in capsys.readouterr().err
+    assert "give all 64 characters that check-log printed after 'head'" in capsys.readouterr().err
 
 
 def test_a_noted_hash_may_have_large_letters(state: Path) -> None:

@@ -136,7 +136,7 @@ def test_it_says_what_a_run_would_send(
     assert row.split()[4:11] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
     assert row.endswith("seconds, blob_sha256, samples, skipped_steps, rank")
     assert (
-        "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes"
+        "in 3 rounds 1,536 bytes of tensors, and some kilobytes of headers and hashes per message"
         in lines
     )
     assert any(
@@ -172,7 +172,7 @@ def test_a_directory_that_cannot_be_written_is_told(
     [
         ({"data-pth": "x"}, {}, "data-pth: unknown key; did you mean 'data-path'?"),
         ({"data-path": "/no/such"}, {}, "data-path = '/no/such': does not exist on this node"),
-        ({}, {"data.windows": 4000}, "windows of 16 tokens, data.windows = 4000 are needed"),
+        ({}, {"data.windows": 4000}, "windows of 16 tokens, but data.windows = 4000 are needed"),
         ({}, {"data.windows": 5000}, "most-windows = 4096: data.windows = 5000"),
         (
             {"least-tokens": 33},

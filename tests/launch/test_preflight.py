@@ -64,7 +64,7 @@ def test_every_client_s_file_is_opened_and_each_mistake_told_once(
         open_all(config, lambda line: pytest.fail(line))
     few, missing = str(caught.value).splitlines()
     assert few.startswith(
-        "clients 0, 2: data: the client's text gives 0 windows of 16 tokens, data.windows = 2 are"
+        "clients 0, 2: data: the client's text gives 0 windows of 16 tokens, but data.windows = 2 are"
         " needed"
     )
     assert (

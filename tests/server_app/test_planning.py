@@ -108,7 +108,7 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
         ),
         (
             {"config.json": "{}", "structure.json": "{}"},
-            "holds a smaller model without its weights",
+            "contains a smaller model without its weights",
         ),
     ],
 )

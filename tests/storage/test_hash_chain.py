@@ -137,7 +137,7 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     path.write_bytes(b"".join(whole) + torn)
     checked = chain_check(path)
     assert (checked.fault, checked.entries) == ("", 3)
-    assert checked.notes[0].startswith("line 4: is torn")
+    assert checked.notes[0].startswith("line 4: is incomplete")
     chain(tmp_path).append({"bytes": 50})
     after = path.read_bytes()
     assert after.startswith(b"".join(whole) + torn + b"\n")
@@ -150,8 +150,8 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.num_bytes) == ("", 4, 110)
     (told,) = checked.notes
-    assert told.startswith("line 4: is torn: ")
-    assert told.endswith("; entry 4 tells of it")
+    assert told.startswith("line 4: is incomplete: ")
+    assert told.endswith("; entry 4 mentions it")
     path.write_bytes(after.replace(torn + b"\n", b"", 1))
     assert "are not those that the entry recorded" in chain_check(path).fault
 
@@ -171,7 +171,7 @@ def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
     chain(tmp_path).append({"bytes": 50})
     checked = chain_check(path)
     if line.isascii() and line.startswith(b'{"before"'):
-        assert checked.notes[0].startswith("line 5: is torn")
+        assert checked.notes[0].startswith("line 5: is incomplete")
     else:
         assert checked.fault == "line 5: is neither an entry of the chain nor the beginning of one"
 
@@ -179,11 +179,11 @@ def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
 def test_two_crashes_in_a_row_are_told_too(tmp_path: Path) -> None:
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes() + b'{"before":"ab' + b"\n" + b'{"bef')
-    assert chain_check(path).notes[0].startswith("lines 5 to 6: are torn")
+    assert chain_check(path).notes[0].startswith("lines 5 to 6: are incomplete")
     chain(tmp_path).append({"bytes": 50})
     checked = chain_check(path)
     assert (checked.fault, checked.entries) == ("", 5)
-    assert checked.notes[0].startswith("lines 5 to 6: are torn")
+    assert checked.notes[0].startswith("lines 5 to 6: are incomplete")
 
 
 def test_an_entry_that_lacks_its_line_s_end_alone_counts(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
         "data.source": "hub",
         "data.hub-split": named,
     }
-    with pytest.raises(EspalierError, match="no items of the task"):
+    with pytest.raises(EspalierError, match="no training items of the task"):
         client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"
