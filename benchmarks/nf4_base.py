@@ -381,8 +381,8 @@ def main() -> int:
                 save_model(Path(folder), RANDOM)
                 given.model = folder
             study(given)
-    except EspalierError as mistake:
-        print(mistake, file=sys.stderr)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 

@@ -102,8 +102,8 @@ def main() -> int:
     for csv in sorted(parser.parse_args().directory.glob("*.csv")):
         try:
             print(f"{csv.name}: {'written' if write_again(csv) else 'unchanged'}")
-        except EspalierError as mistake:
-            print(mistake, file=sys.stderr)
+        except EspalierError as error:
+            print(error, file=sys.stderr)
             return 2
     return 0
 

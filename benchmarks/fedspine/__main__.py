@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         {"regret": _regret, "steps": steps.work, "tasks": task_study.work}[given.study](given)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     return 0
 

@@ -47,9 +47,9 @@ def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
         next(drawn)
         try:
             next(drawn, None)
-        except EspalierError as mistake:
+        except EspalierError as error:
             outcome.counts[MISTAKE] += 1
-            outcome.longest = max(outcome.longest, len(str(mistake)))
+            outcome.longest = max(outcome.longest, len(str(error)))
         except INTERRUPTS:
             raise
         except BaseException as error:

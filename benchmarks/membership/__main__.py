@@ -120,8 +120,8 @@ def main() -> int:
             for one in outcomes(clients):
                 print(*one, flush=True)
                 found.append(one)
-        except EspalierError as mistake:
-            print(f"{mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"{error}", file=sys.stderr)
             return 2
         text = report(clients, found)
     print(text, end="")

@@ -34,9 +34,9 @@ def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
     found = Waiting()
     damaged = list[EspalierError]()
     for replies in held_at(root):
-        undecided, mistakes = replies.undecided()
+        undecided, errors = replies.undecided()
         found += [(replies, held) for held in undecided]
-        damaged += mistakes
+        damaged += errors
     return found, damaged
 
 
@@ -72,17 +72,17 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     if pairs:
         require_owner(root)
     decision = Decision(released, now(), account(os.geteuid()), reason)
-    mistakes = list[str]()
+    errors = list[str]()
     for replies, held in pairs:
         try:
             with replies.deciding(held):
                 _decide(root, replies, held, decision)
         except EspalierError as error:
-            mistakes.append(str(error))
+            errors.append(str(error))
         else:
             yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
-    if mistakes:
-        raise InputError("\n".join(mistakes))
+    if errors:
+        raise InputError("\n".join(errors))
 
 
 def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
