@@ -57,7 +57,7 @@ FILES = {
     "tar": (tarred(), r"the file is compressed \(a tar archive\)"),
     "parquet": (
         b"PAR1\x15\x04\x15\x00" + bytes(40),
-        "the file is a Parquet file, no text; write its records as JSON Lines",
+        "the file is a Parquet file, not text; write its records as JSON Lines",
     ),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid",

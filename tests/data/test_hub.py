@@ -88,7 +88,7 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
             "a list, not a string; name a text column, or create one",
         ),
         ({"content": "Anna K."}, "an object, not a string; name a text column"),
-        (None, "null, which is not a string; remove the rows without text"),
+        (None, "null, not a string; remove the rows without text"),
         (7, "a number, not a string"),
         (True, "a boolean, not a string"),
     ],
@@ -102,9 +102,7 @@ def test_nothing_is_made_text_that_is_none(
     with pytest.raises(EspalierError) as caught:
         list(read_dataset("trees", "", "train", "note", "ward"))
     row = 1 if value is None else 0
-    expected = (
-        f"data.field = 'note': the dataset 'trees' (train), row {row} counted from 0, holds {told}"
-    )
+    expected = f"data.field = 'note': the dataset 'trees' (train), row {row} (counted from 0) contains {told}"
     assert str(caught.value).startswith(expected)
     assert "Anna" not in str(caught.value)
 

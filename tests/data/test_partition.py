@@ -119,7 +119,7 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
     data = DataSettings(
         source="jsonl", path=str(file), partition="dirichlet", partition_field="ward"
     )
-    with pytest.raises(EspalierError, match="line 2, field 'ward' is not a label") as refused:
+    with pytest.raises(EspalierError, match="line 2 has no label in field 'ward'") as refused:
         client_passages(data, simulated_node(), 0, 2)
     assert "hazel" not in str(refused.value)
 

@@ -154,7 +154,7 @@ def _texts(value: Any) -> Iterator[str]:
         ),
         (
             lambda folder: [blob.unlink() for blob in (folder / "blobs").iterdir()],
-            "the checkpoint after round 1 needs damaged blobs too: bring",
+            "the checkpoint after round 1 needs damaged blobs too: restore",
         ),
     ],
 )

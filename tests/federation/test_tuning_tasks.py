@@ -328,7 +328,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
         for record in sums(99)
     )
     told = (
-        rf"task.answer-tokens = 256: .* {prompt} tokens. this makes {prompt + 256} tokens, .* 64 .* to"
+        rf"task.answer-tokens = 256: .* {prompt} tokens.. this makes {prompt + 256} tokens, .* 64 .* to"
         rf" {64 - prompt} or less"
     )
     with pytest.raises(EspalierError, match=told):
@@ -371,7 +371,7 @@ def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it
         "node-00003",
     ]
     (reason,) = document["refused"].values()
-    assert "data-path: neither this site nor the run's data.path" in reason
+    assert "data-path: this site names no file" in reason
 
 
 def test_a_client_without_items_is_refused_when_it_enrols(folder: Path) -> None:

@@ -434,17 +434,22 @@ def test_a_bound_below_0_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "port", "seconds", "told"),
     [
-        (["--isolation", "subprocess"], 0, 1.0, "--isolation: espalier node sets this itself"),
+        (
+            ["--isolation", "subprocess"],
+            0,
+            1.0,
+            "--isolation: espalier node sets this option itself",
+        ),
         (["--allow-runtime-dependency-installation"], 0, 1.0, "or does not allow it; omit it"),
-        (["--isol", "subprocess"], 0, 1.0, "--isol: espalier node sets this itself"),
+        (["--isol", "subprocess"], 0, 1.0, "--isol: espalier node sets this option itself"),
         (
             ["--appio-ssl-certfile=x.pem"],
             0,
             1.0,
-            "--appio-ssl-certfile: espalier node sets this itself",
+            "--appio-ssl-certfile: espalier node sets this option itself",
         ),
         ([], 0, 0.0, "--warm-seconds 0: must be above 0"),
-        (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this itself"),
+        (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this option itself"),
         ([], 65536, 1.0, "--port 65536: must be from 1 to 65535"),
         (
             ["--node-config", 'site="a" hold-replies = "tensors"'],

@@ -286,7 +286,7 @@ def without(name: str) -> Change:
             without(HEAD),
             {},
             (
-                r"lm_head.weight is missing, .*tie_word_embeddings is false.*at random; set"
+                r"lm_head.weight is missing, .*tie_word_embeddings is false.*randomly; set"
                 r" tie_word_embeddings"
             ),
         ),
@@ -294,14 +294,14 @@ def without(name: str) -> Change:
             without(EMBEDDING),
             {},
             (
-                r"embed_tokens.weight is missing; the files hold lm_head.weight.*set"
+                r"embed_tokens.weight is missing; the files contain lm_head.weight.*set"
                 r" tie_word_embeddings"
             ),
         ),
         (
             without("model.norm.weight"),
             {},
-            r"model.norm.weight is missing: its files hold \d+ tensors, such as lm_head",
+            r"model.norm.weight is missing: its files contain \d+ tensors, such as lm_head",
         ),
         (
             dict,
@@ -337,7 +337,7 @@ def without(name: str) -> Change:
         (
             lambda t: t | {"norm.weight": torch.ones(32)},
             {},
-            r"hold both norm.weight and model.norm.weight",
+            r"contain both norm.weight and model.norm.weight",
         ),
     ],
 )
@@ -436,7 +436,7 @@ def test_weights_beyond_the_computing_dtype_are_refused_only_there(
         return
     with pytest.raises(
         EspalierError,
-        match=rf"tensor model.norm.weight holds numbers up to .*, and dtype = {told}$",
+        match=rf"tensor model.norm.weight contains numbers up to .*, and dtype = {told}$",
     ):
         require_finite_weights(model, computing)
 

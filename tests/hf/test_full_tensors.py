@@ -209,7 +209,7 @@ def test_what_the_model_does_not_have_is_named(
     with pytest.raises(EspalierError, match=words):
         trained_whole(model, whole_of(model), {key: [name]})
     with pytest.raises(
-        EspalierError, match=rf"(holds no {name} of {key}|family llama have no such tensor)"
+        EspalierError, match=rf"(contains no {name} of {key}|family llama have no such tensor)"
     ):
         stored_values(model, {key: [name]})
 

@@ -488,7 +488,7 @@ def test_what_transformers_has_no_words_for_is_refused(
     )
     with pytest.raises(
         EspalierError,
-        match=r"llama: the smaller model cannot be written in NF4: .*; drop only whole blocks",
+        match=r"llama: the smaller model cannot be written in NF4, .*; drop only whole blocks",
     ):
         write_quantised(uneven, tmp_path / "nf4", True)
     encoder = save_encoder(tmp_path / "encoder", "bert", hidden_size=64, intermediate_size=64)
@@ -591,8 +591,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "no shape": (state(shape=[8192]), "has no shape"),
     "a shape of words": (state(shape=["a", "b"]), "has no shape"),
     "shape null": (state(shape=None), "cannot be read"),
-    "blocks of another length": (state(blocksize=128), "no NF4 in blocks of 64"),
-    "another type": (state(quant_type="fp4"), "no NF4 in blocks of 64"),
+    "blocks of another length": (state(blocksize=128), "not NF4 in blocks of 64"),
+    "another type": (state(quant_type="fp4"), "not NF4 in blocks of 64"),
     "another nested length": (state(nested_blocksize=64), "scales are quantised in an unknown way"),
     "offset no number": (
         state(nested_offset=float("nan")),

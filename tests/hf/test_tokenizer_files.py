@@ -91,7 +91,7 @@ OWN_CODE = {
         ([removed(FILE), changed(tokenizer_class="LlamaTokenizer")], NOTHING),
         ([removed(FILE), changed(tokenizer_class="GPT2Tokenizer")], NOTHING),
         ([removed(FILE), changed(tokenizer_class="BertTokenizer")], NOTHING),
-        ([as_pair], "vocab.json is there without merges.txt"),
+        ([as_pair], "vocab.json exists without merges.txt"),
         ([as_pair, written("merges.txt", POINTER)], "merges.txt is a Git LFS pointer"),
         ([cut_off], "tokenizer.json ends too early, or is not JSON (line "),
         ([written(FILE, "")], "tokenizer.json is empty"),

@@ -81,7 +81,7 @@ def test_another_user_s_is_not_also_where_all_else_is_the_same(
     told = difference(here, superlink, [Submitter(STRANGER)])
     assert (
         told
-        == f"it belongs to user {pwd.getpwuid(ME).pw_name}, and user {STRANGER} submitted the run"
+        == f"it belongs to user {pwd.getpwuid(ME).pw_name}, but user {STRANGER} submitted the run"
     )
 
 

@@ -8,7 +8,7 @@ from espalier.environment.bounded_json import UnboundedJsonError, read_json
 from espalier.errors import InputError
 
 ONE_EACH = "write one JSON object per line"
-TO_UTF8 = "convert the file to UTF-8, for example from Windows-1252 with: iconv -f CP1252 -t UTF-8"
+TO_UTF8 = "convert it to UTF-8, for example from Windows-1252 or Latin-1: iconv -f CP1252 -t UTF-8"
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
