@@ -113,7 +113,7 @@ def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(
         EspalierError,
-        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds ",
+        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .* contains ",
     ):
         list(read_dataset("trees", "", "train", "note", "ward"))
     assert [record.label for record in read_dataset("trees", "", "train", "note", "")] == [""]

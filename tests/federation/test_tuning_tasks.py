@@ -328,7 +328,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
         for record in sums(99)
     )
     told = (
-        rf"task.answer-tokens = 256: .* {prompt} tokens.. this makes {prompt + 256} tokens, .* 64 .* to"
+        rf"task.answer-tokens = 256: .*{prompt} tokens. this makes {prompt + 256} tokens, .* 64 .* to"
         rf" {64 - prompt} or less"
     )
     with pytest.raises(EspalierError, match=told):
