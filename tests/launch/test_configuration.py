@@ -406,7 +406,7 @@ def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
     with pytest.raises(
         EspalierError,
         match=(
-            rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads"
+            rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' needs"
             r" one.*'hub'"
         ),
     ):

@@ -205,7 +205,7 @@ def test_a_log_without_a_chain_is_told_apart_and_goes_on_with_one(tmp_path: Path
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.unchained) == ("", 4, 3000)
     assert checked.notes == [
-        "before entry 1 stand 3,000 entries of a release without a chain, unchanged since"
+        "before entry 1: 3,000 entries of a release without a chain, unchanged since"
     ]
     path.write_text(path.read_text().replace('"bytes": 7}', '"bytes": 8}', 1))
     assert (
