@@ -75,7 +75,7 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
         list(read_dataset(dataset, "", split, "note", ""))
     assert (
         str(caught.value)
-        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
+        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', only 'train'; "
         "set it to one of these, or to several joined by +"
     )
 

@@ -200,7 +200,7 @@ def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_word
         )
         with pytest.raises(
             EspalierError,
-            match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release",
+            match=rf"{Path(name).name}: has version 1, but this program reads version \d; resume with the release",
         ):
             one_killed.resume(run)
         (run / name).write_bytes(whole)

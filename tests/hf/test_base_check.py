@@ -375,7 +375,7 @@ def test_a_weight_that_is_not_finite_is_named(
 
     change_tensors(base, spoil)
     what = "NaN" if value != value else "an infinite number"
-    with pytest.raises(EspalierError, match=rf"model.safetensors: tensor {name} holds {what}"):
+    with pytest.raises(EspalierError, match=rf"model.safetensors: tensor {name} contains {what}"):
         require_finite_weights(OpenedModel(base), CPU)
 
 
@@ -495,7 +495,7 @@ def test_an_encoder_is_compared_too(tmp_path: Path, model_type: str) -> None:
     change_tensors(
         changed, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)}
     )
-    with pytest.raises(EspalierError, match=rf"{name} holds NaN"):
+    with pytest.raises(EspalierError, match=rf"{name} contains NaN"):
         require_finite_weights(OpenedModel(changed), CPU, 3)
     assert AutoModelForSequenceClassification.from_pretrained(base) is not None
     model.checkpoint.tensors[name] = model.checkpoint.tensors[name.replace("layer.1", "layer.0")]

@@ -322,5 +322,5 @@ def test_tensors_are_written_in_the_announced_order_and_size() -> None:
     with pytest.raises(ValueError, match="expected 16 bytes of f32, got 6 of bf16"):
         writer.write("bf16", bytes_of("bf16"))
     writer = ShardWriter(io.BytesIO(), specs_of("f32"), {})
-    with pytest.raises(ValueError, match="expected 16 bytes of f32, got 15 of f32"):
+    with pytest.raises(ValueError, match="expected 16 bytes of f32, but got 15 of f32"):
         writer.write("f32", bytes_of("f32")[:-1])

@@ -149,7 +149,7 @@ def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> No
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
     items = list(read_items(TASKS["piqa"], path))
     told = (
-        rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise"
+        rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, but only 19 fit .*; raise"
         r" task.max-test-tokens"
     )
     with pytest.raises(EspalierError, match=told):
@@ -227,14 +227,14 @@ def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(data
     with pytest.raises(
         EspalierError,
         match=(
-            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"
+            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', only 'train'; set it to"
         ),
     ):
         client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
         EspalierError,
         match=(
-            r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has"
+            r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', only"
             r" 'train'; .*"
         ),
     ):
