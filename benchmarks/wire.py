@@ -211,7 +211,7 @@ def report(given: argparse.Namespace, found: Measured) -> None:
     print(f"{found.compared} masks of the server equal the plain count of the clients' masks\n")
     ours = (last - first) / (last_at - first_at) / 1e6 if last_at > first_at else float("nan")
     plain = last / found.plain_seconds / 1e6
-    print("| way | MB/s | of the plain stream |\n|---|---|---|")
+    print("| way | MB/s | relative to the plain stream |\n|---|---|---|")
     print(
         f"| parts into the ServerApp's inbox, after the first one arrived | {ours:.0f} |"
         f" {ours / plain:.2f} |"

@@ -170,8 +170,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
     )
     if not site.node.simulated:
         _say(
-            f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site"
-            f" answers as {site.name}"
+            f"run {request.header.lineage} ({site.settings.method}) asks which sites are"
+            f" connected; this site answers as {site.name}"
         )
     return reply_to(
         request, description if key is None else said_with_key(site, request, description, key)
@@ -180,7 +180,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
 
 def _refused(site: Site, request: Letter) -> Letter:
     reason = validate(Refusal, request.scalars).reason
-    _say(f"run {request.header.lineage}: its server refused {site.name}: {reason}")
+    _say(f"the server of run {request.header.lineage} refused {site.name}: {reason}")
     return reply_to(request, NoScalars())
 
 
@@ -196,7 +196,7 @@ def _collect_old(site: Site) -> None:
     collect_old_work(site.node.state_root(), long_ago)
 
 
-def _told(request: Letter, context: Context, reason: str) -> str:
+def _error_text(request: Letter, context: Context, reason: str) -> str:
     """Return the error text for the server; enrolment errors are prefixed with the site name."""
     return (
         refusal(claimed_name(context.node_config), reason)
@@ -229,11 +229,11 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
             letter = work(site, request)
             # The number of parts follows from the contract, not from the handler.
             letter.header.num_parts = contract.num_parts
-    except EspalierError as mistake:
-        logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
-        told = str(mistake) if in_simulation() else mistake.outward
+    except EspalierError as error:
+        logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, error)
+        reason = str(error) if in_simulation() else error.outward
         letter = failure(
-            request.header, _told(request, context, told), isinstance(mistake, StateLost)
+            request.header, _error_text(request, context, reason), isinstance(error, StateLost)
         )
     except INTERRUPTS:
         raise

@@ -48,11 +48,11 @@ class Site:
         node = parse_node(context.node_config, simulated=in_simulation())
         try:
             settings = parse(context.run_config)
-        except EspalierError as mistake:
+        except EspalierError as error:
             program = code_sha256()[:12]
             raise InputError(
-                f"{mistake}\n  (this node runs program {program}; the server may run another:"
-                " install its release here)"
+                f"{error}\n  (this node runs program {program}; if the server runs another"
+                " one, install the server's release here)"
             ) from None
         return Site(settings, node, header, context.node_id)
 
@@ -78,16 +78,15 @@ class Site:
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise InputError(
-                "model-path: this site names no base model of its own, and opens none that a run"
-                f" names (model = {self.settings.model!r}); give the site its copy, with model-path"
-                " in --node-config"
+                "model-path: this site names no base model, and does not open models that a run"
+                f" names (model = {self.settings.model!r}); set model-path in --node-config"
             )
         if not self.node.model_path:
             return open_model(self.settings.model)
         try:
             return open_model(self.node.model_path)
-        except EspalierError as mistake:
-            raise InputError(f"model-path in --node-config: {mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"model-path in --node-config: {error}") from None
 
     @cached_property
     def computing(self) -> "Computing":

@@ -59,7 +59,7 @@ def public_tests(
     if not classes:
         *names, last = (name for name, task in TASKS.items() if task.classes)
         raise InputError(
-            f"task.name = '{settings.task.name}': an encoder classifies; choose"
+            f"task.name = '{settings.task.name}': an encoder only classifies; choose"
             f" {', '.join(names)} or {last}, or another model"
         )
     model.new_skeleton(classes)

@@ -89,8 +89,8 @@ class LlmPruner(Cutting):
         super().require_fit(settings, model, capabilities)
         try:
             require_sendable(model.plan, settings.of(LlmPrunerSettings))
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

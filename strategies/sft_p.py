@@ -71,8 +71,8 @@ class SftP(FedPETuning):
         method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
-        except EspalierError as mistake:
-            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {error}") from None
         if not model.family.has_lanes:
             family = model.family.name
             raise InputError(
@@ -92,8 +92,8 @@ class SftP(FedPETuning):
         for client in range(settings.num_clients):
             try:
                 LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
-            except EspalierError as mistake:
-                raise InputError(f"{method}.{mistake}") from None
+            except EspalierError as error:
+                raise InputError(f"{method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

@@ -43,7 +43,7 @@ def _arguments() -> argparse.Namespace:
         "--source",
         default="code",
         choices=["code", "documentation"],
-        help="text that the clients share out",
+        help="text that is distributed over the clients",
     )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--windows", type=int, default=32, help="of each client")
@@ -120,8 +120,8 @@ def main() -> int:
             for one in outcomes(clients):
                 print(*one, flush=True)
                 found.append(one)
-        except EspalierError as mistake:
-            print(f"{mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"{error}", file=sys.stderr)
             return 2
         text = report(clients, found)
     print(text, end="")

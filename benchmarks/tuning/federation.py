@@ -120,8 +120,8 @@ class Federation:
                 found[client] = client_sequences(
                     self.settings, simulated_node(), self.model, client
                 )
-            except EspalierError as mistake:
-                print(f"client {client} is left out: {mistake}", flush=True)
+            except EspalierError as error:
+                print(f"client {client} is left out: {error}", flush=True)
         return found
 
     @cached_property

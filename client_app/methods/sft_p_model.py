@@ -73,8 +73,8 @@ class SmallerModel:
                 site.settings, site.node, site.model.encode, header.client, number
             )
         # The perplexity is only informative, so a missing one must not cost a round.
-        except EspalierError as mistake:
-            logging.getLogger("espalier").warning("no validation: %s", mistake)
+        except EspalierError as error:
+            logging.getLogger("espalier").warning("no validation: %s", error)
             return None
         return perplexity(
             mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""]
@@ -125,10 +125,10 @@ def own_target(site: Site, header: Header | None) -> int:
     )
     try:
         return LaneGates(site.model.plan).target(own or run_s, job.share_of)
-    except EspalierError as mistake:
+    except EspalierError as error:
         if own:
-            raise InputError(f"pruned-share in --node-config: {mistake}", OUTWARD) from None
-        raise InputError(f"{site.settings.method}.{mistake}") from None
+            raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
+        raise InputError(f"{site.settings.method}.{error}") from None
 
 
 OUTWARD = (

@@ -114,8 +114,8 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
     _say(f"{what} waits for approval as {held.id}: espalier release {site.node.state_root()}")
     while (decision := replies.decision(held)) is None:
         if clock() >= waits_until:
-            _say(f"{what} is still held; the server is given no answer this time")
-            raise StillHeldError("the reply waits for its release at the site")
+            _say(f"{what} still waits for approval; the server gets no answer this time")
+            raise StillHeldError("the reply waits for approval at the site")
         pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
     return decision
 

@@ -54,16 +54,14 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
     except hold.StillHeldError:
         raise
     except hold.Refused as refused:
-        return _failed(message, context, request, f"held back by the site: {refused}")
+        return _failed(message, context, request, f"blocked by the site: {refused}")
     except INTERRUPTS:
         raise
     # A reply that cannot be checked does not leave, for whatever reason.
     except BaseException as error:
-        logging.getLogger("espalier").warning(
-            "reply to %s held back: %s", request.header.kind, error
-        )
+        logging.getLogger("espalier").warning("reply to %s blocked: %s", request.header.kind, error)
         return _failed(
-            message, context, request, f"held back by the site's egress check: {_reason(error)}"
+            message, context, request, f"blocked by the site's egress check: {_reason(error)}"
         )
     return reply
 

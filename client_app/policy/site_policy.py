@@ -42,19 +42,19 @@ def require_allowed(site: Site, header: Header) -> None:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     if _is_one_run_too_many(site, header.lineage):
         lines.append(
-            f"most-runs = {site.node.most('most_runs')}: so many runs were answered within"
-            " keep-days"
+            f"most-runs = {site.node.most('most_runs')}: this number of runs was already"
+            " answered within keep-days"
         )
     if site.node.require_site_keys and not site.settings.site_keys:
         lines.append(
-            "require-site-keys: anybody could say this site's name in this run; its server needs"
-            " site-keys"
+            "require-site-keys: in this run anyone could use this site's name; its server must"
+            " set site-keys"
         )
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise InputError(
-            "this site does not allow the run; lower it, or have the site's owner change"
-            f" --node-config:\n{text}"
+            "this site does not allow the run; change these values, or ask the site's owner to"
+            f" change --node-config:\n{text}"
         )
 
 
@@ -70,7 +70,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
         planned = (
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
         )
-        asked = "the round that is asked for" if header.server_round > rounds else planned
+        asked = "requested round" if header.server_round > rounds else planned
         found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
     return found
 

@@ -278,8 +278,8 @@ class Structure:
                 tuple(document["added_biases"]),
                 bool(document.get("norm_of_read", False)),
             )
-        except EspalierError as mistake:
-            raise InputError(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
+        except EspalierError as error:
+            raise InputError(f"{where}: {str(error).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{where}: is not the structure of a model; write it anew") from None
 

@@ -113,7 +113,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         self._note_who_has_cut_less(result)
         models = where_models_are(run, kept=job.keep_models)
         self.summary.where = (
-            f"the adapter is in {target}, what each client keeps of the model in structures/;"
+            f"the adapter is in {target}, the structure of each client's model in structures/;"
             f" {models}"
         )
 
@@ -136,6 +136,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share ="
-                f" {job.share:g}{where}; raise federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not reach fedspine.share"
+                f" = {job.share:g}{where}; raise federation.rounds{others}."
             )

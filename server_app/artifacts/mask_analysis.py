@@ -130,7 +130,7 @@ def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
     names = [f"client {client}" for client in clients]
     axes.set_xticks(range(len(clients)), names)
     axes.set_yticks(range(len(clients)), names)
-    axes.set_title("share of lanes on which two clients' masks agree")
+    axes.set_title("fraction of residual dimensions on which two clients' masks agree")
     figure.colorbar(image, label="above chance")
 
 
@@ -143,7 +143,7 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.set_xticks(range(len(densities[kind])))
         axes.grid(alpha=0.3)
     figure.supxlabel("block")
-    figure.supylabel("share of lanes that are on")
+    figure.supylabel("fraction of residual dimensions that are on")
     axes.legend(fontsize=7)
 
 
@@ -156,8 +156,8 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.plot(
             [value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}"
         )
-    axes.set_xlabel("step of training")
-    axes.set_ylabel("T(g) as drawn, over the client's target")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("sampled T(g), relative to the client's target")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 

@@ -92,7 +92,7 @@ def rounding_notes(summary: Summary) -> list[str]:
         if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
             notes.append(
                 # These formatted percentages are those of the table: compare what a reader sees.
-                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses"
-                f" {job.sparsity:g} times its weights, rounded down"
+                f"{who}: {share:.2%} instead of {job.sparsity:.2%}, because each {group} of a"
+                f" matrix loses {job.sparsity:.2%} of its weights, rounded down"
             )
     return notes

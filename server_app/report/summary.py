@@ -31,8 +31,8 @@ from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")
 SPARSITY_DEFINITION = (
-    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings,"
-    " norms, biases and head excluded)"
+    "weights that the method set to zero / weights of the decoder blocks' linear layers"
+    " (without embeddings, norms, biases and head)"
 )
 LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
 
@@ -141,9 +141,7 @@ class Summary:
         self.local_perplexities.clear()
         self.personal_scores = dict(self.local_scores)
         self.local_scores.clear()
-        self.notes.append(
-            "Federated is the mean over clients, each with a smaller model of its own."
-        )
+        self.notes.append("Federated is the mean over clients, each with its own smaller model.")
 
     def take_sizes(self, run_directory: Path) -> None:
         """Record the sizes of base and result, and warn if the result is larger."""

@@ -495,7 +495,7 @@ class Method(Strategy):
             seat.seconds += seconds
             self.run.progress.step(
                 "alone",
-                f"{seat.site} by itself, {duration(seconds, tenths=True)} of work",
+                f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work",
                 client=seat.client,
             )
 

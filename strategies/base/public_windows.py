@@ -50,8 +50,8 @@ def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
         else any(_same(_file(chosen), path) for path in paths)
     ):
         raise InputError(
-            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
-            " would be made for what they are tested on; name another text"
+            f"{method}.public-text = '{chosen}': evaluation.texts names the same text, so models"
+            " would be made for the text on which they are tested; name another text"
         )
 
 

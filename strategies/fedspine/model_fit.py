@@ -30,8 +30,8 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse a pruning ratio that would leave a block without a group of each kind."""
     try:
         ModelUnits.of(plan).share_of_units(plan, settings.of(FedSpineSettings))
-    except EspalierError as mistake:
-        raise InputError(f"{settings.method}.{mistake}") from None
+    except EspalierError as error:
+        raise InputError(f"{settings.method}.{error}") from None
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:

@@ -50,10 +50,10 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         fleet = fleet_of(name)
         if fleet is not None:
             fleet.require(settings.num_clients)
-    except EspalierError as mistake:
+    except EspalierError as error:
         given = settings.federation.fleet
         meant = "" if given == name else f" (in a simulation {name})"
-        reason = str(mistake).removeprefix("fleet: ")
+        reason = str(error).removeprefix("fleet: ")
         raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
     return fleet
 

@@ -71,8 +71,8 @@ class SliceGpt(Method):
         job = settings.of(SliceGptSettings)
         try:
             job.width(dense_width(model.plan))
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
         if job.covariances == "public":
             require_public_text(settings, job)
             public_windows(settings, job, model)

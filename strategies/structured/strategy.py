@@ -64,8 +64,8 @@ class Cutting(Method):
         try:
             blocks = cls.blocks(settings, model.plan)
             require_writable(model, settings.of(StructuredSettings), cls.biases(settings), blocks)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def keep(self, blobs: Iterator[bytes]) -> None:
         """Store the decision of each block."""

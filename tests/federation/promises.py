@@ -855,7 +855,8 @@ class Promises(Federations):
     ) -> None:
         monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 1000)
         with pytest.raises(
-            RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"
+            RunFailed,
+            match="gives fewer than 1000 predictions, and their mean would reveal too much",
         ):
             on_own_text.run()
 

@@ -52,7 +52,7 @@ def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(
     spoil(bench, name, math.nan)
     grid = bench.grid()
     sent = asked(grid)
-    with pytest.raises(EspalierError, match=rf"tensor {name} holds NaN"):
+    with pytest.raises(EspalierError, match=rf"tensor {name} contains NaN"):
         bench.run(grid)
     assert not sent
     assert not (tmp_path / "runs").exists()
@@ -68,7 +68,7 @@ def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Pat
     spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)
     with pytest.raises(
         EspalierError,
-        match=r"down_proj.weight holds .* 'float16' overflows beyond 65504; set dtype to 'float32'",
+        match=r"down_proj.weight contains .* 'float16' overflows beyond 65504; set dtype to 'float32'",
     ):
         bench.run()
 

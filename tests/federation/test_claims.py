@@ -57,7 +57,7 @@ def test_a_billion_sequences_count_as_twice_those_of_the_median_client(
         np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-9)
     note = {"weight": {"claimed": 1e9, "counted": 2 * second, "times": 1}}
     assert [client["capped"] for client in clients] == [{}, note, {}, {}]
-    assert f"node-00001: its weight 1e+09 counted as {2 * second:g}" in capsys.readouterr().out
+    assert f"node-00001: its weight 1e+09 was limited to {2 * second:g}" in capsys.readouterr().out
 
 
 def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(

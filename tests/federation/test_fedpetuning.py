@@ -627,7 +627,7 @@ class TestFedPETuning(Promises):
         reply = self._train(grid, 1)
         assert reply.header.status == status
         assert status == "ok" or reply.scalars["reason"].startswith(
-            "least-tokens = 65: an answer would rest on fewer"
+            "least-tokens = 65: the answer would be computed from fewer tokens"
         )
 
     # ----- the adapter ----------------------------------------------------------------------------

@@ -267,7 +267,7 @@ class TestFedSoda(Promises):
         # The pieces match the offer, but the file made from them does not.
         elif spoil == "file":
             cut = sub_model.manifest_of
-            wanted = "file config.json of the model does not have the hash that was offered"
+            wanted = "file config.json of the model differs from the announced hash"
 
             def of_another(folder: Path, piece_bytes: int) -> Manifest:
                 honest = cut(folder, piece_bytes)
@@ -524,7 +524,7 @@ class TestFedSoda(Promises):
         again.simulated = False
         with pytest.raises(
             RunFailed,
-            match=r"models of other runs take or have reserved \d+ bytes, so that this one",
+            match=r"models of other runs use or have reserved \d+ bytes, so there is no room for this",
         ):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 
@@ -573,9 +573,7 @@ class TestFedSoda(Promises):
         next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
         client = summary(bench.run(grid))["clients"][0]
         assert client["status"] == "dropped"
-        assert (
-            "most-model-bytes = 1000: this site's owner allows no larger model" in client["reason"]
-        )
+        assert "most-model-bytes = 1000: the run's model has " in client["reason"]
 
     # ----- the adapter ----------------------------------------------------------------------------
 
@@ -835,7 +833,7 @@ class TestFedSoda(Promises):
         self, bench: Bench, copied: bool
     ) -> None:
         text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
-        with pytest.raises(EspalierError, match=r"models are compared on it \(evaluation.texts\)"):
+        with pytest.raises(EspalierError, match=r"evaluation.texts names the same text"):
             bench.run(bench.grid(), fedsoda__public_text=str(text))
 
     def test_a_server_killed_while_it_aligns_begins_that_alignment_again(

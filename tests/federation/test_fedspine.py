@@ -207,11 +207,9 @@ class TestFedSpine(PersonalPromises):
         # With two pruning rounds the steps are smaller than the target.
         bench.run(**{**SHARES, "fedspine__prune_rounds": 2})
         told = " ".join(capsys.readouterr().out.split())
-        assert (
-            "4 of 4 clients did not come to fedspine.share = 0.25; raise federation.rounds" in told
-        )
+        assert "4 of 4 clients did not reach fedspine.share = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
-        assert "did not come to" not in capsys.readouterr().out
+        assert "did not reach" not in capsys.readouterr().out
 
     def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(
         self, plain: Uninterrupted
@@ -674,7 +672,7 @@ class TestFedSpine(PersonalPromises):
                     " round; set it to 2"
                 ),
             ),
-            ({"training__base": "nf4"}, "has 16 input features, no multiple of 64"),
+            ({"training__base": "nf4"}, "has 16 input features, which is not a multiple of 64"),
         ],
     )
     def test_what_does_not_fit_is_told_before_anything_starts(
@@ -827,7 +825,7 @@ class TestFedSpine(PersonalPromises):
     def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
-            match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq",
+            match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli or boolq",
         ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(

@@ -480,5 +480,8 @@ class TestLlmStreamline(Promises):
             context.node_config["model-path"] = str(bench.model)
         grid.simulated = False
         document = summary(bench.run(grid))
-        assert "least-tokens = 33: an answer would rest on fewer" in document["refused"]["site-1"]
+        assert (
+            "least-tokens = 33: the answer would be computed from fewer tokens"
+            in document["refused"]["site-1"]
+        )
         assert [client["site"] for client in document["clients"]] == ["site-0", "site-2", "site-3"]

@@ -116,7 +116,9 @@ def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
     """A server could guess two calibration tokens and verify the guess."""
     changes = {"data__windows": 1, "data__window_tokens": 2}
     site = OneSite(bench, {"least-tokens": 0}, **changes)
-    assert "least-tokens = 2048: an answer would rest on fewer" in site.refusal("train")
+    assert "least-tokens = 2048: the answer would be computed from fewer tokens" in site.refusal(
+        "train"
+    )
     reply = OneSite(bench).ask("train", lineage=named("b"))
     assert sorted(reply.scalars) == ["blob_sha256", "seconds"]
 
@@ -145,7 +147,7 @@ def test_what_is_wrong_with_a_file_is_told_at_the_site_alone(
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
     assert (
         told
-        == "data-path: this site's data cannot be used for this run; the log of its node says why"
+        == "data-path: this site's data cannot be used for this run; the node's log gives the reason"
     )
     assert SECRET in caplog.text
 
@@ -158,7 +160,7 @@ def test_numbers_of_lines_do_not_leave_either(
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
     assert (
         told
-        == "data-path: this site's data cannot be used for this run; the log of its node says why"
+        == "data-path: this site's data cannot be used for this run; the node's log gives the reason"
     )
     assert "line 7 is not a JSON object" in caplog.text
 
@@ -171,7 +173,7 @@ def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, sour
     file = bench.folder / "id_rsa"
     file.write_text(json.dumps({"text": private_text(0)}) if source == "jsonl" else private_text(0))
     site = OneSite(bench, {"data-path": ""}, data__source=source, data__path=str(file))
-    assert "this site names no file of its own, and opens none that a run names" in site.refusal(
+    assert "this site names no file, and does not open files that a run names" in site.refusal(
         "train"
     )
 
@@ -210,7 +212,7 @@ def test_a_run_s_model_is_not_opened(bench: Bench) -> None:
     for kind in ("enrol", "train"):
         told = site.refusal(kind)
         assert told.startswith(
-            "model-path: this site names no base model of its own, and opens none that a run names"
+            "model-path: this site names no base model, and does not open models that a run names"
         )
 
 
@@ -253,7 +255,7 @@ def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
         ({}, {"method": "fedpetuning", "training__batch_size": 16385}, "most-batch-tokens = 262144: .* of a sequence = 262160"),
         ({"most-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "most-rounds = 2: federation.rounds = 3"),
         ({"allow-methods": "fedspallm,hetlora"}, {}, "allow-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
-        ({"require-site-keys": True}, {}, "require-site-keys: anybody could say this site's name in this run"),
+        ({"require-site-keys": True}, {}, "require-site-keys: in this run anyone could use this site's name"),
     ],
 )  # fmt: skip
 def test_what_a_site_does_not_allow_is_refused_in_words(
@@ -261,7 +263,7 @@ def test_what_a_site_does_not_allow_is_refused_in_words(
 ) -> None:
     told = OneSite(bench, node, **changes).refusal(kind)
     assert told.startswith(
-        "this site does not allow the run; lower it, or have the site's owner change"
+        "this site does not allow the run; change these values, or ask the site's owner to change"
         " --node-config:\n"
     )
     assert re.search(line, told), told
@@ -276,8 +278,8 @@ def test_rounds_that_a_method_adds_are_rounds_too(bench: Bench) -> None:
     site = OneSite(bench, {"most-rounds": 1}, num_clients=10**6)
     order = {"blocks": [0], "versions": [0, 0]}
     assert site.ask("train", scalars=order).header.status == "ok"
-    assert "most-rounds = 1: the round that is asked for = 2" in site.refusal("train", 2, order)
-    assert "most-rounds = 1: the round that is asked for = 2" in site.refusal("deliver", 3, order)
+    assert "most-rounds = 1: requested round = 2" in site.refusal("train", 2, order)
+    assert "most-rounds = 1: requested round = 2" in site.refusal("deliver", 3, order)
 
 
 def test_public_texts_are_bounded(bench: Bench) -> None:
@@ -311,8 +313,9 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
         site.ask("train", lineage=named(lineage)).header.status for lineage in ("a", "b", "a")
     ] == ["ok"] * 3
     for kind in ("enrol", "train"):
-        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(
-            kind, lineage=named("c")
+        assert (
+            "most-runs = 2: this number of runs was already answered within keep-days"
+            in site.refusal(kind, lineage=named("c"))
         )
     assert (
         OneSite(bench, {"most-runs": 2, "site": "other"})
@@ -341,7 +344,7 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
         for lineage, site in asked.items()
     }
     assert found == {"a": "failed", "b": "ok", "c": "failed"}
-    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal(
+    assert "most-runs = 3: this number of runs was already answered" in asked["b"].refusal(
         "enrol", 0, lineage=named("d")
     )
     assert "too few windows" in asked["a"].refusal("enrol", 0, lineage=named("a"))
@@ -488,7 +491,7 @@ def test_steps_that_learn_nothing_do_not_count(
         reply = site.ask("train", **order, lineage=named(f"b{least}"))
         assert reply.header.status == status, reply.scalars
         assert status == "ok" or reply.scalars["reason"].startswith(
-            "least-tokens = 17: an answer would rest on fewer"
+            "least-tokens = 17: the answer would be computed from fewer tokens"
         )
     told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal(
         "train", **order, lineage=named("c")
@@ -524,7 +527,7 @@ def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> No
     site = OneSite(tuning(bench), {"least-tokens": 0})
     reason = site.refusal("alone", 2, {"rank_limit": 0})
     assert reason.startswith(
-        "least-tokens = 2048: an answer would rest on fewer; give the site more data"
+        "least-tokens = 2048: the answer would be computed from fewer tokens; give the site more data"
     )
     assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]
 

@@ -246,7 +246,7 @@ class TestSliceGpt(Promises):
             ({"slicegpt__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)slicegpt.public-text"),
             (
                 {"slicegpt__public_text": "{public}"},
-                r"slicegpt.public-text = .*models are compared on it \(evaluation.texts\)",
+                r"slicegpt.public-text = .*evaluation.texts names the same text",
             ),
         ],
     )

@@ -150,8 +150,8 @@ def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) ->
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
     assert notes == [
-        "local-only and centralized: 56.67%, not 60.00%, as each row of a matrix loses 0.6 times"
-        " its weights, rounded down"
+        "local-only and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
+        " 60.00% of its weights, rounded down"
     ]
 
 

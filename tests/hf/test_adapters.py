@@ -191,7 +191,8 @@ def test_one_row_is_not_repeated(models: dict[str, OpenedModel]) -> None:
     model = models["llama"]
     _, parameters = adapted(model, plan_of(model))
     with pytest.raises(
-        ValueError, match=r"block-0000 attn.q.lora_a is \[1, 32\], its parameter \[2, 32\]"
+        ValueError,
+        match=r"block-0000 attn.q.lora_a has shape \[1, 32\], but its parameter has \[2, 32\]",
     ):
         set_values(parameters, random_values(plan_of(model, rank=1)))
 

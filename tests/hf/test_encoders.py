@@ -171,7 +171,7 @@ def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_
     path = directory / "config.json"
     path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
     with pytest.raises(
-        EspalierError, match=r"num_hidden_layers = 1, but the files hold more blocks"
+        EspalierError, match=r"num_hidden_layers = 1, but the files contain more blocks"
     ):
         OpenedModel(directory)
 

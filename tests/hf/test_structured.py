@@ -313,7 +313,7 @@ def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
 ) -> None:
     base = OpenedModel(saved[name])
     with pytest.raises(
-        EspalierError, match="lanes of the residual stream can be cut in models like LLaMA alone"
+        EspalierError, match="residual dimensions can be removed only in models like LLaMA"
     ):
         OpenedModel(base.directory, uneven(base, lanes=True))
 

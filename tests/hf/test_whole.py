@@ -127,7 +127,7 @@ def test_a_missing_tensor_is_named_before_anything_is_read(
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(
         EspalierError,
-        match=r"saved: tensor model.norm.weight is missing: its files hold 29 tensors",
+        match=r"saved: tensor model.norm.weight is missing: its files contain 29 tensors",
     ):
         load_whole(OpenedModel(directory), computing, "float32")
     save_file(
@@ -137,7 +137,7 @@ def test_a_missing_tensor_is_named_before_anything_is_read(
     )
     with pytest.raises(
         EspalierError,
-        match=r"model.norm.weight is \[5\] in model.safetensors, config.json makes it \[32\]",
+        match=r"model.norm.weight has shape \[5\] in model.safetensors, but \[32\] according",
     ):
         load_whole(OpenedModel(directory), computing, "float32")
 

@@ -385,7 +385,7 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
     done = sites.refused
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
-    assert "simulation only" in done.stdout
+    assert "only in simulations" in done.stdout
 
 
 def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:

@@ -262,7 +262,7 @@ def test_a_registered_node_that_says_anothers_name_is_refused(
     machines: Machines, run: Path
 ) -> None:
     *_, impostor = machines.listed()
-    reason = "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
+    reason = "claims to be hospital-b, but does not have the key of hospital-b in site-keys"
     assert json.loads((run / "summary.json").read_text())["refused"] == {f"node {impostor}": reason}
     assert f"refused      node {impostor}: {reason}" in machines.said["run"]
 

@@ -99,16 +99,16 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
     ("files", "why"),
     [
         ({}, "has no config.json; name the directory of a model"),
-        ({"config.json": "[]"}, "in place of keys and values"),
-        ({"config.json": "{"}, "is no JSON file: "),
+        ({"config.json": "[]"}, "instead of keys and values"),
+        ({"config.json": "{"}, "is not a JSON file: "),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
         (
             {"config.json": "{}", "model-00001.safetensors": ""},
-            "from_pretrained does not read files of such names",
+            "from_pretrained does not read files with such names",
         ),
         (
             {"config.json": "{}", "structure.json": "{}"},
-            "holds a smaller model without its weights",
+            "contains a smaller model without its weights",
         ),
     ],
 )

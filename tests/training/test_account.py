@@ -301,7 +301,7 @@ def test_an_unknown_shape_is_told_the_known_ones() -> None:
 
 def test_a_configuration_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(EspalierError, match=r"config.json: is no JSON file"):
+    with pytest.raises(EspalierError, match=r"config.json: is not a JSON file"):
         account(str(tmp_path), LoraSettings())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(EspalierError, match=r"model_type = 'mamba' is not supported"):

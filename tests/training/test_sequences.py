@@ -74,5 +74,5 @@ def test_an_encoder_without_a_token_for_padding_is_a_mistake(
             }
         )
     )
-    with pytest.raises(EspalierError, match=r"no token for padding, .*; name one as pad_token"):
+    with pytest.raises(EspalierError, match=r"no padding token, .*; set pad_token"):
         client_sequences(settings, simulated_node(), OpenedModel(folder), 0)

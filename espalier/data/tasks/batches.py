@@ -56,8 +56,8 @@ def require_padding(tokenizer: Any) -> None:
     """
     if tokenizer.pad_token_id is None:
         raise InputError(
-            "the tokenizer has no token for padding, with which an encoder's texts of a batch"
-            " become equally long; name one as pad_token in the model's tokenizer_config.json"
+            "the tokenizer has no padding token, and an encoder needs one to make the texts of"
+            " a batch equally long; set pad_token in the model's tokenizer_config.json"
         )
 
 

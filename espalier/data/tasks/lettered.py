@@ -44,7 +44,7 @@ def _lettered(record: Fields, stem: str) -> tuple[str, tuple[str, ...], int]:
         raise record.refused(
             "answerKey",
             "is not the label of one of the choices",
-            "give it the label of the right one",
+            "give it the label of the right choice",
         )
     return question, options, letters.index(key)
 

@@ -38,9 +38,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         names the configuration key.
     """
     if config.get("quantization_config"):
-        raise InputError(
-            f"{where}: quantization_config is set; name the model as it was before it was quantised"
-        )
+        raise InputError(f"{where}: quantization_config is set; name the model before quantisation")
     for key in EXPERT_KEYS:
         if config.get(key):
             raise InputError(

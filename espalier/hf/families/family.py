@@ -84,12 +84,12 @@ class Family:
         unknown |= set(self.norms) - set(CANONICAL_NORMS)
         if unknown:
             raise ValueError(
-                f"family {self.name}: {', '.join(sorted(unknown))} is no canonical name"
+                f"family {self.name}: {', '.join(sorted(unknown))} is not a canonical name"
             )
         if (self.kind == "encoder") != bool(self.base and self.head_linears):
             raise ValueError(
-                f"family {self.name}: an encoder names its base and the linears of its head, a"
-                " decoder does not"
+                f"family {self.name}: an encoder names its base and the linear layers of its"
+                " head; a decoder does not"
             )
 
     @property

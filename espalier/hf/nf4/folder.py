@@ -92,8 +92,8 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
     config = plain_config(model.config, model.family, model.plan, model.structure)
     if config is None:
         raise InputError(
-            f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not"
-            " alike, or transformers has no words for their shape; drop whole blocks only"
+            f"{model.directory}: the smaller model cannot be written in NF4, because its blocks"
+            " differ, or transformers cannot describe their shape; drop only whole blocks"
         )
     return config
 

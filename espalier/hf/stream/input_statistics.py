@@ -107,7 +107,7 @@ class InputGrams(Watched):
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:
             raise RuntimeError(
-                f"{name} shares its input with {leader} in one forward pass and not in another"
+                f"{name} shares its input with {leader} in one forward pass but not in another"
             )
         if not shares:
             self._last = (inputs, name)

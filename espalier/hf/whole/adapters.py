@@ -146,7 +146,8 @@ def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Te
         for name, parameter in block.items():
             if (found := tensors[key][name]).shape != parameter.shape:
                 raise ValueError(
-                    f"{key} {name} is {list(found.shape)}, its parameter {list(parameter.shape)}"
+                    f"{key} {name} has shape {list(found.shape)}, but its parameter has"
+                    f" {list(parameter.shape)}"
                 )
             parameter.copy_(found)
 

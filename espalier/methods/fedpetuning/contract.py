@@ -309,8 +309,8 @@ class Values:
         """
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._payload)
-        except EspalierError as mistake:
-            raise ProtocolError(f"{key} {mistake}") from None
+        except EspalierError as error:
+            raise ProtocolError(f"{key} {error}") from None
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
 
     def require_rank(self, rank: int) -> None:

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join([*lines, ""]))
         lines = memory_table(found, given.base, DTYPES[given.dtype], given.batch_size, given.tokens)
         print("\n".join(lines))
-    except EspalierError as mistake:
-        print(mistake, file=sys.stderr)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 
