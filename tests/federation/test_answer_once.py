@@ -15,15 +15,12 @@ from espalier.errors import EspalierError, InputError, StateLost
 from espalier.messages.message import UNREAD, Letter
 from espalier.messages.parts import Report
 from espalier.settings.node import parse_node
-from espalier.settings.run import parse
 from espalier.storage.client_state import PrivateState
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(
-        parse({}), parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True)
-    )
+    return Site({}, parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True))
 
 
 def order(number: int, **scalars: Any) -> Letter:
