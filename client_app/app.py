@@ -22,7 +22,6 @@ from client_app.policy import approval
 from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
 from client_app.protocol.activity import at_work
-from client_app.protocol.evaluation_once import told_once
 from client_app.protocol.parts import hand_out
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
@@ -134,7 +133,9 @@ def _alone(site: Site, request: Letter) -> Letter:
 
 def _evaluate(site: Site, request: Letter) -> Letter:
     _require_within_limits(site)
-    return told_once(site, request, lambda: job_of(request.header.method).evaluate(site, request))
+    from client_app.protocol.evaluation import evaluate_once
+
+    return evaluate_once(site, request, job_of(request.header.method).evaluate(site, request))
 
 
 def _require_within_limits(site: Site) -> None:
@@ -240,9 +241,9 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
 def _worked(site: Site, request: Letter, context: Context, work: Work) -> Letter:
     """Return the reply to a request, or a failure reply.
 
-    The reply to a InputError contains its message, the reply to any other error only the type of the
-    error. The part of a InputError that describes a real site's data stays in the node's log
-    (``InputError.outward``).
+    The reply to an EspalierError contains its message, the reply to any other error only the type
+    of the error. The part of a message that describes a real site's data stays in the node's log
+    (``EspalierError.outward``).
     """
     header = request.header
     try:

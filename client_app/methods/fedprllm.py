@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from client_app.protocol.answer_once import Work, answer_once, is_answered, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.protocol.push import taken
@@ -61,7 +61,7 @@ def train(site: Site, request: Letter) -> Letter:
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
-        if is_answered(state, number):
+        if is_answered(state, header):
             raise InputError(
                 f"train: this client answered round {number} and lost what it went on from; begin a"
                 " new run"
@@ -233,13 +233,13 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own pruned model on evaluation text, and all models on its own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own pruned model, and all models on its own text."""
     store, hashes = _own_masks(site, request.header)
     alone = masked(
         lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
     )
-    return answer(site, request, alone, lambda: _federated(site, request.header))
+    return prepare_evaluation(site, request, alone, lambda: _federated(site, request.header))
 
 
 def _federated(site: Site, header: Header) -> Edits:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from client_app.methods.fedspallm_layers import Held, held_in, hold, holds
 from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -99,8 +99,8 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     )
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own model (equation 9) on evaluation text, all models on own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own model (equation 9), and all models on own text."""
     header = request.header
     state = site.state(header)
     kept = kept_report(site, header, "layers")
@@ -122,7 +122,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
         return pruned(index) if index in hashes else before(index)
 
     # The result of the last round is pushed as if for one more round.
-    return answer(
+    return prepare_evaluation(
         site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
     )
 

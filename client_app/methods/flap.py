@@ -9,7 +9,7 @@ import time
 
 from client_app.methods.llm_pruner_cut import delivered_cut
 from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.site import Site
 from espalier.data.client_text import client_windows
 from espalier.hf.group_scores.flap import (
@@ -48,9 +48,9 @@ def train(site: Site, request: Letter) -> Letter:
     return answer_once(site, request, Work(MomentsReport, list(specs), first_part, watch))
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site,
         request,
         _alone(site, request.header),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from client_app.methods.llm_pruner_cut import delivered_cut
 from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -113,11 +113,11 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
-    return answer(
+    return prepare_evaluation(
         site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled)
     )
 

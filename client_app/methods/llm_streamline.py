@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.protocol.push import brought, taken
 from client_app.site import Site
@@ -221,9 +221,9 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
 

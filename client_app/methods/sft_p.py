@@ -15,10 +15,10 @@ from client_app.methods.personal_model import own_folder, write_own
 from client_app.methods.sft_p_model import SmallerModel, own_target
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import StateLost
@@ -266,8 +266,8 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     )
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own smaller model on evaluation text or items.
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the client's own held-out data.
     """
@@ -277,7 +277,9 @@ def evaluate(site: Site, request: Letter) -> Letter:
     mine = _own_model(site, state, header)
     mask_history.note_masks(state, mine.chosen)
     if settings.task.name == TEXT:
-        return answer(site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits))
+        return prepare_evaluation(
+            site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits)
+        )
 
     def model_of(name: str) -> Any:
         if name != "dense":
@@ -286,4 +288,4 @@ def evaluate(site: Site, request: Letter) -> Letter:
             site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
         ).whole
 
-    return answer_on_task(site, request, model_of)
+    return prepare_task_evaluation(site, request, model_of)

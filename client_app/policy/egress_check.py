@@ -69,7 +69,7 @@ def egress(site: Site, letter: Letter, waits_until: float) -> RecordDict:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error text for the server: a InputError's message, else only the error's type."""
+    """Return the error text for the server: an EspalierError's message, else only its type."""
     return (
         error.outward
         if isinstance(error, EspalierError)

@@ -5,7 +5,7 @@ import time
 import torch
 
 from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -35,8 +35,8 @@ def train(site: Site, request: Letter) -> Letter:
     return answer_once(site, request, Work(Report, ["vector"], ["vector"], mean))
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the models; the local baseline is scaled by the client's own vector."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the models; the local baseline is scaled by the client's own vector."""
     header = request.header
     strength = site.settings.of(ToySettings).strength
     (own,) = kept_report(site, header, "vector")["report"]["blob_sha256"]
@@ -45,7 +45,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
         store, hashes, _ = taken(site, header, 1)
         return scaled(store.get(hashes["vector"]), strength)
 
-    return answer(
+    return prepare_evaluation(
         site,
         request,
         scaled(site.state(header).blobs(header.server_round).get(own), strength),

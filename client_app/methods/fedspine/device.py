@@ -16,11 +16,11 @@ from client_app.methods import fedpetuning
 from client_app.methods.fedspine.importance import keep_measured
 from client_app.methods.personal_model import own_folder, write_own, write_own_encoder
 from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
 from client_app.protocol.push import taken
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.hf.opening.opened import OpenedModel
@@ -226,15 +226,15 @@ def _edits(own: CutModel, tensors: Tensors) -> Edits:
     return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the device's own smaller model on evaluation text or items.
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the device's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.
     """
     own, tensors = _delivered(site, request.header)
     if site.settings.task.name == TEXT:
         edits = _edits(own, tensors)
-        return answer(site, request, (own.model, edits), lambda: (own.model, edits))
+        return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
 
     def model_of(name: str) -> Any:
         if name == "dense":
@@ -248,7 +248,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
         adapted.set(tensors)
         return adapted.whole
 
-    return answer_on_task(site, request, model_of)
+    return prepare_task_evaluation(site, request, model_of)
 
 
 def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
