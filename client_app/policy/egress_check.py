@@ -47,9 +47,13 @@ def egress(site: Site, letter: Letter, waits_until: float) -> RecordDict:
     """
     assert site.request is not None
     try:
-        _check(site, letter)
+        failed = letter.header.status == "failed"
+        side = FAILED if failed else site.contract.up
+        fields = (
+            check(letter, FAILED) if failed else check_reply(letter, site.request, site.contract)
+        )
         content = write(letter)
-        entry = reply_entry(letter, content)
+        entry = reply_entry(letter, content, side, fields)
         if hold.is_to_be_held(site, letter):
             entry["released"] = hold.released(site, letter, entry, waits_until)
         _log(site, letter, entry)
@@ -86,21 +90,12 @@ def _failed(site: Site, reason: str) -> RecordDict:
     letter = failure(site.request.header, reason)
     content = write(letter)
     try:
-        _log(site, letter, reply_entry(letter, content))
+        _log(site, letter, reply_entry(letter, content, FAILED, check(letter, FAILED)))
     except INTERRUPTS:
         raise
     except BaseException as error:
         logging.getLogger("espalier").warning("a failure was not logged: %s", error)
     return content
-
-
-def _check(site: Site, letter: Letter) -> None:
-    """Raise ProtocolError unless the reply answers the request and matches its contract."""
-    assert site.request is not None
-    if letter.header.status == "failed":
-        check(letter, FAILED)
-    else:
-        check_reply(letter, site.request, site.contract)
 
 
 def _log(site: Site, letter: Letter, entry: dict[str, object]) -> None:
