@@ -256,7 +256,8 @@ def _worked(site: Site, request: Letter, context: Context, work: Work) -> Letter
         if header.kind not in BEFORE_A_SEAT:
             site.state(header).require_same_client()
         with at_work(site, header):
-            check(request, site.contract.down)
+            # A round begins with the tensors of its order; other handlers only store blobs.
+            check(request, site.contract.down, keep=header.kind == "train")
             letter = work(site, request)
             # The number of parts follows from the contract, not from the handler.
             letter.header.num_parts = site.contract.num_parts

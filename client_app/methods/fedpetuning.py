@@ -248,8 +248,10 @@ def begins_with(
         return first()
     federation = site.settings.federation
     _require_all(adapters, blobs, site.settings)
+    # The check of the order decoded its own blobs. Other parts come from the client state.
+    decoded = {} if site.request is None else site.request.tensors
     found = {
-        key: unpack_adapters(shapes, blobs[key], federation.payload)
+        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.payload)
         for key, shapes in adapters.shapes().items()
     }
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
