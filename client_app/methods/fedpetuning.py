@@ -18,12 +18,12 @@ from torch import Tensor
 
 from client_app.methods.hetlora import SelfPruning
 from client_app.protocol import client_state
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.protocol.client_state import FEEDBACK, MOMENTS
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
-from client_app.protocol.push import brought, taken
+from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
@@ -47,7 +47,6 @@ from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
@@ -91,15 +90,8 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
             state.save_lasting(FIRST_ORDER, order.model_dump())
         return report
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {
-            **beside.rests_on,
-            **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()},
-        }
-
-    first_part = parts(adapters, site.settings)[0]
     return answer_once(
-        site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with)
+        site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
     )
 
 
@@ -111,15 +103,6 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
         " training.accumulation"
     )
     require_tokens(site.node, tokens, remedy)
-
-
-def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
-    """Return the blobs of the global adapters, {} in the first round."""
-    return (
-        {}
-        if request.header.server_round == 1
-        else brought(site, request, len(parts(adapters, site.settings)))
-    )
 
 
 def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
@@ -138,7 +121,7 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought_to(site, request, adapters))
+    start = begins_with(site, adapters, brought(site, request))
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, adapters, beside, request.header.client, first_step)
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)

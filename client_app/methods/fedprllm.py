@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from client_app.protocol.answer_once import Work, answer_once, is_answered, kept_report
+from client_app.protocol.answer_once import answer_once, is_answered, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
@@ -25,12 +25,11 @@ from espalier.hf.stream.edits import Edits, WeightEdit, masked, masked_and_scale
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import Report, parts_of
+from espalier.messages.parts import Report
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.fedprllm.contract import (
     Decision,
     decided_parts,
-    mask_blobs,
     votes_key,
 )
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
@@ -45,7 +44,6 @@ def train(site: Site, request: Letter) -> Letter:
     """Prune locally and reply with the first part of the masks. Each round is answered once."""
     header = request.header
     job = site.settings.of(FedPrLLMSettings)
-    specs = mask_blobs(site.model.plan, job, header.server_round)
 
     def vote(state: PrivateState) -> Report:
         require_own_text(site, header)
@@ -68,9 +66,7 @@ def train(site: Site, request: Letter) -> Letter:
             )
         _delivered_again(site, header)
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    work = Work(Report, list(specs), first_part, vote, require_ready=require_what_it_goes_on_from)
-    return answer_once(site, request, work)
+    return answer_once(site, request, vote, require_ready=require_what_it_goes_on_from)
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:

@@ -8,7 +8,7 @@ client's own moments.
 import time
 
 from client_app.methods.llm_pruner_cut import delivered_cut
-from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -22,15 +22,13 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import parts_of
-from espalier.methods.flap.contract import MomentsReport, biases, moment_specs
+from espalier.methods.flap.contract import MomentsReport, biases
 from espalier.methods.flap.settings import FlapSettings
 from espalier.storage.client_state import PrivateState
 
 
 def train(site: Site, request: Letter) -> Letter:
     """Measure the moments and reply with the first part. Each round is answered once."""
-    specs = moment_specs(site.model.plan)
 
     def watch(state: PrivateState) -> MomentsReport:
         started = time.monotonic()
@@ -44,8 +42,7 @@ def train(site: Site, request: Letter) -> Letter:
             seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
         )
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    return answer_once(site, request, Work(MomentsReport, list(specs), first_part, watch))
+    return answer_once(site, request, watch)
 
 
 def evaluate(site: Site, request: Letter) -> Evaluation:

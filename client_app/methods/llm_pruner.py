@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from client_app.methods.llm_pruner_cut import delivered_cut
-from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.site import Site
@@ -27,11 +27,9 @@ from espalier.hf.group_scores.taylor import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import Report, parts_of
-from espalier.methods.llm_pruner.contract import score_specs
-from espalier.methods.llm_pruner.mask_tuning import equation_specs, told_cut
+from espalier.messages.parts import Report
+from espalier.methods.llm_pruner.mask_tuning import told_cut
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.storage.client_state import PrivateState
 
@@ -49,14 +47,13 @@ def train(site: Site, request: Letter) -> Letter:
 
 def _score(site: Site, request: Letter) -> Letter:
     job = site.settings.of(LlmPrunerSettings)
-    specs = score_specs(site.model.plan, site.settings)
 
     def blobs(windows: Tensor) -> list[bytes]:
         asked = site.settings.data.windows
         scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
         return [pack_scores(own) for own in scores]
 
-    return _answered(site, request, specs, blobs)
+    return _answered(site, request, blobs)
 
 
 def _measure(site: Site, request: Letter) -> Letter:
@@ -70,12 +67,10 @@ def _measure(site: Site, request: Letter) -> Letter:
         found = normal_equations(stream, windows, cut, job, site.settings.data.windows)
         return [pack_equations(equations) for equations in found]
 
-    return _answered(site, request, equation_specs(site.model.plan, cut, job), blobs)
+    return _answered(site, request, blobs)
 
 
-def _answered(
-    site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]
-) -> Letter:
+def _answered(site: Site, request: Letter, blobs: Callable[[Tensor], list[bytes]]) -> Letter:
     """Compute the blobs from the client's calibration samples, once per round."""
 
     def work(state: PrivateState) -> Report:
@@ -86,9 +81,7 @@ def _answered(
         hashes = [store.put(blob) for blob in blobs(_windows(site, header))]
         return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
-    return answer_once(
-        site, request, Work(Report, list(specs), parts_of(specs, site.settings.part_bytes)[0], work)
-    )
+    return answer_once(site, request, work)
 
 
 def _windows(site: Site, header: Header) -> Tensor:

@@ -14,10 +14,11 @@ from client_app.methods import fedpetuning
 from client_app.methods.personal_model import own_folder, write_own
 from client_app.methods.sft_p_model import SmallerModel, own_target
 from client_app.protocol import client_state
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
+from client_app.protocol.push import brought, pushed_hashes
 from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
@@ -30,7 +31,6 @@ from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapter_training import flat_name
 from espalier.training.sequences import client_sequences
@@ -68,22 +68,12 @@ def train(site: Site, request: Letter) -> Letter:
     Each round is answered once.
     """
     order = validate(Order, request.scalars)
-    settings = site.settings
-    plan = trained(site.model.plan, settings, order.rank_limit)
 
     def work(state: PrivateState) -> TuningReport:
         require_own_data(site, request.header)
         return _train(site, state, request, order.rank_limit)
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {
-            key: sha256(blob) for key, blob in fedpetuning.brought_to(site, request, plan).items()
-        }
-
-    first_part = parts(plan, settings)[0]
-    return answer_once(
-        site, request, Work(TuningReport, list(plan.shapes()), first_part, work, begins_with)
-    )
+    return answer_once(site, request, work, lambda _: pushed_hashes(site, request))
 
 
 def _first(site: Site) -> Tensors:
@@ -96,7 +86,7 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     settings = site.settings
     plan = trained(site.model.plan, settings, rank_limit)
     steps = settings.training.steps
-    start = fedpetuning.begins_with(site, plan, fedpetuning.brought_to(site, request, plan), _first)
+    start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)

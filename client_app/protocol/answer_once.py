@@ -16,17 +16,14 @@ site's ``most-runs``), and a node whose owner deletes its state.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
 from espalier.messages.message import Header, Kind, Letter, Scalars, validate
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
-
-R = TypeVar("R", bound=Scalars)
 
 ANSWERED = "answered"
 """Name of a document that outlives rounds: hash of each answered request, by kind and round.
@@ -37,29 +34,22 @@ ONCE_IN_A_RUN = ("evaluate",)
 """Kinds of requests that are answered in one round of a run."""
 
 
-@dataclass(frozen=True)
-class Work(Generic[R]):
-    """Work of a method on a request, and the composition of its reply."""
+def answer_once(
+    site: Site,
+    request: Letter,
+    work: Callable[[PrivateState], Scalars],
+    rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {},
+    require_ready: Callable[[PrivateState], None] = lambda _: None,
+) -> Letter:
+    """Answer a request with the fields and the first part of the blobs that its contract names.
 
-    report: type[R]
-    """Type of the fields of the reply; they list the hashes of its blobs, if it has any."""
-    keys: Sequence[str]
-    """Keys of all blobs, in the order of the hashes in the report."""
-    first_part: Collection[str]
-    """Keys of the blobs that are sent together with the report."""
-    do: Callable[[PrivateState], R]
-    """Function that does the work and stores the blobs in the round's client state."""
-    rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {}
-    """Function that returns other inputs of the answer (JSON values), such as pushed parts."""
-    require_ready: Callable[[PrivateState], None] = lambda _: None
-    """Function that raises StateLost if the work cannot begin.
-
-    It must not read the client's data: a failure here does not count as an answer.
-    """
-
-
-def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
-    """Answer a request with the report and the first part of the blobs.
+    Parameters
+    ----------
+    work : function that does the work, stores the blobs in the round's client state, and returns
+        the fields of the reply, which list the hashes of the blobs
+    rests_on : function that returns other inputs of the answer (JSON values), such as pushed parts
+    require_ready : function that raises StateLost if the work cannot begin. It must not read the
+        client's data: a failure here does not count as an answer.
 
     Raises
     ------
@@ -71,22 +61,25 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
     state = site.state(header)
     # Hold the lock during the whole work, so that a repeated request waits for the first one.
     with state.locked():
-        asked = _asked(site, request, work.rests_on(state))
+        asked = _asked(site, request, rests_on(state))
         saved = state.load(header.server_round, header.kind)
         _require_new(state, header, asked, saved)
         if saved is None:
-            work.require_ready(state)
+            require_ready(state)
             # Record the request before the work starts: a failure may depend on the data and counts
             # as an answer.
             _note(state, header, asked)
-            report = work.do(state)
-            saved = {"asked": asked, "order": request.scalars, "report": report.model_dump()}
+            report = work(state).model_dump()
+            saved = {"asked": asked, "order": request.scalars, "report": report}
             state.save(header.server_round, header.kind, saved)
         state.collect_garbage(header.server_round)
-    told = validate(work.report, saved["report"])
+    side = site.contract.up
+    told = validate(side.scalars, saved["report"])
+    if side.blob_sha256 is None:
+        return reply_to(request, told)
     store = state.blobs(header.server_round)
-    hashes = dict(zip(work.keys, saved["report"].get("blob_sha256", ()), strict=True))
-    return reply_to(request, told, {key: store.get(hashes[key]) for key in work.first_part})
+    hashes = side.blob_sha256(told)
+    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.specs(told)})
 
 
 def is_answered(state: PrivateState, header: Header) -> bool:

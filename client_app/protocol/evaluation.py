@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.data.client_text import held_out_windows
 from espalier.errors import InputError
@@ -75,7 +75,7 @@ def evaluate_once(site: Site, request: Letter, evaluation: Evaluation) -> Letter
         # The final result is pushed as if for one more round.
         return {"own": own, "pushed": state.documents(number + 1), "model": state.brought()}
 
-    return answer_once(site, request, Work(Losses, (), (), lambda _: evaluation(), results))
+    return answer_once(site, request, lambda _: evaluation(), results)
 
 
 def prepare_evaluation(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import InputError
 from espalier.messages.local_baseline import AloneReport
@@ -25,7 +25,7 @@ def make_alone(
         state.save(request.header.server_round, BASELINE, make(state))
         return AloneReport(seconds=time.monotonic() - started)
 
-    return answer_once(site, request, Work(AloneReport, (), (), work))
+    return answer_once(site, request, work)
 
 
 def kept_alone(site: Site, header: Header) -> dict[str, Any]:

@@ -10,27 +10,20 @@ the server knows, the device cuts nothing, and training continues with the cut o
 
 from typing import Any
 
-from pydantic import Field
-
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.protocol.push import take
-from client_app.site import Site, reply_to
+from client_app.site import Site
 from espalier.messages.blobs.group_bits import Cut, CutUnits
-from espalier.messages.message import Letter, NoScalars, Scalars, validate
-from espalier.messages.parts import Sha256
+from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
+AGREED = "agreed-cut"
+"""Name of a per-round document: hash of the blob with the cut."""
 MEASURED = "measured-units"
 """Name of a document that outlives rounds: hash of the importances behind each cut, by round."""
-
-
-class Agreed(Scalars):
-    """Stored answer to a request to cut; its hash is not sent."""
-
-    blob_sha256: list[Sha256] = Field(min_length=1, max_length=1)
 
 
 def take_or_cut(site: Site, request: Letter) -> Letter:
@@ -40,12 +33,19 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
         # Only part 0 asks for a cut. After the last round, every part belongs to the final result.
         return take(site, request)
 
-    def agree(state: PrivateState) -> Agreed:
-        blob = _cut(site, state, request)
-        return Agreed(blob_sha256=[state.blobs(header.server_round).put(blob)])
+    state = site.state(header)
+    store = state.blobs(header.server_round)
 
-    answer = answer_once(site, request, Work(Agreed, [STRUCTURE], [STRUCTURE], agree))
-    return reply_to(request, NoScalars(), answer.blobs)
+    def agree(state: PrivateState) -> NoScalars:
+        agreed = {"blob": store.put(_cut(site, state, request))}
+        state.save(header.server_round, AGREED, agreed)
+        return NoScalars()
+
+    answer = answer_once(site, request, agree)
+    kept = state.load(header.server_round, AGREED)
+    assert kept is not None
+    answer.blobs = {STRUCTURE: store.get(kept["blob"])}
+    return answer
 
 
 def _cut(site: Site, state: PrivateState, request: Letter) -> bytes:
