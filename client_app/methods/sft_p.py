@@ -15,7 +15,11 @@ from client_app.methods.personal_model import own_folder, write_own
 from client_app.methods.sft_p_model import SmallerModel, own_target
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
-from client_app.protocol.evaluation import Evaluation, prepare_evaluation
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    require_many_at_a_site,
+)
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
 from client_app.protocol.push import brought, pushed_hashes
@@ -23,6 +27,7 @@ from client_app.protocol.task_evaluation import prepare_task_evaluation, require
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import StateLost
+from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, Letter, validate
 from espalier.methods.fedpetuning.contract import Order, TuningReport, parts
@@ -142,7 +147,7 @@ def alone(site: Site, request: Letter) -> Letter:
         if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
-            mine = _own_model(site, state, header)
+            mine = SmallerModel.of(site, header, *_own(site, state, header))
             write_own(site, mine.model, mine.edits, target)
         return {}
 
@@ -174,8 +179,8 @@ def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
     return client_state.before(state, client_state.CONDITIONING, header.server_round).get(OWN, {})
 
 
-def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
-    """Return the client's own model after the last round.
+def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tensor]:
+    """Return the final generator and LoRA, and the client's embedding after the last round.
 
     Raises
     ------
@@ -192,9 +197,7 @@ def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
             f"{header.kind}: this client no longer has its embedding, without which it has no model"
             " of its own"
         )
-    return SmallerModel.of(
-        site, header, _delivered(site, header), own_embedding(site, state, _after(header))
-    )
+    return _delivered(site, header), own_embedding(site, state, _after(header))
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
@@ -264,18 +267,24 @@ def evaluate(site: Site, request: Letter) -> Evaluation:
     header = request.header
     settings = site.settings
     state = site.state(request.header)
-    mine = _own_model(site, state, header)
-    mask_history.note_masks(state, mine.chosen)
-    if settings.task.name == TEXT:
-        return prepare_evaluation(
-            site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits)
-        )
+    own = _own(site, state, header)
+    require_many_at_a_site(site, request)
 
-    def model_of(name: str) -> Any:
-        if name != "dense":
-            return mine.loaded(site)
-        return site.load(
-            site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
-        ).whole
+    def evaluation() -> Losses:
+        # The model rests on private state and on what the server pushed, so its errors count.
+        mine = SmallerModel.of(site, header, *own)
+        mask_history.note_masks(state, mine.chosen)
+        if settings.task.name == TEXT:
+            model = (mine.model, mine.edits)
+            return prepare_evaluation(site, request, model, lambda: model)()
 
-    return prepare_task_evaluation(site, request, model_of)
+        def model_of(name: str) -> Any:
+            if name != "dense":
+                return mine.loaded(site)
+            return site.load(
+                site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
+            ).whole
+
+        return prepare_task_evaluation(site, request, model_of)()
+
+    return evaluation

@@ -1,7 +1,7 @@
 """Evaluation at a client, the same for every method: only losses leave it, no text or logits.
 
-A method prepares its evaluation from stored results. Errors of this step do not depend on the
-server's texts, and the evaluation does not count. It counts from its first look at private text.
+A method prepares its evaluation from stored results. Errors of this step say only what is missing,
+and the evaluation does not count. It counts from its first look at private text.
 """
 
 import math
