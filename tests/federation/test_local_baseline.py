@@ -300,6 +300,15 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
         assert (second.scalars, second.blobs) == (first.scalars, first.blobs)
 
 
+@pytest.mark.parametrize("bench", ["slicegpt"], indirect=True)
+def test_what_an_evaluation_stores_makes_no_other_evaluation_of_it(bench: Bench) -> None:
+    """The first evaluation stores bases in the round that the request rests on."""
+    requests = requests_of(bench)
+    assert answer(bench, requests["train"]).header.status == "ok"
+    first = answer(bench, requests["evaluate"], 1)
+    assert answer(bench, requests["evaluate"], 2).scalars == first.scalars
+
+
 def _second_round(train: Letter, bench: Bench) -> Letter:
     """Return the order for the second block, with this client's votes as the decision."""
     decided = answer(bench, train).blobs
