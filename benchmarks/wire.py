@@ -169,7 +169,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
 
 def kept_masks(state: Path) -> list[Path]:
     """Return the mask blobs in a client's private state, one per block, in order of blocks."""
-    (report,) = state.glob("*/*/r001/report.json")
+    (report,) = state.glob("*/*/r001/train.json")
     return [
         report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]
     ]

@@ -1,8 +1,12 @@
-"""Site as seen by one message: its settings, base model, device and client state."""
+"""Site as seen by one message: settings, contract, base model, device and client state.
 
+Each of these is read once per message, however many steps need it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 
@@ -12,6 +16,8 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
+from espalier.messages.contract import Contract
+from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, Letter, Scalars
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
@@ -27,34 +33,57 @@ if TYPE_CHECKING:
 
 @dataclass
 class Site:
-    """Settings, model, device and client state for a handler, opened at first use."""
+    """Settings, contract, model, device and client state for a message, opened at first use."""
 
-    settings: RunSettings
+    run_config: Mapping[str, Any]
+    """Flat settings of the run, with dotted keys."""
     node: NodeSettings
-    header: Header | None = None
-    """Header of the message that is answered; None if there is no message."""
+    request: Letter | None = None
+    """Request that is answered; None if there is no message."""
     node_id: int = 0
     """Flower's id of the node that answers."""
 
     @staticmethod
-    def of(context: Context, header: Header | None = None) -> "Site":
-        """Read the settings of the run and of the node, to answer a message with this header.
+    def of(context: Context, request: Letter | None = None) -> "Site":
+        """Read the settings of the node, to answer a request.
+
+        Raises
+        ------
+        InputError
+            A setting of the node is invalid.
+        """
+        node = parse_node(context.node_config, simulated=in_simulation())
+        return Site(context.run_config, node, request, context.node_id)
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Settings of the run.
 
         Raises
         ------
         InputError
             A setting is invalid.
         """
-        node = parse_node(context.node_config, simulated=in_simulation())
         try:
-            settings = parse(context.run_config)
+            return parse(self.run_config)
         except EspalierError as error:
             program = code_sha256()[:12]
             raise InputError(
                 f"{error}\n  (this node runs program {program}; if the server runs another"
                 " one, install the server's release here)"
             ) from None
-        return Site(settings, node, header, context.node_id)
+
+    @cached_property
+    def contract(self) -> Contract:
+        """Contract of the request and its reply.
+
+        Raises
+        ------
+        ProtocolError
+            The request names another method, or a round or part that does not exist.
+        """
+        assert self.request is not None
+        return contract_for(self.request, lambda: self.model.plan, self.settings)
 
     @cached_property
     def model(self) -> OpenedModel:
@@ -72,8 +101,8 @@ class Site:
             The server has not pushed the model yet, or it is damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
-            assert self.header is not None
-            folder = downloaded_model(self.node.state_root(), self.state(self.header))
+            assert self.request is not None
+            folder = downloaded_model(self.node.state_root(), self.state(self.request.header))
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):

@@ -8,7 +8,7 @@ for further parts, and the quantization errors of their payload.
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from client_app.methods.hetlora import SelfPruning
 from client_app.protocol import client_state
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.protocol.client_state import FEEDBACK
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
-from client_app.protocol.push import brought, taken
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
@@ -47,8 +47,8 @@ from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState, private_folder
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.sequences import client_sequences
@@ -90,15 +90,8 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
             state.save_lasting(FIRST_ORDER, order.model_dump())
         return report
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {
-            **beside.rests_on,
-            **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()},
-        }
-
-    first_part = parts(adapters, site.settings)[0]
     return answer_once(
-        site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with)
+        site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
     )
 
 
@@ -110,15 +103,6 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
         " training.accumulation"
     )
     require_tokens(site.node, tokens, remedy)
-
-
-def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
-    """Return the blobs of the global adapters, {} in the first round."""
-    return (
-        {}
-        if request.header.server_round == 1
-        else brought(site, request, len(parts(adapters, site.settings)))
-    )
 
 
 def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
@@ -137,7 +121,7 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought_to(site, request, adapters))
+    start = begins_with(site, adapters, brought(site, request))
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, adapters, beside, request.header.client, first_step)
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
@@ -223,8 +207,10 @@ def begins_with(
         return first()
     federation = site.settings.federation
     _require_all(adapters, blobs, site.settings)
+    # The check of the order decoded its own blobs. Other parts come from the client state.
+    decoded = {} if site.request is None else site.request.tensors
     found = {
-        key: unpack_adapters(shapes, blobs[key], federation.payload)
+        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.payload)
         for key, shapes in adapters.shapes().items()
     }
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
@@ -334,8 +320,8 @@ def _train_alone(
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 
-def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text.
+def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Evaluation:
+    """Prepare to evaluate the local baseline on evaluation text, and all models on own text.
 
     The local baseline has the client's own rank. The federated adapters have the full rank.
     """
@@ -352,29 +338,31 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     if site.settings.task.name == TEXT:
         before = _edits(whole, {}, beside)
-        return answer(
+        return prepare_evaluation(
             site,
             request,
             _edits(adapters, alone, beside),
             lambda: _edits(whole, federated(), beside),
             before,
         )
-    adapted = site.load(
-        site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
-    )
-    adapted.set(beside.values)
-    base = adapted.values()
-    tensors: dict[str, Callable[[], Tensors]] = {
-        "dense": lambda: base,
-        "local_only": lambda: _padded(whole, alone),
-        "federated": federated,
-    }
+    pushed: Tensors = federated() if request.scalars["own_text"] else {}
+
+    @cache
+    def loaded() -> tuple[AdaptedModel, Tensors]:
+        """Return the model, and the values with which it is the dense model."""
+        adapted = site.load(
+            site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+        )
+        adapted.set(beside.values)
+        return adapted, adapted.values()
 
     def model_of(name: str) -> Any:
-        adapted.set(tensors[name]())
+        adapted, base = loaded()
+        tensors = {"dense": base, "local_only": _padded(whole, alone), "federated": pushed}
+        adapted.set(tensors[name])
         return adapted.whole
 
-    return answer_on_task(site, request, model_of)
+    return prepare_task_evaluation(site, request, model_of)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

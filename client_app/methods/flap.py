@@ -12,7 +12,7 @@ from torch import Tensor
 from client_app.methods.llm_pruner_cut import delivered_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.site import Site
 from espalier.hf.group_scores.flap import (
     flap_cuts,
@@ -37,9 +37,9 @@ def train(site: Site, request: Letter) -> Letter:
     return answer_from_samples(site, request, moments, lambda samples: {"tokens": samples.numel()})
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site,
         request,
         _alone(site, request.header),

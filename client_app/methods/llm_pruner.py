@@ -12,7 +12,7 @@ from torch import Tensor
 from client_app.methods.llm_pruner_cut import delivered_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.site import Site
 from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
@@ -86,11 +86,11 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
-    return answer(
+    return prepare_evaluation(
         site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled)
     )
 

@@ -13,11 +13,11 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
-from client_app.protocol.evaluation import answer
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import kept_alone, make_alone
-from client_app.protocol.push import brought, taken
+from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError
@@ -39,7 +39,6 @@ from espalier.methods.llm_streamline.contract import (
     Replace,
     SimilarityReport,
     layer_parts,
-    layer_specs,
 )
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.seeds import derive_seed
@@ -66,18 +65,12 @@ def train(site: Site, request: Letter) -> Letter:
             ],
             lambda samples: {"tokens": samples.numel()},
         )
-    order = validate(Replace, request.scalars)
-    plan = site.model.plan
-    specs = layer_specs(plan, site.settings, order.start)
-    parts = layer_parts(plan, site.settings, order.start)
-
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {key: sha256(blob) for key, blob in _brought(site, request, len(parts)).items()}
-
-    def work(state: PrivateState) -> LayerReport:
-        return _train(site, state, request, order.start, _brought(site, request, len(parts)))
-
-    return answer_once(site, request, Work(LayerReport, list(specs), parts[0], work, begins_with))
+    return answer_once(
+        site,
+        request,
+        lambda state: _train(site, state, request),
+        lambda _: pushed_hashes(site, request),
+    )
 
 
 def _cosines(site: Site, stream: BlockStream, windows: Tensor) -> Tensor:
@@ -92,21 +85,16 @@ def _span(site: Site) -> int:
 # ----- training the layer -----
 
 
-def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """Return the layer's blobs; {} in round 2, the first that trains it."""
-    return {} if request.header.server_round == 2 else brought(site, request, num_parts)
-
-
-def _train(
-    site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]
-) -> LayerReport:
+def _train(site: Site, state: PrivateState, request: Letter) -> LayerReport:
     """Train, store the blob of each tensor, and return the report."""
     started = time.monotonic()
     header = request.header
     federation = site.settings.federation
     steps = site.settings.of(LlmStreamlineSettings).steps
+    start = validate(Replace, request.scalars).start
     first = first_layer(site.model, start)
-    begun = read_layer(brought, first, federation) if brought else first
+    blobs = brought(site, request)
+    begun = read_layer(blobs, first, federation) if blobs else first
     windows = samples_of(site, header)
     stretch = _stretch(site, state, windows, start)
     first_step = (header.server_round - 2) * steps
@@ -202,9 +190,9 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
 

@@ -36,10 +36,10 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
     """Return the target folder; None if the site's owner configured none."""
     if site.node.simulated:
         return state.own_model
-    assert site.header is not None
+    assert site.request is not None
     folder = (
         site.node.models_dir
-        and Path(site.node.models_dir).expanduser() / f"{site.header.lineage}-{site.name}"
+        and Path(site.node.models_dir).expanduser() / f"{site.request.header.lineage}-{site.name}"
     )
     return folder or None
 

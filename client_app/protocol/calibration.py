@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -38,8 +38,7 @@ def answer_from_samples(
     fields : function of the samples that returns the fields of the report apart from those of
         ``Report``
     """
-    contract = contract_for(request, lambda: site.model.plan, site.settings)
-    report: Any = contract.up.scalars
+    report: Any = site.contract.up.scalars
     header = request.header
 
     def work(state: PrivateState) -> Report:
@@ -53,11 +52,11 @@ def answer_from_samples(
         )
         return told
 
-    return answer_once(site, request, Work(report, _keys(contract), contract.parts[0], work))
+    return answer_once(site, request, work)
 
 
-def evaluate_edits(site: Site, request: Letter, edits: BlobEdits) -> Letter:
-    """Evaluate a method whose result has the tensors of a reply, and which edits weights by them.
+def evaluate_edits(site: Site, request: Letter, edits: BlobEdits) -> Evaluation:
+    """Prepare to evaluate a method whose result has the tensors of a reply, and which edits weights by them.
 
     The local baseline is the base model edited by the client's own tensors.
     """
@@ -72,7 +71,7 @@ def evaluate_edits(site: Site, request: Letter, edits: BlobEdits) -> Letter:
         store, found, _ = taken(site, header, contract.num_parts)
         return {key: store.get(blob) for key, blob in found.items()}
 
-    return answer(
+    return prepare_evaluation(
         site,
         request,
         edits_from(edits, sent, site.settings),

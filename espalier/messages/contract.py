@@ -13,6 +13,7 @@ tensors themselves reveal. The ``observer`` sentence of each contract describes 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
@@ -22,8 +23,11 @@ from espalier.messages.payload import TensorSpec, tensor_specs
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensor specs by blob key and tensor name."""
 
-CheckValues = Callable[[str, bytes], None]
-"""Function of a blob's key and bytes that raises ``ProtocolError`` if values are out of range."""
+CheckValues = Callable[[str, bytes], Any]
+"""Function of a blob's key and bytes that raises ``ProtocolError`` if values are out of range.
+
+It may return the blob's tensors as it decoded them, by name.
+"""
 
 HEADER_ROOM = 64 * 1024
 """Bytes that the safetensors header of a blob may take in addition to its data."""
@@ -76,8 +80,18 @@ class Contract:
         return len(self.parts)
 
 
-def check(letter: Letter, side: Side) -> Scalars:
+def check(letter: Letter, side: Side, *, keep: bool = False) -> Scalars:
     """Check a message against one side of its contract and return its fields.
+
+    Parameters
+    ----------
+    letter
+        The message.
+    side
+        Side of the contract.
+    keep
+        True to keep in ``letter.tensors`` what the check of values decoded. Otherwise only the
+        tensors of one blob are in memory.
 
     Raises
     ------
@@ -101,7 +115,9 @@ def check(letter: Letter, side: Side) -> Scalars:
     for key, blob in letter.blobs.items():
         _check_blob(key, blob, expected[key])
         if side.check_values is not None:
-            side.check_values(key, blob)
+            tensors = side.check_values(key, blob)
+            if keep and tensors is not None:
+                letter.tensors[key] = tensors
     if side.check_scalars is not None:
         side.check_scalars(scalars)
     if side.blob_sha256 is not None:

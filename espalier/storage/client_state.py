@@ -321,10 +321,6 @@ class PrivateState:
         """Save a JSON document that outlasts rounds atomically."""
         write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
 
-    def forget_lasting(self, name: str) -> None:
-        """Delete a document of ``save_lasting`` if it exists."""
-        (self.folder / "lasting" / f"{name}.json").unlink(missing_ok=True)
-
     def load_lasting(self, name: str) -> dict[str, Any] | None:
         """Return a document of ``save_lasting``; None if it was never saved."""
         path = self.folder / "lasting" / f"{name}.json"

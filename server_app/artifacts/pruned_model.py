@@ -1,14 +1,16 @@
 """Pruned model and its masks: ``model/`` and ``masks.safetensors``."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.edits import Edits, PruneMasks
+from espalier.hf.stream.edits import Edits
 from espalier.settings.pruning import PruningSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+from pruning_kernels.votes.bitmask import Words
 from server_app.artifacts.edited_model import EditedOutcome, EditedResult
 from server_app.report.model_card import pruned_card
 from server_app.report.summary import Summary, save_masks
@@ -17,9 +19,8 @@ from server_app.report.summary import Summary, save_masks
 class PrunedResult(EditedResult, Protocol):
     """Result that consists of one pruned model."""
 
-    @property
-    def prune_masks(self) -> PruneMasks:
-        """Prune masks of one block: bool, by canonical linear name."""
+    def packed_masks(self, index: int) -> Mapping[str, Words]:
+        """Return the packed prune masks of one block by canonical linear name."""
 
     def zeros_beyond_masks(self) -> int:
         """Return the number of weights that are zero although no mask prunes them."""
@@ -41,7 +42,7 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         summary.report = result.report()
         summary.zeroed = True
         summary.masked = save_masks(
-            run.model, result.prune_masks, run.folder.path / "masks.safetensors"
+            run.model, result.packed_masks, run.folder.path / "masks.safetensors"
         )
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
         summary.local_sparsity = result.local_sparsity()

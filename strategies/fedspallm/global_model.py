@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.kept_weights import kept_specs
+from espalier.messages.blobs.masks import mask_name
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
+from espalier.messages.payload import views
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.votes.bitmask import Words, count, unpack
+from pruning_kernels.votes.bitmask import Words, count, num_words, unpack
 from pruning_kernels.votes.kept_mean import KeptMean
 from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
@@ -123,12 +124,10 @@ class KeptResult:
             if self.settings.mask_expansion:
                 words = self._expanded(server_round, weight, votes)
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
-            matrix = PrunedMatrix.of(
-                torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype]
-            )
+            kept = torch.from_numpy(weight)[~prune_mask].to(TORCH_DTYPES[linear.dtype])
             dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
-            zeros += int(((matrix.kept == 0) & (dense != 0)).sum())
-            matrices[linear.name] = matrix
+            zeros += int(((kept == 0) & (dense != 0)).sum())
+            matrices[linear.name] = PrunedMatrix(words, linear.shape, kept)
         self.blobs[block.index] = self.store.put(pack_kept(matrices))
         self.versions[block.index] = server_round
         self.num_kept[block.index] = [
@@ -188,18 +187,13 @@ class KeptResult:
             else {}
         )
 
-    def prune_masks(self, index: int) -> dict[str, Tensor]:
-        """Return the prune masks of one layer: bool, by canonical linear name."""
-        block = self.model.plan.blocks[index]
-        matrices = self.matrices(index)
-        return {
-            linear.name: (
-                matrices[linear.name].prune_mask
-                if matrices
-                else torch.zeros(linear.shape, dtype=torch.bool)
-            )
-            for linear in block.linears
-        }
+    def packed_masks(self, index: int) -> dict[str, Words]:
+        """Return the packed prune masks of one layer by canonical linear name."""
+        linears = self.model.plan.blocks[index].linears
+        if not self.versions[index]:
+            return {one.name: np.zeros(num_words(one.num_weights), np.uint64) for one in linears}
+        tensors = views(self.blob(index))
+        return {one.name: tensors[mask_name(one.name)] for one in linears}
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one layer's dense weights."""

@@ -761,7 +761,7 @@ class Promises(Federations):
         assert (again.scalars, again.blobs) == (first[last].scalars, first[last].blobs)
         for order in (other for number in orders for other in self.other_orders(orders[number])):
             words = (
-                "another order of round"
+                "another request of round"
                 if order.header.server_round == last
                 else f"answered round {last}; round"
             )

@@ -309,7 +309,7 @@ def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, all=True) == 0
-    (report,) = state(bench).glob(f"{BY_HAND}/site-0/r001/report.json")
+    (report,) = state(bench).glob(f"{BY_HAND}/site-0/r001/train.json")
     document = json.loads(report.read_text())
     document["report"]["seconds"] += 1.0
     report.write_text(json.dumps(document))

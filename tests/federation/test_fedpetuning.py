@@ -607,7 +607,7 @@ class TestFedPETuning(Promises):
         again = self._train(grid, 1)
         assert (again.blobs, again.scalars) == (first.blobs, first.scalars)
         for reply, words in (
-            (self._train(grid, 2, second.blobs), "this client answered another order of round 2"),
+            (self._train(grid, 2, second.blobs), "this client answered another request of round 2"),
             (self._train(grid, 1, limit=1), "this client answered round 2; round 1 is over"),
             (self._train(grid, 0), "a train of round 0 does not exist"),
             (self._train(grid, 4, first.blobs), "a train of round 4 does not exist"),

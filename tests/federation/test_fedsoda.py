@@ -429,7 +429,7 @@ class TestFedSoda(Promises):
             letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
         )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
-        assert "answered another evaluation in this run" in ask(evaluation).scalars["reason"]
+        assert "answered another request of this run" in ask(evaluation).scalars["reason"]
 
     @pytest.mark.parametrize("part", ["document", "blob"])
     def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
@@ -488,7 +488,7 @@ class TestFedSoda(Promises):
             letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
         )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
-        assert "another order of round 2" in ask(order).scalars["reason"]
+        assert "another request of round 2" in ask(order).scalars["reason"]
 
     def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
         text = bench.folder / "align.txt"

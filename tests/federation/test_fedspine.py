@@ -319,7 +319,7 @@ class TestFedSpine(PersonalPromises):
                 Message(write(other), dst_node_id=1, message_type="query.deliver"), context
             ).content
         )
-        assert "asked for another cut in round 2" in reply.scalars["reason"]
+        assert "answered another request of round 2" in reply.scalars["reason"]
         beyond = Letter(letter.header, {"pruned": 0.5}, letter.blobs)
         reply = read(
             grid.answer(

@@ -54,7 +54,7 @@ class Server:
         )  # fmt: skip
         config = {"site": "ward", "state-dir": str(root / "state"), "most-model-bytes": MOST} | node
         context = Context(1, 1, config, RecordDict(), {**default_values(), "method": "fedsoda"})
-        self.site = Site.of(context, self.header)
+        self.site = Site.of(context, Letter(self.header))
 
     def offer(self) -> list[int]:
         lacking: list[int] = take_offer(

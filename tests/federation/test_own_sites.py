@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from safetensors.numpy import save
 
 import client_app.app
 import client_app.policy.egress_check
+import client_app.site
 from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, address, read
 from espalier.storage.chain_check import chain_check
 from espalier.storage.client_state import mark_as_ours, private_folder
@@ -435,7 +437,7 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
         reply = site.evaluate(texts)
         assert (
             reply.scalars["reason"]
-            == "evaluate: this client answered another evaluation in this run; begin a new run"
+            == "evaluate: this client answered another request of this run; begin a new run"
         )
 
 
@@ -558,16 +560,23 @@ def test_a_panic_in_any_handler_is_an_answer(
     """The process survives and answers the next message."""
     site = OneSite(bench)
     with monkeypatch.context() as patched:
-        patched.setattr(client_app.app, "contract_for", panic)
+        patched.setattr(client_app.site, "contract_for", panic)
         assert told_of_panic(site.ask(kind))
     assert site.ask("train").header.status == "ok"
 
 
-@pytest.mark.parametrize("where", ["read", "check_reply", "egress_log"])
-def test_a_panic_on_the_way_out_is_an_answer(
-    bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (client_app.app, "read"),
+        (client_app.policy.egress_check, "check_reply"),
+        (client_app.policy.egress_check, "egress_log"),
+    ],
+)
+def test_a_panic_on_the_way_in_or_out_is_an_answer(
+    bench: Bench, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app.policy.egress_check, where, panic)
+    monkeypatch.setattr(module, name, panic)
     assert told_of_panic(OneSite(bench).ask("train"))
 
 
@@ -578,7 +587,7 @@ def test_an_interrupt_ends_the_handler(
     def interrupted(*_: Any) -> Any:
         raise interrupt
 
-    monkeypatch.setattr(client_app.app, "contract_for", interrupted)
+    monkeypatch.setattr(client_app.site, "contract_for", interrupted)
     with pytest.raises(interrupt):
         OneSite(bench).ask("train")
 

@@ -602,15 +602,15 @@ class TestSftP(PersonalPromises):
 
 def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     """Only simulated clients use the list of ratios by client number."""
-    settings = parse({"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"})
-    gates = LaneGates(Site(settings, NodeSettings()).model.plan)
+    config = {"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"}
+    gates = LaneGates(Site(config, NodeSettings()).model.plan)
     header = Header(
         schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
         part=0, num_parts=1,
     )  # fmt: skip
-    assert own_target(Site(settings, NodeSettings()), header) == gates.target(0.3, "blocks")
-    assert own_target(Site(settings, simulated_node()), header) == gates.target(0.5, "blocks")
-    assert own_target(Site(settings, NodeSettings(pruned_share=0.4)), header) == gates.target(
+    assert own_target(Site(config, NodeSettings()), header) == gates.target(0.3, "blocks")
+    assert own_target(Site(config, simulated_node()), header) == gates.target(0.5, "blocks")
+    assert own_target(Site(config, NodeSettings(pruned_share=0.4)), header) == gates.target(
         0.4, "blocks"
     )
 

@@ -299,8 +299,13 @@ class Values:
         self._payload = run.federation.payload
         self._rank_in_use = 0
 
-    def check(self, key: str, blob: bytes) -> None:
+    def check(self, key: str, blob: bytes) -> "Mapping[str, Tensor]":
         """Check that the numbers of a blob can be read and are finite, and note the rank in use.
+
+        Returns
+        -------
+        Mapping of str to Tensor
+            Tensors of the blob, float32, by canonical name.
 
         Raises
         ------
@@ -312,6 +317,7 @@ class Values:
         except EspalierError as error:
             raise ProtocolError(f"{key} {error}") from None
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
+        return tensors
 
     def require_rank(self, rank: int) -> None:
         """Check that rows and columns beyond ``rank`` are zero in all blobs checked before.
