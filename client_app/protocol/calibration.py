@@ -56,7 +56,7 @@ def answer_from_samples(
 
 
 def evaluate_edits(site: Site, request: Letter, edits: BlobEdits) -> Evaluation:
-    """Prepare to evaluate a method whose result has the tensors of a reply, and which edits weights by them.
+    """Prepare to evaluate a method that edits weights by tensors which are those of a reply.
 
     The local baseline is the base model edited by the client's own tensors.
     """

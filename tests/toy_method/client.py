@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from client_app.protocol.calibration import answer_from_samples, evaluate_edits
+from client_app.protocol.evaluation import Evaluation
 from client_app.site import Site
 from espalier.messages.message import Letter
 from espalier.messages.payload import pack_tensors
@@ -19,6 +20,6 @@ def train(site: Site, request: Letter) -> Letter:
     return answer_from_samples(site, request, mean)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the model edited by the client's own vector, and the result."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the model edited by the client's own vector, and the result."""
     return evaluate_edits(site, request, EDITS)
