@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.local_baseline import Alone
 from espalier.methods.sft_p.contract import shape_of, trained
 from espalier.methods.sft_p.settings import SftPSettings
@@ -71,14 +71,14 @@ class SftP(FedPETuning):
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
-        model.require_units()
+        model.require_groups()
         job = settings.of(SftPSettings)
         method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
         except EspalierError as mistake:
             raise InputError(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
-        if not model.family.has_lanes:
+        if not model.family.residual_prunable:
             family = model.family.name
             raise InputError(
                 f"method = '{method}': models of the family {family} have no lanes to cut; name one"
@@ -86,7 +86,7 @@ class SftP(FedPETuning):
             )
         if (
             model.structure is not None
-            and model.structure.cuts_lanes
+            and model.structure.cuts_residual
             and (job.norm == "read" or model.structure.norm_of_read)
         ):
             raise InputError(
@@ -96,7 +96,7 @@ class SftP(FedPETuning):
             )
         for client in range(settings.num_clients):
             try:
-                LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
+                ResidualGates(model.plan).target(job.share_of_client(client), job.share_of)
             except EspalierError as mistake:
                 raise InputError(f"{method}.{mistake}") from None
 

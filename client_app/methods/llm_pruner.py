@@ -20,7 +20,7 @@ from espalier.data.client_text import client_windows
 from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
     pack_scores,
-    taylor_cuts,
+    taylor_cut,
     taylor_scores,
     unpack_scores,
 )
@@ -30,9 +30,10 @@ from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
-from espalier.methods.llm_pruner.contract import score_specs
+from espalier.methods.llm_pruner.contract import cut_blocks, score_specs
 from espalier.methods.llm_pruner.mask_tuning import equation_specs, told_cut
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"
@@ -54,7 +55,7 @@ def _score(site: Site, request: Letter) -> Letter:
     def blobs(windows: Tensor) -> list[bytes]:
         asked = site.settings.data.windows
         scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
-        return [pack_scores(own) for own in scores]
+        return [pack_scores(own) for own in scores.values()]
 
     return _answered(site, request, specs, blobs)
 
@@ -129,5 +130,10 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         made: list[str] = kept_alone(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
     kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
-    scores = [unpack_scores(store.get(blob), job, site.settings.data.windows) for blob in kept]
-    return open_cut(site.model, list(taylor_cuts(site.model, scores, job)).__getitem__, ())
+    plan = site.model.plan
+    scores = {
+        index: unpack_scores(store.get(blob), job, site.settings.data.windows)
+        for index, blob in zip(cut_blocks(plan, job), kept, strict=True)
+    }
+    structure = Groups.of(plan).structure(taylor_cut(site.model, scores, job))
+    return OpenedModel(site.model.directory, structure)

@@ -43,7 +43,7 @@ class Gradients:
     """(rank, in_features), any float dtype."""
 
 
-def unit_importance(
+def group_importance(
     weight: Tensor | RowReader,
     factors: Factors,
     gradients: Gradients,

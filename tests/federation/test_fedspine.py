@@ -259,7 +259,7 @@ class TestFedSpine(PersonalPromises):
             (lambda bits: bits & bits - 1, "less is cut than the share"),
             # Set the bit of the first channel that is left.
             (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),
-            (lambda bits: bits | 1 << UNITS, "bits are set beyond the last unit"),
+            (lambda bits: bits | 1 << UNITS, "bits are set beyond the last group"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
     )
@@ -290,7 +290,7 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(**changes)
         grid.tamper[1] = in_bits(turned)
         assert (
-            "units that were cut before have come back"
+            "groups that were cut before have come back"
             in summary(bench.run(grid, **changes))["clients"][1]["reason"]
         )
 

@@ -16,13 +16,14 @@ from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
-from espalier.hf.structured.groups import ModelUnits
 from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import lowest
 from espalier.hf.structured.sliced_checkpoint import stretches
 from espalier.hf.whole.model import load_whole
-from espalier.messages.blobs.cuts import KINDS, pack_cut
+from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan
-from espalier.models.structure import Structure, structured_plan
+from espalier.models.groups import Groups
+from espalier.models.structure import GROUP_KINDS, Structure, structured_plan
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
 from espalier.settings.structured import StructuredSettings
@@ -171,7 +172,7 @@ def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, 
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_scales_of_units_go_into_the_columns_that_read_them(
+def test_scales_of_groups_go_into_the_columns_that_read_them(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales multiply the columns that read each kept group, in values, bytes and hash."""
@@ -185,7 +186,7 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
         scales.append(
             {
                 kind: torch.randn(getattr(structure.base[block.source], kind), generator=generator)
-                for kind in KINDS
+                for kind in GROUP_KINDS
             }
         )
         for kind, linear, size in (
@@ -197,23 +198,22 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
             )
             for unit, scale in enumerate(scales[-1][kind].tolist()):
                 module.weight[:, unit * size : (unit + 1) * size] *= scale
-    cut = [
-        {
-            kind: ~np.isin(np.arange(getattr(structure.base[block.source], kind)), block.kept(kind))
-            for kind in KINDS
-        }
-        for block in structure.blocks
-    ]
+    groups = Groups.of(base.plan)
+    cut = ~groups.none
+    for block in structure.blocks:
+        for kind in GROUP_KINDS:
+            cut[groups.at(block.source, kind)][list(block.kept(kind))] = False
     blobs = [
         pack_cut(
-            own,
-            {},
-            {
-                kind: np.where(own[kind], 0, values[kind].numpy()).astype(np.float32)
-                for kind in KINDS
+            groups,
+            cut,
+            index,
+            scales={
+                kind: np.where(cut[groups.at(index, kind)], 0, own.numpy()).astype(np.float32)
+                for kind, own in values.items()
             },
         )
-        for own, values in zip(cut, scales, strict=True)
+        for index, values in enumerate(scales)
     ]
     small = open_cut(base, blobs.__getitem__, ())
     windows = token_windows(3, 9)
@@ -225,7 +225,7 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
             b"".join(small.checkpoint.chunks(linear.parameter))
             == small.checkpoint.read(linear.parameter).numpy().tobytes()
         )
-    assert small.sha256 != open_cut(base, [pack_cut(own, {}) for own in cut].__getitem__, ()).sha256
+    assert small.sha256 != OpenedModel(base.directory, structure).sha256
 
 
 def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, P
 def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     structure = Structure.whole(OpenedModel(save_wide(tmp_path)).plan)
     with pytest.raises(
-        EspalierError, match="structure: it is of a model with blocks of other units"
+        EspalierError, match="structure: it is of a model with blocks of other sizes"
     ):
         OpenedModel(saved["llama"], structure)
 
@@ -320,14 +320,11 @@ def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
 
 def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> None:
     """A NaN in the weights leads to NaN scores."""
-    units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
-    scores = [dict(zip(KINDS, map(torch.ones, own), strict=True)) for own in units.numbers]
-    scores[2]["channels"][5] = torch.nan
-    with pytest.raises(
-        EspalierError,
-        match="is no number for some of them; look for weights of the model that are none",
-    ):
-        units.lowest(scores, StructuredSettings(), 0.2)
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
+    scores = torch.ones(len(groups.costs))
+    scores[groups.at(2, "channels")][5] = torch.nan
+    with pytest.raises(EspalierError, match="look for weights of the model that are not finite"):
+        lowest(groups, scores, StructuredSettings(), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +376,7 @@ def test_a_share_that_cannot_go_is_told_with_what_helps(
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=heads, head_dim=16))
     ).plan
     with pytest.raises(EspalierError, match=remedy):
-        ModelUnits.of(plan).share_of_units(plan, StructuredSettings.model_validate(given))
+        Groups.of(plan).reachable(StructuredSettings.model_validate(given))
 
 
 def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> Non
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))
     ).plan
     with pytest.raises(EspalierError, match="nothing can go of some of them, whatever the share"):
-        ModelUnits.of(plan).share_of_units(plan, StructuredSettings(share=0.1))
+        Groups.of(plan).reachable(StructuredSettings(share=0.1))
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
@@ -405,7 +402,7 @@ def test_what_is_gone_stays_gone_and_counts(
 
     Each time at least the requested fraction is cut; each kind keeps one group in each block.
     """
-    units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
     generator = torch.Generator().manual_seed(2)
     gone = None
     costs = list[int]()
@@ -413,27 +410,17 @@ def test_what_is_gone_stays_gone_and_counts(
         job = StructuredSettings.model_validate(
             {"share": 0.5, "channel-multiple": multiple, "selection": selection}
         )
-        scores = [
-            {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-            for own in units.numbers
-        ]
-        found = units.lowest(scores, job, share, gone)
-        flat = torch.cat([torch.from_numpy(own[kind]) for own in found for kind in KINDS])
-        cost = int(units.costs[flat].sum())
-        assert cost >= share * int(units.costs.sum())
+        scores = torch.rand(len(groups.costs), generator=generator)
+        found = lowest(groups, scores, job, share, gone)
+        cost = int(groups.costs[found].sum())
+        assert cost >= share * int(groups.costs.sum())
         if gone is not None:
-            assert all(
-                (own[kind] >= before[kind]).all()
-                for own, before in zip(found, gone, strict=True)
-                for kind in KINDS
-            )
+            assert (found >= gone).all()
         if multiple == 1 and selection == "global":
-            assert cost < share * int(units.costs.sum()) + int(units.costs.max())
-        assert all(
-            not own[kind].all() and (~own["channels"]).sum() % multiple == 0
-            for own in found
-            for kind in KINDS
-        )
+            assert cost < share * int(groups.costs.sum()) + int(groups.costs.max())
+        stay = groups.stay(found)
+        assert stay.all()
+        assert not (stay[1::2] % multiple).any()
         gone = found
         costs.append(cost)
     assert multiple > 1 or costs[1] == costs[2], "the same share again cuts nothing more"
@@ -447,22 +434,18 @@ def test_a_multiple_of_channels_stays_the_best_of_them(
 
     At least as many channels are cut as without the multiple.
     """
-    model = OpenedModel(saved["llama"])
-    units = ModelUnits.of(model.plan)
-    generator = torch.Generator().manual_seed(1)
-    scores = [
-        {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-        for own in units.numbers
-    ]
-    freely = units.lowest(scores, StructuredSettings(share=share), share)
-    found = units.lowest(
-        scores, StructuredSettings.model_validate({"share": share, "channel-multiple": 16}), share
-    )
-    for free, cut, own in zip(freely, found, scores, strict=True):
-        stay = int((~cut["channels"]).sum())
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
+    scores = torch.rand(len(groups.costs), generator=torch.Generator().manual_seed(1))
+    freely = lowest(groups, scores, StructuredSettings(share=share), share)
+    job = StructuredSettings.model_validate({"share": share, "channel-multiple": 16})
+    found = lowest(groups, scores, job, share)
+    for index in groups.blocks:
+        channels = groups.at(index, "channels")
+        stay = int((~found[channels]).sum())
         assert stay in (16, 32, 48)
-        assert set(torch.topk(own["channels"], stay).indices.tolist()) == set(
-            (~cut["channels"]).nonzero()[0].tolist()
+        assert set(torch.topk(scores[channels], stay).indices.tolist()) == set(
+            (~found[channels]).nonzero()[0].tolist()
         )
-        assert cut["channels"].sum() >= free["channels"].sum() or stay == 16
-        assert (cut["groups"] == free["groups"]).all()
+        assert found[channels].sum() >= freely[channels].sum() or stay == 16
+        attention = groups.at(index, "groups")
+        assert (found[attention] == freely[attention]).all()

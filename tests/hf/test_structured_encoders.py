@@ -20,7 +20,7 @@ from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import HEAD_KEY, adapter_plan
 from espalier.models.plan import block_key
-from espalier.models.structure import Structure, unit_costs
+from espalier.models.structure import Structure, group_costs
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel
 
@@ -57,7 +57,7 @@ def test_units_cost_what_goes_with_them(saved: dict[str, Path], name: str) -> No
     bias and a column.
     """
     base = OpenedModel(saved[name])
-    head, channel = unit_costs(base.plan, base.plan.blocks[0])
+    head, channel = group_costs(base.plan, base.plan.blocks[0])
     assert (head, channel) == (3 * 8 * 33 + 8 * 32, 33 + 32)
     cut = Structure.whole(base.plan).keeping({1: {"groups": [0, 3]}, 2: {"channels": range(1, 48)}})
     assert (

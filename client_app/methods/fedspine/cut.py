@@ -18,10 +18,11 @@ from typing import Any
 from client_app.protocol.push import take
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Groups
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
@@ -80,27 +81,17 @@ def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> tup
     The bits are those of the request if this client has no importances of that model, or no new
     ones since its last answer.
     """
-    from client_app.methods.fedspine.importance import measured_units
+    import torch
 
-    units = CutUnits.of(site.model.plan)
+    from client_app.methods.fedspine.importance import measured_importance
+    from espalier.hf.structured.selection import lowest
+
+    groups = Groups.of(site.model.plan)
     told = (state.load_lasting(LAST) or {}).get("measured", "")
-    before = units.read(request.blobs[STRUCTURE])
-    values = measured_units(state, request.header.server_round, before)
+    before = read_bits(groups, request.blobs[STRUCTURE])
+    values = measured_importance(state, request.header.server_round, before)
     measured = "" if values is None else sha256(values.tobytes())
     if values is None or measured == told:
         return request.blobs[STRUCTURE], told
-    return units.pack(_lowest(site, units, values, pruned, before)), measured
-
-
-def _lowest(site: Site, units: CutUnits, values: Any, pruned: float, before: Cut) -> Cut:
-    import torch
-
-    from espalier.hf.structured.groups import ModelUnits
-
-    scores = [
-        {kind: torch.from_numpy(own) for kind, own in block.items()}
-        for block in units.by_block(values)
-    ]
-    model = ModelUnits.of(site.model.plan)
     job = site.settings.of(FedSpineSettings)
-    return units.side_by_side(model.lowest(scores, job, pruned, units.by_block(before)))
+    return pack_bits(lowest(groups, torch.from_numpy(values), job, pruned, before)), measured

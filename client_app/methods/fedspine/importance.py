@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.protocol import client_state
-from espalier.messages.blobs.group_bits import Cut
+from espalier.models.groups import Cut
 from espalier.storage.client_state import PrivateState
 
 UNITS = "units"
@@ -38,7 +38,9 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
     )
 
 
-def measured_units(state: PrivateState, server_round: int, cut: Cut) -> NDArray[np.float64] | None:
+def measured_importance(
+    state: PrivateState, server_round: int, cut: Cut
+) -> NDArray[np.float64] | None:
     """Return the importances measured before a round, (groups,), float64, 0 for cut groups.
 
     The result is None if there are none, or if they belong to another cut.

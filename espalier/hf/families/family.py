@@ -70,7 +70,7 @@ class Family:
     """Path of each linear of the classification head by canonical name; empty for a decoder."""
     norms: Mapping[str, str] = field(default_factory=dict)
     """Path within a block of each norm by canonical name."""
-    has_lanes: bool = False
+    residual_prunable: bool = False
     """True if residual dimensions can be removed.
 
     For this, attention and feed-forward part must be modules with a norm before each of them.

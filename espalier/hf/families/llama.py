@@ -17,6 +17,6 @@ LLAMA = Family(
         "mlp.down": "mlp.down_proj",
     },
     norms={"norm.attn": "input_layernorm", "norm.mlp": "post_attention_layernorm"},
-    has_lanes=True,
+    residual_prunable=True,
     final_norm="model.norm",
 )

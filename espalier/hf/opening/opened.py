@@ -43,7 +43,7 @@ from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.hf.structured.slices import slices
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.models.structure import Structure, structured_plan, units_of
+from espalier.models.structure import Structure, sizes_of, structured_plan
 from espalier.progress.beats import beats
 from espalier.progress.imports import importing
 
@@ -163,8 +163,8 @@ class OpenedModel:
                 f"{path}: is no JSON file: {first_line(error)}; copy that file again"
             ) from None
         structure = Structure.from_json(document, str(path))
-        if [block.units for block in structure.blocks] != [
-            units_of(self.plan, block) for block in self.plan.blocks
+        if [block.sizes for block in structure.blocks] != [
+            sizes_of(self.plan, block) for block in self.plan.blocks
         ]:
             raise InputError(
                 f"{path}: is the structure of another model than the one beside it; copy both from"
@@ -172,7 +172,7 @@ class OpenedModel:
             )
         return structure
 
-    def require_units(self) -> None:
+    def require_groups(self) -> None:
         """Refuse a model from which no prunable groups or blocks can be removed.
 
         Raises
@@ -190,7 +190,7 @@ class OpenedModel:
     def _cut_out(
         self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
     ) -> None:
-        self.require_units()
+        self.require_groups()
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
@@ -198,7 +198,7 @@ class OpenedModel:
         kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
         self.structure = cut if self.structure is None else cut.of(self.structure)
-        if self.structure.cuts_lanes and not self.family.has_lanes:
+        if self.structure.cuts_residual and not self.family.residual_prunable:
             raise InputError(
                 f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
                 " alone, with a norm before attention and feed-forward part; this one is of the"

@@ -35,11 +35,11 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.selection import lowest
 from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.hf.structured.slices import block_of
-from espalier.messages.blobs.cuts import KINDS
 from espalier.messages.payload import DTYPE_BYTES
+from espalier.models.groups import Groups
 from espalier.settings.structured import StructuredSettings
 from espalier.storage.atomic import replacing, write_json
 
@@ -94,7 +94,7 @@ def best_form(model: OpenedModel) -> Form:
 
 
 def require_writable(
-    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]
+    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: range
 ) -> None:
     """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
 
@@ -103,18 +103,17 @@ def require_writable(
     model : the dense model
     job : settings of the method
     biases : canonical names of the matrices that get a bias
-    blocks : indices of the blocks that may be pruned
+    blocks : blocks that may be pruned
 
     Raises
     ------
     InputError
         The message begins with the key in the method's table.
     """
-    units = ModelUnits.of(model.plan, blocks)
-    share = units.share_of_units(model.plan, job)
+    groups = Groups.of(model.plan, blocks)
     # Scores of zero give a structure with the shape constraints of the real one.
-    any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
-    like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
+    any_scores = torch.zeros(len(groups.costs), dtype=torch.float64)
+    like_it = groups.structure(lowest(groups, any_scores, job, groups.reachable(job)), biases)
     # Whether blocks become alike depends on scores that do not exist yet.
     if job.form == "plain" and job.selection != "kind":
         raise InputError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from espalier.hf.families import Family
 from espalier.models.plan import ModelPlan
-from espalier.models.structure import COLUMNS, ROWS, BlockStructure, Structure, unit_size
+from espalier.models.structure import COLUMNS, ROWS, BlockStructure, Structure, group_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ def kept_indices(
     """
     kind = kinds[linear]
     kept = block.kept(kind)
-    size = unit_size(plan, linear, kind)
+    size = group_size(plan, linear, kind)
     if len(kept) == getattr(structure.base[block.source], kind):
         return None
     # The rows or columns of a group are contiguous.
