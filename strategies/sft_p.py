@@ -81,8 +81,8 @@ class SftP(FedPETuning):
         if not model.family.residual_prunable:
             family = model.family.name
             raise InputError(
-                f"method = '{method}': models of the family {family} have no lanes to cut; name one"
-                " like LLaMA"
+                f"method = '{method}': models of the family {family} have no residual dimensions"
+                " that can be removed; name one like LLaMA"
             )
         if (
             model.structure is not None
@@ -90,9 +90,9 @@ class SftP(FedPETuning):
             and (job.norm == "read" or model.structure.norm_of_read)
         ):
             raise InputError(
-                f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that"
-                " see only what is read cannot be cut again, or mixed with others; set it to all,"
-                " or name the model that nothing was cut from"
+                f"{method}.norm = '{job.norm}': residual dimensions of the model were removed"
+                " before, and norms that see only what is read cannot be cut again, or mixed with"
+                " others; set it to all, or name the model that nothing was cut from"
             )
         for client in range(settings.num_clients):
             try:

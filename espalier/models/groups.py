@@ -20,7 +20,7 @@ from espalier.models.structure import GROUP_KINDS, Structure, group_costs, sizes
 from espalier.settings.structured import CutSettings
 
 Cut = NDArray[np.bool_]
-"""Array of shape (groups,): True for prunable groups that are removed, in the order of ``Groups``."""
+"""Array of shape (groups,): True for prunable groups that are removed; ordered as ``Groups``."""
 
 
 @dataclass(frozen=True, eq=False)

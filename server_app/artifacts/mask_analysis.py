@@ -60,14 +60,14 @@ def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
 
     ``mask_figures`` defines both.
     """
-    lanes = sum(len(mask) for mask in one.values())
+    dimensions = sum(len(mask) for mask in one.values())
     alike = sum(int((mask == other[gate]).sum()) for gate, mask in one.items())
     chance = 0.0
     for gate, mask in one.items():
         a = float(mask.double().mean())
         b = float(other[gate].double().mean())
         chance += len(mask) * (a * b + (1 - a) * (1 - b))
-    return alike / lanes, chance / lanes
+    return alike / dimensions, chance / dimensions
 
 
 def _densities(masks: Masks) -> dict[str, list[float]]:
@@ -130,7 +130,7 @@ def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
     names = [f"client {client}" for client in clients]
     axes.set_xticks(range(len(clients)), names)
     axes.set_yticks(range(len(clients)), names)
-    axes.set_title("share of lanes on which two clients' masks agree")
+    axes.set_title("share of residual dimensions on which two clients' masks agree")
     figure.colorbar(image, label="above chance")
 
 
@@ -145,7 +145,7 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.set_xticks(range(len(densities[kind])))
         axes.grid(alpha=0.3)
     figure.supxlabel("block")
-    figure.supylabel("share of lanes that are on")
+    figure.supylabel("share of residual dimensions that are on")
     axes.legend(fontsize=7)
 
 

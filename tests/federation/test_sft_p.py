@@ -531,7 +531,8 @@ class TestSftP(PersonalPromises):
             } == {"completed"}
             return
         with pytest.raises(
-            EspalierError, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
+            EspalierError,
+            match=f"sft-p.norm = '{norm}': residual dimensions of the model were removed before",
         ):
             bench.run(**changes)
 

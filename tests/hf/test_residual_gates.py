@@ -154,11 +154,11 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
         norm.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0], output)))
         whole(windows(1))
     stream, found = seen
-    lanes = chosen[1, "mlp_reads"].nonzero().squeeze(1)
+    dimensions = chosen[1, "mlp_reads"].nonzero().squeeze(1)
     expected = torch.nn.functional.rms_norm(
-        stream[..., lanes], (len(lanes),), norm.weight[lanes], norm.variance_epsilon
+        stream[..., dimensions], (len(dimensions),), norm.weight[dimensions], norm.variance_epsilon
     )
-    torch.testing.assert_close(found[..., lanes], expected)
+    torch.testing.assert_close(found[..., dimensions], expected)
     assert not found[..., ~chosen[1, "mlp_reads"]].any()
 
 
@@ -182,13 +182,13 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
     moved = values[at].clone().requires_grad_(True)
     loss(moved).backward()
     assert moved.grad is not None
-    for lane in (0, 9):
+    for number in (0, 9):
         step = torch.zeros_like(values[at])
-        step[lane] = 1e-2
+        step[number] = 1e-2
         with torch.no_grad():
             slope = (loss(values[at] + step) - loss(values[at] - step)) / 2e-2
         # Norms compute in float32, so the tolerance is wide.
-        assert float(moved.grad[lane]) == pytest.approx(float(slope), rel=1e-2)
+        assert float(moved.grad[number]) == pytest.approx(float(slope), rel=1e-2)
 
 
 def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, uneven
+from structured_models import DECODERS, ENCODERS, WITH_RESIDUAL, masked, save, uneven
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from transformers import AutoModelForSequenceClassification
 
@@ -16,9 +16,9 @@ from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.structured.cut_checkpoint import stretches
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.hf.structured.selection import lowest
-from espalier.hf.structured.sliced_checkpoint import stretches
 from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan
@@ -29,7 +29,7 @@ from espalier.settings.run import parse
 from espalier.settings.structured import StructuredSettings
 from espalier.training.adapted_model import AdaptedModel
 
-CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
+CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_RESIDUAL]
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save(tmp_path_factory.mktemp("base"), name) for name in (*DECODERS, *ENCODERS)}
 
 
-@pytest.mark.parametrize(("name", "lanes"), CASES)
+@pytest.mark.parametrize(("name", "residual"), CASES)
 @torch.no_grad()
 def test_sliced_is_masked_whole_streamed_and_generating(
-    saved: dict[str, Path], name: str, lanes: bool
+    saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
-    structure = uneven(base, lanes=lanes)
+    structure = uneven(base, residual=residual)
     expected = masked(whole_model(base.directory), base, structure)
     small = OpenedModel(base.directory, structure)
     whole = load_whole(small, CPU, "float32")
@@ -81,12 +81,12 @@ def test_a_sliced_encoder_is_a_masked_one(saved: dict[str, Path], name: str) -> 
     torch.testing.assert_close(small(input_ids=windows).logits, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "lanes"), [*CASES, *((name, False) for name in ENCODERS)])
+@pytest.mark.parametrize(("name", "residual"), [*CASES, *((name, False) for name in ENCODERS)])
 def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_base_s(
-    saved: dict[str, Path], name: str, lanes: bool
+    saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
-    structure = uneven(base, lanes=lanes)
+    structure = uneven(base, residual=residual)
     small = OpenedModel(base.directory, structure)
     built = small.new_skeleton(2 if name in ENCODERS else None)
     heads = ("classifier", "bert.pooler")
@@ -104,7 +104,7 @@ def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_b
 
 def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
-    inner = uneven(base, lanes=True)
+    inner = uneven(base, residual=True)
     middle = OpenedModel(base.directory, inner)
     outer = (
         Structure.whole(middle.plan)
@@ -126,15 +126,15 @@ def test_bytes_come_in_pieces_as_they_come_at_once(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with whole tensors that torch indexes; short reads and skipped gaps are covered."""
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.GAP", 128)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.GAP", 128)
     base = OpenedModel(saved["llama with biases"])
-    structure = uneven(base, lanes=True)
+    structure = uneven(base, residual=True)
     small = OpenedModel(base.directory, structure)
-    for name, slice in small.checkpoint.slices.items():  # type: ignore[attr-defined]
-        expected = base.checkpoint.read(slice.source)
-        expected = expected if slice.rows is None else expected[torch.tensor(slice.rows)]
-        expected = expected if slice.columns is None else expected[:, torch.tensor(slice.columns)]
+    for name, part in small.checkpoint.parts.items():  # type: ignore[attr-defined]
+        expected = base.checkpoint.read(part.source)
+        expected = expected if part.rows is None else expected[torch.tensor(part.rows)]
+        expected = expected if part.columns is None else expected[:, torch.tensor(part.columns)]
         assert torch.equal(small.checkpoint.read(name), expected)
         assert torch.equal(small.checkpoint.read_rows(name, 1, 3), expected[1:3])
         raw = b"".join(small.checkpoint.chunks(name))
@@ -176,7 +176,7 @@ def test_scales_of_groups_go_into_the_columns_that_read_them(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales multiply the columns that read each kept group, in values, bytes and hash."""
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.CHUNK", 700)
     base = OpenedModel(saved[name])
     structure = uneven(base, drop=False)
     expected = masked(whole_model(base.directory), base, structure)
@@ -267,7 +267,7 @@ def save_wide(folder: Path) -> Path:
 
 def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
-    small = OpenedModel(base.directory, uneven(base, lanes=True))
+    small = OpenedModel(base.directory, uneven(base, residual=True))
     lora = LoraSettings(rank=1, targets="all")
     adapters = adapter_plan(small.plan, lora)
     assert adapters.shapes()["block-0001"]["mlp.down.lora_a"] == (1, 5)
@@ -308,14 +308,14 @@ def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize("name", ["opt", "bert"])
-def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
+def test_residual_dimensions_of_families_without_a_norm_before_each_part_are_refused(
     saved: dict[str, Path], name: str
 ) -> None:
     base = OpenedModel(saved[name])
     with pytest.raises(
-        EspalierError, match="lanes of the residual stream can be cut in models like LLaMA alone"
+        EspalierError, match="residual dimensions can be removed in models like LLaMA alone"
     ):
-        OpenedModel(base.directory, uneven(base, lanes=True))
+        OpenedModel(base.directory, uneven(base, residual=True))
 
 
 def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> None:

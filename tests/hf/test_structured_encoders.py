@@ -11,10 +11,9 @@ from tiny_encoders import ENCODERS, save_encoder
 from tiny_models import CPU, save_tokenizer, token_windows
 from transformers import AutoModelForSequenceClassification
 
-from espalier.hf.export.encoder import check_against
+from espalier.hf.export.encoder import check_against, export_encoder
 from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
@@ -181,7 +180,7 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     meant.set(tensors)
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target = tmp_path / "written"
-    export_cut_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
+    export_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
     loaded, messages = AutoModelForSequenceClassification.from_pretrained(
         target, output_loading_info=True
     )

@@ -110,6 +110,20 @@ class Family:
             names += [_old_name(known) for known in names]
         yield from dict.fromkeys(names)
 
+    def block_of(self, name: str) -> tuple[str, int, str] | None:
+        """Split the name of a block's tensor in files; None for other tensors.
+
+        Returns
+        -------
+        tuple
+            Prefix before the index of the block, the index, and the path within the block
+        """
+        for prefix in self.file_names(f"{self.blocks}."):
+            number, dot, path = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix) and dot and number.isdecimal():
+                return prefix, int(number), path
+        return None
+
     def parameter_path(self, name: str, index: int | None) -> str | None:
         """Return the path of a parameter by canonical name; None if the family has no such name.
 

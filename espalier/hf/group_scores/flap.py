@@ -101,7 +101,9 @@ def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
 def flap_cuts(
     model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
 ) -> Iterator[bytes]:
-    """Choose the prunable groups to remove and yield a blob of ``espalier.messages.blobs.cuts`` per block.
+    """Choose the prunable groups to remove and yield the blob of each block.
+
+    The blobs are those of ``espalier.messages.blobs.cuts``.
 
     Parameters
     ----------

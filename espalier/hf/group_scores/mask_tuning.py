@@ -136,7 +136,9 @@ def scaled_cuts(
     scales_of: Callable[[int, str], Tensor | None],
     job: LlmPrunerSettings,
 ) -> Iterator[tuple[bytes, Mapping[str, NDArray[np.float32]]]]:
-    """Yield the blob of ``espalier.messages.blobs.cuts`` with scales, and the scales by kind, for each block.
+    """Yield the blob of each block with scales, and the scales by kind.
+
+    The blobs are those of ``espalier.messages.blobs.cuts``.
 
     Parameters
     ----------

@@ -11,7 +11,6 @@ import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +38,7 @@ from espalier.hf.structured.configuration import (
     build_config,
     structured_config,
 )
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
-from espalier.hf.structured.slices import slices
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
@@ -182,7 +180,7 @@ class OpenedModel:
         """
         if str(self.config["model_type"]).startswith(SLICED):
             raise InputError(
-                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks"
+                f"{self.directory}: model_type = {self.config['model_type']!r}: groups and blocks"
                 " are not cut out of a model whose residual stream was sliced; name the model that"
                 " it was made of, or a method that cuts none"
             )
@@ -194,13 +192,11 @@ class OpenedModel:
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
-        kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
-        kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
-        self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
+        self.checkpoint = CutCheckpoint(self.checkpoint, self.family, plan, cut, given, scales)
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_residual and not self.family.residual_prunable:
             raise InputError(
-                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
+                f"{self.directory}: residual dimensions can be removed in models like LLaMA"
                 " alone, with a norm before attention and feed-forward part; this one is of the"
                 f" family {self.family.name}"
             )
@@ -455,9 +451,9 @@ class OpenedModel:
         given tensors, and the matrices whose columns are scaled.
         """
         if self.cut is not None:
-            assert isinstance(self.checkpoint, SlicedCheckpoint)
+            assert isinstance(self.checkpoint, CutCheckpoint)
             scaled = (
-                name for name, slice in self.checkpoint.slices.items() if slice.scales is not None
+                name for name, part in self.checkpoint.parts.items() if part.scales is not None
             )
             given = {
                 name: self._tensor_sha256(name)

@@ -78,7 +78,8 @@ class ResidualGates:
         if target < (least := sum(self.costs.values())):
             raise InputError(
                 f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks"
-                f" may stay, and {least} must, one lane of each kind in each block; lower it"
+                f" may stay, and {least} must, one residual dimension of each kind in each block;"
+                " lower it"
             )
         return target
 

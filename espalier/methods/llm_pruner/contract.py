@@ -145,21 +145,21 @@ def sizes_vary(run: RunSettings) -> bool:
 
 OBSERVER = (
     "for every key-value group and feed-forward channel of the blocks that may be cut one number:"
-    " weights times the gradient of this client's loss on all its windows, summed over the unit, or"
+    " weights times the gradient of this client's loss on all its windows, summed over the group, or"
     " the squares of such sums, window by window, added up (who knows some of the windows may"
     " recognise them; the site's `least-tokens` says how many tokens they are at least; the sums"
-    " are far fewer than the gradient's numbers, and say by which units the text moves the model);"
-    " with `rearrange`, how such sums of each two units of a block and kind go together over"
+    " are far fewer than the gradient's numbers, and say by which groups the text moves the model);"
+    " with `rearrange`, how such sums of each two groups of a block and kind go together over"
     " windows, from which those of each window can be worked out but for a rotation among windows,"
-    " which is unknown (of a single window but for the sign; with fewer windows than units also how"
+    " which is unknown (of a single window but for the sign; with fewer windows than groups also how"
     " many they are); and how long it took"
 )
 OBSERVER_OF_EQUATIONS = (
     "for each two groups or channels of a block that stay, how what they add to the residual stream"
     " goes together, summed over all tokens of this client's windows in the model that is cut (the"
-    " site's `least-tokens` says over how many at least), and for each the same with what all units"
-    " of the block would add: which units are at work at once on its text; the server says what is"
-    " cut, so it chooses at which units it looks; who knows some of the windows may recognise them;"
+    " site's `least-tokens` says over how many at least), and for each the same with what all groups"
+    " of the block would add: which groups are at work at once on its text; the server says what is"
+    " cut, so it chooses at which groups it looks; who knows some of the windows may recognise them;"
     " and how long it took"
 )
 

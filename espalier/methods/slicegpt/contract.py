@@ -155,9 +155,9 @@ def _are_directions(key: str, blob: bytes) -> None:
 
 
 OBSERVER = (
-    "for every norm of the model, how each two lanes of the residual stream go together, as a mean"
-    " over all tokens of this client's windows: in what space its hidden states lie, and with fewer"
-    " tokens than lanes how many they are (the site's `least-tokens` says how many at least);"
+    "for every norm of the model, how each two dimensions of the residual stream go together, as a"
+    " mean over all tokens of this client's windows: in what space its hidden states lie, and with fewer"
+    " tokens than dimensions how many they are (the site's `least-tokens` says how many at least);"
     " before the first block it is a sum over the tokens' own embeddings, from which can be worked"
     " out how often each token occurs; who knows a few of the windows can recognise them; with"
     " `client-weights` = `samples`, how many windows it has; and how long it took"
