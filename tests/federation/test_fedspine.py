@@ -931,7 +931,7 @@ def importances(run: Uninterrupted, client: int) -> torch.Tensor:
     """Return a device's importance scores after the last round, from its client state."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "importance.json").read_text())
-    return load((folder / f"{document['kept'][-1]['blobs']['units']}.blob").read_bytes())["values"]
+    return load((folder / f"{document['kept'][-1]['blobs']['groups']}.blob").read_bytes())["values"]
 
 
 def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:

@@ -194,7 +194,7 @@ def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> 
     assert combined([huge]).tolist() == pytest.approx([0.6, 0.8])
 
 
-def test_matrices_of_other_units_are_refused() -> None:
+def test_matrices_of_other_groups_are_refused() -> None:
     for given_values in ([], [torch.ones(2), torch.ones(3)], [torch.ones(2, 2)]):
         with pytest.raises(ValueError, match="vectors of one length"):
             combined(given_values)
