@@ -32,10 +32,10 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured
-from espalier.hf.structured.groups import ModelUnits
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
+from espalier.hf.structured.selection import lowest
 from espalier.hf.whole.model import load_whole
-from espalier.messages.blobs.cuts import KINDS
+from espalier.models.groups import Groups
 from espalier.models.structure import Structure
 from espalier.settings.structured import StructuredSettings
 
@@ -56,20 +56,17 @@ BATCHES = (1, 8)
 
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
     """Return the structure after removing groups, or residual dimensions, with random scores."""
-    units = ModelUnits.of(model.plan)
     generator = torch.Generator().manual_seed(0)
     if selection == "lanes":
-        gates = LaneGates(model.plan)
+        gates = ResidualGates(model.plan)
         logits = {
             gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()
         }
         return gates.structure(gates.chosen(logits, gates.target(share, "blocks")))
     job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
-    scores = [
-        {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-        for own in units.numbers
-    ]
-    return units.structure(model.plan, units.lowest(scores, job, share))
+    groups = Groups.of(model.plan)
+    scores = torch.rand(len(groups.costs), generator=generator)
+    return groups.structure(lowest(groups, scores, job, share))
 
 
 class EverySecond:

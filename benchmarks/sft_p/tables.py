@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.sft_p import paper
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 from espalier.models.mask_generator import GeneratorShape, Heads
 from espalier.settings.federation import Payload
@@ -168,7 +168,7 @@ def report() -> str:
 def _budgets() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
         plan = costs(name).plan
-        gates = LaneGates(plan)
+        gates = ResidualGates(plan)
         for share in paper.SHARES:
             blocks = gates.target(share, "blocks")
             model = gates.target(share, "model")
@@ -199,7 +199,7 @@ def _shared() -> Iterator[Sequence[str]]:
 
 def _masks() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
-        lanes = sum(LaneGates(costs(name).plan).widths.values())
+        lanes = sum(ResidualGates(costs(name).plan).widths.values())
         yield name, f"{lanes:,}", f"{-(-lanes // 8):,}"
 
 

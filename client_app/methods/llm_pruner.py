@@ -18,7 +18,7 @@ from client_app.site import Site
 from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
     pack_scores,
-    taylor_cuts,
+    taylor_cut,
     taylor_scores,
     unpack_scores,
 )
@@ -27,8 +27,10 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report
+from espalier.methods.llm_pruner.contract import cut_blocks
 from espalier.methods.llm_pruner.mask_tuning import told_cut
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"
@@ -49,7 +51,7 @@ def _score(site: Site, request: Letter) -> Letter:
     def blobs(windows: Tensor) -> list[bytes]:
         asked = site.settings.data.windows
         scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
-        return [pack_scores(own) for own in scores]
+        return [pack_scores(own) for own in scores.values()]
 
     return answer_from_samples(site, request, blobs)
 
@@ -102,5 +104,10 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         made: list[str] = kept_alone(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
     kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
-    scores = [unpack_scores(store.get(blob), job, site.settings.data.windows) for blob in kept]
-    return open_cut(site.model, list(taylor_cuts(site.model, scores, job)).__getitem__, ())
+    plan = site.model.plan
+    scores = {
+        index: unpack_scores(store.get(blob), job, site.settings.data.windows)
+        for index, blob in zip(cut_blocks(plan, job), kept, strict=True)
+    }
+    structure = Groups.of(plan).structure(taylor_cut(site.model, scores, job))
+    return OpenedModel(site.model.directory, structure)

@@ -14,13 +14,12 @@ from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_named
 from espalier.hf.export.adapter import edited_encoder, unrounded
-from espalier.hf.export.encoder import check_against
+from espalier.hf.export.encoder import check_against, export_encoder
 from espalier.hf.export.model import check_export
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
-from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
 from espalier.models.plan import block_key
@@ -84,7 +83,7 @@ def write_own_encoder(
     head = tensors[HEAD_KEY]
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target.parent.mkdir(parents=True, exist_ok=True)
-    export_cut_encoder(
+    export_encoder(
         model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
     )
     meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)

@@ -15,7 +15,7 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
@@ -42,7 +42,7 @@ class SmallerModel:
         """Build the smaller model."""
         job = site.settings.of(SftPSettings)
         plan = site.model.plan
-        gates = LaneGates(plan)
+        gates = ResidualGates(plan)
         logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
         biased = {gate: own + BIAS for gate, own in logits.items()}
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
@@ -124,7 +124,7 @@ def own_target(site: Site, header: Header | None) -> int:
         else job.share
     )
     try:
-        return LaneGates(site.model.plan).target(own or run_s, job.share_of)
+        return ResidualGates(site.model.plan).target(own or run_s, job.share_of)
     except EspalierError as error:
         if own:
             raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None

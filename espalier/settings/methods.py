@@ -164,7 +164,7 @@ METHODS: dict[str, Row] = {
     ),
     "llm-pruner": Row(
         title=(
-            "LLM-Pruner (units by what the loss would change without them, scores summed over"
+            "LLM-Pruner (groups by what the loss would change without them, scores summed over"
             " clients)"
         ),
         settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",

@@ -99,7 +99,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {
                 "client": client,
-                "pruned": result.units.share(result.cut_of(client)),
+                "pruned": result.groups.share(result.cut_of(client)),
                 "lora_rank": ranks.get(client),
                 "structure": result.structure_of(client).to_json(),
             }
@@ -121,11 +121,11 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
         job = self.run.settings.of(FedSpineSettings)
         clients = [seat.client for seat in self.summary.roster.active()]
-        wanted = result.units.wanted(job)
+        wanted = result.groups.wanted(job)
         behind = [
             client
             for client in clients
-            if not result.units.reaches(result.cut_of(client), wanted, job)
+            if not result.groups.reaches(result.cut_of(client), wanted, job)
         ]
         if behind:
             where = {

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from espalier.environment.home_folder import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import bit_specs
 from espalier.methods.fedpetuning.contract import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
+from espalier.models.groups import Groups
 from espalier.settings.fleet import Fleet, read_fleet
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -80,14 +81,14 @@ def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: i
 
 
 def bytes_of_bits(
-    adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool
+    adapters: AdapterPlan, groups: Groups, settings: RunSettings, server_round: int, *, asked: bool
 ) -> int:
     """Return the bytes of cut bits that a device receives and sends in a round; 0 in round 1.
 
     They travel with each part of the adapters and each request for a part; the order itself is the
     first request. A device that is asked to cut receives and sends them once more.
     """
-    bits = sum(spec.num_bytes for spec in units.specs.values())
+    bits = sum(spec.num_bytes for spec in bit_specs(groups).values())
     return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
 
 

@@ -256,7 +256,7 @@ class TestFedSpine(PersonalPromises):
             (lambda bits: bits & bits - 1, "less is cut than the share"),
             # Set the bit of the first channel that is left.
             (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),
-            (lambda bits: bits | 1 << UNITS, "bits are set beyond the last unit"),
+            (lambda bits: bits | 1 << UNITS, "bits are set beyond the last group"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
     )
@@ -287,7 +287,7 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(**changes)
         grid.tamper[1] = in_bits(turned)
         assert (
-            "units that were cut before have come back"
+            "groups that were cut before have come back"
             in summary(bench.run(grid, **changes))["clients"][1]["reason"]
         )
 
@@ -922,7 +922,7 @@ def importances(run: Uninterrupted, client: int) -> torch.Tensor:
     """Return a device's importance scores after the last round, from its client state."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "importance.json").read_text())
-    return load((folder / f"{document['kept'][-1]['blobs']['units']}.blob").read_bytes())["values"]
+    return load((folder / f"{document['kept'][-1]['blobs']['groups']}.blob").read_bytes())["values"]
 
 
 def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:

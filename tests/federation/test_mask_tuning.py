@@ -25,6 +25,7 @@ from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.mask_tuning import require_sendable
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 
@@ -338,19 +339,19 @@ class TestMaskTuning(Promises):
             (
                 2,
                 lambda own: own["aims"].__setitem__(0, np.inf),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(1, 1e6),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(0, -1),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
-            (2, lambda own: opposed(own["joint"]), "no inner products of what units give"),
+            (2, lambda own: opposed(own["joint"]), "no inner products of the outputs of groups"),
         ],
     )
     def test_numbers_that_no_outputs_have_cost_their_sender_alone(
@@ -400,15 +401,24 @@ def opposed(triangle: np.ndarray) -> None:
     triangle[:] = full[np.triu_indices(width)]
 
 
-def test_scales_beyond_ten_leave_units_as_they_are() -> None:
+def test_scales_beyond_ten_leave_groups_as_they_are() -> None:
     """A group that would need a scale of 20 keeps scale 1; a scale of 9 is valid."""
     job = LlmPrunerSettings.model_validate({"rescale": "all", "element": "squared"})
     assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0]))) is None
     found = scales_or_none((torch.tensor([[1.0]]), torch.tensor([9.0])))
     assert found is not None
     assert found.item() == pytest.approx((9 + 0.01) / 1.01)
-    cut = [{"groups": np.array([True, False]), "channels": np.array([False, False, False])}]
-    ((blob, scales),) = scaled_cuts(cut, lambda *_: None, job)
+    shapes = {
+        "attn.q": (2, 2),
+        "attn.k": (2, 2),
+        "attn.o": (2, 2),
+        "mlp.up": (3, 2),
+        "mlp.down": (2, 3),
+    }
+    linears = tuple(LinearPlan(name, name, shape) for name, shape in shapes.items())
+    groups = Groups.of(ModelPlan((BlockPlan(0, linears),), 0))
+    cut = np.array([True, False, False, False, False])
+    ((blob, scales),) = scaled_cuts(groups, cut, lambda *_: None, job)
     assert {kind: own.tolist() for kind, own in scales.items()} == {
         "groups": [0, 1],
         "channels": [1, 1, 1],

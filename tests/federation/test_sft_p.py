@@ -29,7 +29,7 @@ from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.message import SCHEMA_VERSION, Header, read
 from espalier.methods.sft_p.contract import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
@@ -208,7 +208,7 @@ class TestSftP(PersonalPromises):
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         windows = windows_of(bench, bench.public.read_text())
-        gates = LaneGates(OpenedModel(bench.model).plan)
+        gates = ResidualGates(OpenedModel(bench.model).plan)
         whole = OpenedModel(bench.model).plan.num_parameters
         for client, told in enumerate(summary(folder)["clients"]):
             model = AutoModelForCausalLM.from_pretrained(
@@ -245,7 +245,7 @@ class TestSftP(PersonalPromises):
         assert not (folder / "clients").exists()
 
     def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
-        gates = LaneGates(OpenedModel(kept.bench.model).plan)
+        gates = ResidualGates(OpenedModel(kept.bench.model).plan)
         for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
             spent = int(
                 gates.spent({gate: mask.float() for gate, mask in masks(kept, client).items()})
@@ -506,7 +506,8 @@ class TestSftP(PersonalPromises):
             } == {"completed"}
             return
         with pytest.raises(
-            EspalierError, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
+            EspalierError,
+            match=f"sft-p.norm = '{norm}': residual dimensions of the model were removed before",
         ):
             bench.run(**changes)
 
@@ -603,7 +604,7 @@ class TestSftP(PersonalPromises):
 def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     """Only simulated clients use the list of ratios by client number."""
     config = {"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"}
-    gates = LaneGates(Site(config, NodeSettings()).model.plan)
+    gates = ResidualGates(Site(config, NodeSettings()).model.plan)
     header = Header(
         schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
         part=0, num_parts=1,
@@ -688,7 +689,7 @@ def masks(
     """Return a client's masks, computed from its private tensors and the written generator."""
     settings = settings or parse(run.bench.config())
     plan = OpenedModel(run.bench.model).plan
-    gates = LaneGates(plan)
+    gates = ResidualGates(plan)
     embedding = private(run, client).get("embedding")
     assert embedding is not None
     logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)

@@ -19,7 +19,7 @@ from espalier.hf.families.family import Family
 from espalier.hf.families.table import BERT, ROBERTA
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.models.structure import units_of
+from espalier.models.structure import sizes_of
 
 STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassification"]
 BASE = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta"}
@@ -119,7 +119,7 @@ def test_linears_and_head_are_where_the_family_says(model_type: str, tmp_path: P
 
 def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
-    assert (units_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (
+    assert (sizes_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (
         4,
         1,
     )

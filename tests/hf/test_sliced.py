@@ -253,7 +253,7 @@ def test_a_sliced_model_is_neither_cut_nor_sliced_again(
     small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
     with pytest.raises(
         EspalierError,
-        match=r"model_type = 'sliced-llama': heads, channels and blocks cannot be removed .*name the model",
+        match=r"model_type = 'sliced-llama': groups and blocks cannot be removed .*name the model",
     ):
         OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
     with pytest.raises(EspalierError, match=r"model_type = 'sliced-llama': .*as they were trained"):

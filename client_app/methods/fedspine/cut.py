@@ -8,15 +8,14 @@ with the cut that they were measured on. If they are missing, or were measured o
 the server knows, the device cuts nothing, and training continues with the cut of the request.
 """
 
-from typing import Any
-
 from client_app.protocol.answer_once import answer_once
 from client_app.protocol.push import take
 from client_app.site import Site
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Groups
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
@@ -54,12 +53,15 @@ def _cut(site: Site, state: PrivateState, request: Letter) -> bytes:
     The bits are those of the request if this client has no importances of that model, or no new
     ones since its last cut.
     """
-    from client_app.methods.fedspine.importance import measured_units
+    import torch
+
+    from client_app.methods.fedspine.importance import measured_importance
+    from espalier.hf.structured.selection import lowest
 
     number = request.header.server_round
-    units = CutUnits.of(site.model.plan)
-    before = units.read(request.blobs[STRUCTURE])
-    values = measured_units(state, number, before)
+    groups = Groups.of(site.model.plan)
+    before = read_bits(groups, request.blobs[STRUCTURE])
+    values = measured_importance(state, number, before)
     used: dict[str, str] = state.load_lasting(MEASURED) or {}
     earlier = [int(one) for one in used if int(one) < number]
     measured = "" if values is None else sha256(values.tobytes())
@@ -67,18 +69,5 @@ def _cut(site: Site, state: PrivateState, request: Letter) -> bytes:
         return request.blobs[STRUCTURE]
     state.save_lasting(MEASURED, used | {str(number): measured})
     pruned = validate(CutOrder, request.scalars).pruned
-    return units.pack(_lowest(site, units, values, pruned, before))
-
-
-def _lowest(site: Site, units: CutUnits, values: Any, pruned: float, before: Cut) -> Cut:
-    import torch
-
-    from espalier.hf.structured.groups import ModelUnits
-
-    scores = [
-        {kind: torch.from_numpy(own) for kind, own in block.items()}
-        for block in units.by_block(values)
-    ]
-    model = ModelUnits.of(site.model.plan)
     job = site.settings.of(FedSpineSettings)
-    return units.side_by_side(model.lowest(scores, job, pruned, units.by_block(before)))
+    return pack_bits(lowest(groups, torch.from_numpy(values), job, pruned, before))

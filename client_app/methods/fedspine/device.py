@@ -26,21 +26,22 @@ from espalier.data.data_protection import require_tokens
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.messages.message import Header, Letter, validate
 from espalier.methods.fedpetuning.contract import Order, parts
 from espalier.methods.fedspine.contract import STRUCTURE, SpineReport, shortened, trained
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapter_training import AdapterTraining
+from espalier.training.group_importance import GroupImportance
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
-from espalier.training.unit_importance import UnitImportance
 
 REMEDY = (
     "give the site more data, raise training.steps, training.batch-size or training.accumulation"
@@ -63,17 +64,16 @@ class CutModel:
     @cached_property
     def cut(self) -> Cut:
         """Mask of the cut groups over the whole model, shape (groups,), bool."""
-        units = CutUnits.of(self.site.model.plan)
-        return units.none if self.structure is None else units.read(self.structure)
+        groups = Groups.of(self.site.model.plan)
+        return groups.none if self.structure is None else read_bits(groups, self.structure)
 
     @cached_property
     def model(self) -> OpenedModel:
         """Smaller model that remains after the cut."""
         if not self.cut.any():
             return self.site.model
-        return OpenedModel(
-            self.site.model.directory, CutUnits.of(self.site.model.plan).structure(self.cut)
-        )
+        structure = Groups.of(self.site.model.plan).structure(self.cut)
+        return OpenedModel(self.site.model.directory, structure)
 
     @cached_property
     def adapters(self) -> AdapterPlan:
@@ -122,7 +122,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
     _require_enough(site, training, outcome.weighed)
-    keep_measured(state, server_round, own.cut, watch.units)
+    keep_measured(state, server_round, own.cut, watch.importance)
     before, after = losses_of(outcome, first_step)
     limit = validate(Order, request.scalars).rank_limit
     return SpineReport(
@@ -137,7 +137,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     )
 
 
-def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, UnitImportance]:
+def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
     """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
     training = AdapterTraining(
@@ -150,7 +150,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         cache_folder=own.cache_folder,
         load=site.load,
     )
-    watch = UnitImportance(
+    watch = GroupImportance(
         own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
     )
     training.observer = watch

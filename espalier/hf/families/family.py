@@ -69,7 +69,7 @@ class Family:
     """Path of each linear of the classification head by canonical name; empty for a decoder."""
     norms: Mapping[str, str] = field(default_factory=dict)
     """Path within a block of each norm by canonical name."""
-    has_lanes: bool = False
+    residual_prunable: bool = False
     """True if residual dimensions can be removed.
 
     For this, attention and feed-forward part must be modules with a norm before each of them.
@@ -108,6 +108,20 @@ class Family:
             names += [name.removeprefix(f"{self.base}.")]
             names += [_old_name(known) for known in names]
         yield from dict.fromkeys(names)
+
+    def block_of(self, name: str) -> tuple[str, int, str] | None:
+        """Split the name of a block's tensor in files; None for other tensors.
+
+        Returns
+        -------
+        tuple
+            Prefix before the index of the block, the index, and the path within the block
+        """
+        for prefix in self.file_names(f"{self.blocks}."):
+            number, dot, path = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix) and dot and number.isdecimal():
+                return prefix, int(number), path
+        return None
 
     def parameter_path(self, name: str, index: int | None) -> str | None:
         """Return the path of a parameter by canonical name; None if the family has no such name.

@@ -19,7 +19,7 @@ LLAMA = Family(
         "mlp.down": "mlp.down_proj",
     },
     norms={"norm.attn": "input_layernorm", "norm.mlp": "post_attention_layernorm"},
-    has_lanes=True,
+    residual_prunable=True,
     final_norm="model.norm",
 )
 """LLaMA, LLaMA-2, LLaMA-3 and models of the same architecture."""

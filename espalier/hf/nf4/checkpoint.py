@@ -24,7 +24,7 @@ from espalier.hf.nf4.layout import (
     held_matrix,
     stored_parts,
 )
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 
 if TYPE_CHECKING:
     import torch
@@ -274,11 +274,11 @@ def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint,
 
     Returns None if the matrix is not in NF4, or if rows or columns were cut or scaled.
     """
-    if isinstance(checkpoint, SlicedCheckpoint):
-        slice = checkpoint.slices.get(name)
-        if slice is None or not slice.is_whole:
+    if isinstance(checkpoint, CutCheckpoint):
+        part = checkpoint.parts.get(name)
+        if part is None or not part.is_whole or name in checkpoint.given:
             return None
-        return held_in_nf4(checkpoint.base, slice.source)
+        return held_in_nf4(checkpoint.base, part.source)
     return (
         (checkpoint, name)
         if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices

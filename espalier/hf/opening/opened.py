@@ -11,7 +11,6 @@ import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +38,10 @@ from espalier.hf.structured.configuration import (
     build_config,
     structured_config,
 )
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
-from espalier.hf.structured.slices import slices
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.models.structure import Structure, structured_plan, units_of
+from espalier.models.structure import Structure, sizes_of, structured_plan
 from espalier.progress.beats import beats
 from espalier.progress.imports import importing
 
@@ -163,8 +161,8 @@ class OpenedModel:
                 f"{path}: is not a JSON file: {first_line(error)}; copy the file again"
             ) from None
         structure = Structure.from_json(document, str(path))
-        if [block.units for block in structure.blocks] != [
-            units_of(self.plan, block) for block in self.plan.blocks
+        if [block.sizes for block in structure.blocks] != [
+            sizes_of(self.plan, block) for block in self.plan.blocks
         ]:
             raise InputError(
                 f"{path}: is the structure of another model than that of the directory; copy"
@@ -172,7 +170,7 @@ class OpenedModel:
             )
         return structure
 
-    def require_units(self) -> None:
+    def require_groups(self) -> None:
         """Refuse a model from which no prunable groups or blocks can be removed.
 
         Raises
@@ -182,23 +180,21 @@ class OpenedModel:
         """
         if str(self.config["model_type"]).startswith(SLICED):
             raise InputError(
-                f"{self.directory}: model_type = {self.config['model_type']!r}: heads, channels"
-                " and blocks cannot be removed from a model with a sliced residual stream; name"
-                " the model from which it was made, or a method that does not prune"
+                f"{self.directory}: model_type = {self.config['model_type']!r}: groups and blocks"
+                " cannot be removed from a model with a sliced residual stream; name the model from"
+                " which it was made, or a method that does not prune"
             )
 
     def _cut_out(
         self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
     ) -> None:
-        self.require_units()
+        self.require_groups()
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
-        kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
-        kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
-        self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
+        self.checkpoint = CutCheckpoint(self.checkpoint, self.family, plan, cut, given, scales)
         self.structure = cut if self.structure is None else cut.of(self.structure)
-        if self.structure.cuts_lanes and not self.family.has_lanes:
+        if self.structure.cuts_residual and not self.family.residual_prunable:
             raise InputError(
                 f"{self.directory}: residual dimensions can be removed only in models like"
                 " LLaMA, with a norm before attention and feed-forward part; this model is of"
@@ -456,9 +452,9 @@ class OpenedModel:
         given tensors, and the matrices whose columns are scaled.
         """
         if self.cut is not None:
-            assert isinstance(self.checkpoint, SlicedCheckpoint)
+            assert isinstance(self.checkpoint, CutCheckpoint)
             scaled = (
-                name for name, slice in self.checkpoint.slices.items() if slice.scales is not None
+                name for name, part in self.checkpoint.parts.items() if part.scales is not None
             )
             given = {
                 name: self._tensor_sha256(name)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
@@ -22,6 +22,7 @@ from espalier.methods.fedpetuning import contract as tuning
 from espalier.methods.fedpetuning.contract import Along, TuningReport
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
+from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
@@ -99,8 +100,8 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
     ProtocolError
         If the blob is not a valid cut.
     """
-    units = CutUnits.of(plan)
-    return structured_plan(plan, units.structure(units.read(structure)))
+    groups = Groups.of(plan)
+    return structured_plan(plan, groups.structure(read_bits(groups, structure)))
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -145,33 +146,34 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def _beside(plan: ModelPlan) -> Along:
-    units = CutUnits.of(plan)
-    return Along({STRUCTURE: units.specs}, lambda _, blob: _read(units, blob))
+    groups = Groups.of(plan)
+    return Along({STRUCTURE: bit_specs(groups)}, lambda _, blob: _read(groups, blob))
 
 
-def _read(units: CutUnits, blob: bytes) -> None:
-    units.read(blob)
+def _read(groups: Groups, blob: bytes) -> None:
+    read_bits(groups, blob)
 
 
 def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
-    units = CutUnits.of(plan)
+    groups = Groups.of(plan)
     job = run.of(FedSpineSettings)
     asked = validate(CutOrder, request.scalars)
-    specs = {STRUCTURE: units.specs}
+    specs = {STRUCTURE: bit_specs(groups)}
     # Without the blob the request is refused anyway; this value is then not used.
-    before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
+    known = request.blobs.get(STRUCTURE)
+    before = groups.none if known is None else read_bits(groups, known)
 
     def within_the_share(order: Scalars) -> None:
-        if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
+        if isinstance(order, CutOrder) and order.pruned > groups.wanted(job) + SLACK:
             raise ProtocolError(f"CutOrder: pruned is above the run's share, {job.share:g}")
 
     def is_a_step(_: str, blob: bytes) -> None:
-        units.require_step(before, units.read(blob), asked.pruned, job)
+        require_step(groups, before, read_bits(groups, blob), asked.pruned, job)
 
     return Contract(
         kind="deliver",
         method=run.method,
-        down=Side(CutOrder, specs, lambda _, blob: _read(units, blob), within_the_share),
+        down=Side(CutOrder, specs, lambda _, blob: _read(groups, blob), within_the_share),
         up=Side(NoScalars, specs, is_a_step),
         observer=ASKED,
     )

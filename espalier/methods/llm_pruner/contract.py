@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
+from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, delivery_of_cuts
 from espalier.messages.contract import Contract
 from espalier.messages.message import Letter
 from espalier.messages.parts import Reply
@@ -20,7 +20,7 @@ from espalier.methods.llm_pruner.mask_tuning import (
 )
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
-from espalier.models.structure import units_of
+from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.settings.run import RunSettings
 
 
@@ -55,10 +55,10 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
     job = run.of(LlmPrunerSettings)
     specs = {}
     for index in cut_blocks(plan, job):
-        units = units_of(plan, plan.blocks[index])
-        own = {score_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in KINDS}
+        sizes = sizes_of(plan, plan.blocks[index])
+        own = {score_name(kind): TensorSpec("F32", (getattr(sizes, kind),)) for kind in GROUP_KINDS}
         factors = {
-            fisher_name(kind): fisher_spec(getattr(units, kind), run) for kind in job.rearranged
+            fisher_name(kind): fisher_spec(getattr(sizes, kind), run) for kind in job.rearranged
         }
         specs[block_key(index)] = own | factors
     return specs
@@ -84,7 +84,7 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
         If a score is not finite or below ``lowest``, or if a factor contradicts the scores.
     """
     tensors = views(blob)
-    for kind in KINDS:
+    for kind in GROUP_KINDS:
         scores = tensors[score_name(kind)]
         if not (np.isfinite(scores).all() and scores.min() >= lowest):
             raise ProtocolError(f"{key}: a score is no finite number, or below {lowest:g}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.batches import Batch
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.routing import Norm, Routing
 from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
 from espalier.methods.sft_p.settings import BIAS, WEIGHT_DECAY, SftPSettings
@@ -67,9 +67,9 @@ class MaskedTraining(AdapterTraining):
     """T(g) of every step's draw, divided by the target."""
 
     @cached_property
-    def gates(self) -> LaneGates:
+    def gates(self) -> ResidualGates:
         """Gates of the model."""
-        return LaneGates(self.model.plan)
+        return ResidualGates(self.model.plan)
 
     @cached_property
     def adapted(self) -> AdaptedModel:

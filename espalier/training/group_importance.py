@@ -18,11 +18,10 @@ from torch import Tensor
 from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
-from espalier.messages.blobs.cuts import KINDS
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.plan import block_key
-from espalier.models.structure import COLUMNS, ROWS, unit_size
+from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of
 from espalier.training.adapted_model import AdaptedModel
 from pruning_kernels.lora.factor_importance import taylor_term
 from pruning_kernels.lora.factors import Factors
@@ -30,21 +29,13 @@ from pruning_kernels.lora.lora_importance import (
     Gradients,
     RowReader,
     combined,
+    group_importance,
     moving_average,
-    unit_importance,
 )
-
-READERS = {"groups": "attn.o", "channels": "mlp.down"}
-"""Matrix that reads the output of the groups of each kind."""
-
-
-def kind_of(linear: str) -> tuple[str, int]:
-    """Return the kind of a matrix's prunable groups, and their axis: 0 for rows, 1 for columns."""
-    return (ROWS[linear], 0) if ROWS[linear] in KINDS else (COLUMNS[linear], 1)
 
 
 @dataclass
-class UnitImportance:
+class GroupImportance:
     """Observer of one round's training of a device, active within ``watching``.
 
     With the score ``mask`` the input of each block's output matrices is kept until the backward
@@ -62,7 +53,7 @@ class UnitImportance:
     adapters: AdapterPlan
     adapted: Callable[[], AdaptedModel]
     how: FedSpineSettings
-    units: Tensor | None = None
+    importance: Tensor | None = None
     """(groups,), float64: moving average of the importances; None before the first finite step.
 
     The order is by block: first attention groups, then FFN channels. Only groups that were not cut
@@ -108,10 +99,10 @@ class UnitImportance:
             [
                 combined(found[index, kind], self.how.normalise)
                 for index in self._blocks
-                for kind in KINDS
+                for kind in GROUP_KINDS
             ]
         )
-        self.units = moving_average(self.units, seen, self.how.eta)
+        self.importance = moving_average(self.importance, seen, self.how.eta)
         self.terms.append(term)
 
     @contextmanager
@@ -124,7 +115,7 @@ class UnitImportance:
                 module = self.adapted().whole.get_submodule(
                     module_path(self.model.family, index, name)
                 )
-                size = unit_size(self.model.plan, name, kind)
+                size = group_size(self.model.plan, name, kind)
                 hooks.append(
                     module.register_forward_pre_hook(partial(self._watch, (index, kind), size))
                 )
@@ -168,10 +159,10 @@ class UnitImportance:
             kind_of(name),
             whole.get_submodule(module_path(self.model.family, index, name)),
         )
-        size = unit_size(plan, name, kind)
+        size = group_size(plan, name, kind)
         return (
             kind,
-            unit_importance(
+            group_importance(
                 _weight(module.base_layer), factors, gradients, side, size, self.how.score
             ).cpu(),
         )

@@ -28,7 +28,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import export_structured
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.routing import Norm, Routing
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
@@ -63,7 +63,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return OpenedModel(folder)
 
 
-def random_gates(gates: LaneGates, share: float, seed: int = 0) -> dict[Gate, Tensor]:
+def random_gates(gates: ResidualGates, share: float, seed: int = 0) -> dict[Gate, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = {gate: torch.randn(width, generator=generator) for gate, width in gates.widths.items()}
     return gates.chosen(logits, gates.target(share, "blocks"))
@@ -78,7 +78,7 @@ def test_routed_equals_compiled(
     model: OpenedModel, share: float, norm: Norm, tmp_path: Path
 ) -> None:
     """Compare logits to 1e-5, tokens generated with a KV cache, and numbers of parameters."""
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     chosen = random_gates(gates, share)
     smaller = OpenedModel(model.directory, gates.structure(chosen, norm_of_read=norm == "read"))
     whole = load_whole(model, CPU, "float32")
@@ -114,7 +114,7 @@ def test_adapters_follow(model: OpenedModel) -> None:
     )
     adapters = adapter_plan(model.plan, LoraSettings(rank=2, alpha=4.0, targets="all"))
     adapted = AdaptedModel.load(model, CPU, settings, adapters)
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     generator = torch.Generator().manual_seed(2)
     values = {
         key: {name: torch.randn(shape, generator=generator) / 10 for name, shape in own.items()}
@@ -140,7 +140,7 @@ def test_adapters_follow(model: OpenedModel) -> None:
 
 def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
     """Equation 3: the selected dimensions are normalised like a plain RMS norm of that width."""
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     chosen = random_gates(gates, 0.5)
     whole = load_whole(model, CPU, "float32")
     seen = list[Tensor]()
@@ -154,11 +154,11 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
         norm.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0], output)))
         whole(windows(1))
     stream, found = seen
-    lanes = chosen[1, "mlp_reads"].nonzero().squeeze(1)
+    dimensions = chosen[1, "mlp_reads"].nonzero().squeeze(1)
     expected = torch.nn.functional.rms_norm(
-        stream[..., lanes], (len(lanes),), norm.weight[lanes], norm.variance_epsilon
+        stream[..., dimensions], (len(dimensions),), norm.weight[dimensions], norm.variance_epsilon
     )
-    torch.testing.assert_close(found[..., lanes], expected)
+    torch.testing.assert_close(found[..., dimensions], expected)
     assert not found[..., ~chosen[1, "mlp_reads"]].any()
 
 
@@ -167,7 +167,7 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
 )
 def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) -> None:
     """Compare with finite differences at gates of 0.7, a value that no compiled model has."""
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     whole = load_whole(model, CPU, "float32").double()
     routing = Routing(whole, model.family, 3, norm)
     at = (1, kind)
@@ -182,13 +182,13 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
     moved = values[at].clone().requires_grad_(True)
     loss(moved).backward()
     assert moved.grad is not None
-    for lane in (0, 9):
+    for number in (0, 9):
         step = torch.zeros_like(values[at])
-        step[lane] = 1e-2
+        step[number] = 1e-2
         with torch.no_grad():
             slope = (loss(values[at] + step) - loss(values[at] - step)) / 2e-2
         # Norms compute in float32, so the tolerance is wide.
-        assert float(moved.grad[lane]) == pytest.approx(float(slope), rel=1e-2)
+        assert float(moved.grad[number]) == pytest.approx(float(slope), rel=1e-2)
 
 
 def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
@@ -197,7 +197,7 @@ def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
     kv = 16
     f = 48
     expected = {"attn_reads": q + 2 * kv, "attn_writes": q, "mlp_reads": 2 * f, "mlp_writes": f}
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     assert gates.costs == {(index, kind): expected[kind] for index in range(3) for kind in expected}
     assert gates.total == sum(
         linear.num_weights for block in model.plan.blocks for linear in block.linears
@@ -205,7 +205,7 @@ def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
 
 
 def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
-    gates = LaneGates(model.plan)
+    gates = ResidualGates(model.plan)
     everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
     with pytest.raises(EspalierError, match=r"share = 0.9 \(share-of = 'model'\)"):
@@ -213,7 +213,7 @@ def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
 
 
 def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
-    class Two(LaneGates):
+    class Two(ResidualGates):
         widths = {(0, "attn_reads"): 3, (0, "attn_writes"): 2}  # type: ignore[assignment]  # noqa: RUF012
 
     logits = {

@@ -1,5 +1,6 @@
 """Bits of cut groups: valid pruning steps of a model whose costs are computed by hand."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from espalier.errors import EspalierError
-from espalier.hf.structured.groups import ModelUnits
-from espalier.messages.blobs.group_bits import CUT, Cut, CutUnits
+from espalier.hf.structured.selection import lowest
+from espalier.messages.blobs.group_bits import CUT, bit_specs, pack_bits, read_bits, require_step
 from espalier.messages.payload import pack_tensors
+from espalier.models.groups import Cut, Groups, to_remove
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.structured import CutSettings
 
@@ -26,7 +28,7 @@ BLOCKS = tuple(
     for index in range(2)
 )
 PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
-UNITS = CutUnits.of(PLAN)
+GROUPS = Groups.of(PLAN)
 TOTAL = 2 * (2 * 96 + 6 * 24)
 
 
@@ -34,36 +36,39 @@ def job(**changes: Any) -> CutSettings:
     return CutSettings(**{"selection": "global", **changes})
 
 
-def cut(*units: int) -> Cut:
+def cut(*numbers: int) -> Cut:
     """Return a cut of these numbers: in each block, 0 and 1 are groups and 2 to 7 channels.
 
     The groups and channels of the second block are 8 to 15.
     """
-    found = UNITS.none
-    found[list(units)] = True
+    found = GROUPS.none
+    found[list(numbers)] = True
     return found
 
 
-def test_units_lie_block_by_block_groups_first() -> None:
-    assert UNITS.costs.tolist() == [96, 96, *[24] * 6] * 2
-    assert UNITS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
-    assert UNITS.share(cut(0, 10)) == 120 / TOTAL
-    assert UNITS.wanted(job(share=0.5)) == 0.5
+def test_a_pruning_ratio_is_rounded_up() -> None:
+    given = [(10, 0.5), (10, 0.51), (3, 1 / 3), (0, 0.5)]
+    assert [to_remove(total, share) for total, share in given] == [5, 6, 1, 0]
+
+
+def test_groups_lie_block_by_block_attention_first() -> None:
+    assert GROUPS.costs.tolist() == [96, 96, *[24] * 6] * 2
+    assert GROUPS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
+    assert GROUPS.share(cut(0, 10)) == 120 / TOTAL
+    assert GROUPS.wanted(job(share=0.5)) == 0.5
 
 
 def test_bits_travel_and_come_back() -> None:
-    found = UNITS.read(UNITS.pack(cut(1, 2, 7, 15)))
+    found = read_bits(GROUPS, pack_bits(cut(1, 2, 7, 15)))
     assert np.flatnonzero(found).tolist() == [1, 2, 7, 15]
-    assert UNITS.specs[CUT].shape == (1,)
-    blocks = UNITS.by_block(found)
-    assert blocks[0]["groups"].tolist() == [False, True]
-    assert blocks[1]["channels"].tolist() == [False] * 5 + [True]
-    assert (UNITS.side_by_side(blocks) == found).all()
-    structure = UNITS.structure(found)
+    assert bit_specs(GROUPS)[CUT].shape == (1,)
+    assert found[GROUPS.at(0, "groups")].tolist() == [False, True]
+    assert found[GROUPS.at(1, "channels")].tolist() == [False] * 5 + [True]
+    structure = GROUPS.structure(found)
     assert structure.blocks[0].groups == (0,)
     assert structure.blocks[0].channels == (1, 2, 3, 4)
     assert structure.blocks[1].channels == (0, 1, 2, 3, 4)
-    assert not structure.cuts_lanes
+    assert not structure.cuts_residual
 
 
 @pytest.mark.parametrize(
@@ -75,16 +80,16 @@ def test_bits_travel_and_come_back() -> None:
         ),
         (pack_tensors({"cut": np.zeros(1, np.uint64)}), "not the bits of this model's 16"),
         (pack_tensors({CUT: np.zeros(1, np.int64)}), "not the bits of this model's 16"),
-        (pack_tensors({CUT: np.array([1 << 16], np.uint64)}), "bits are set beyond the last unit"),
-        (UNITS.pack(cut(0, 1)), "all groups of block 0 are cut, one must stay"),
-        (UNITS.pack(cut(*range(10, 16))), "all channels of block 1 are cut, one must stay"),
+        (pack_tensors({CUT: np.array([1 << 16], np.uint64)}), "bits are set beyond the last group"),
+        (pack_bits(cut(0, 1)), "all groups of block 0 are cut, one must stay"),
+        (pack_bits(cut(*range(10, 16))), "all channels of block 1 are cut, one must stay"),
         (b"\xff" * 40, "not a safetensors blob"),
         (b"", "not a safetensors blob"),
     ],
 )
 def test_other_bits_are_refused(blob: bytes, words: str) -> None:
     with pytest.raises(EspalierError, match=words):
-        UNITS.read(blob)
+        read_bits(GROUPS, blob)
 
 
 @pytest.mark.parametrize(
@@ -109,28 +114,28 @@ def test_other_bits_are_refused(blob: bytes, words: str) -> None:
         ((2, 3), (2, 3, 4), 49 / TOTAL, ""),
     ],
 )
-def test_a_step_comes_to_the_share_within_a_unit(
+def test_a_step_comes_to_the_share_within_a_group(
     before: Any, after: Any, share: float, words: str
 ) -> None:
     if not words:
-        UNITS.require_step(cut(*before), cut(*after), share, job())
+        require_step(GROUPS, cut(*before), cut(*after), share, job())
         return
     with pytest.raises(EspalierError, match=words):
-        UNITS.require_step(cut(*before), cut(*after), share, job())
+        require_step(GROUPS, cut(*before), cut(*after), share, job())
 
 
 def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
     """A quarter of 192 is one group and a quarter of 144 is two channels, in each block."""
     kinds = job(selection="kind")
-    step = UNITS.require_step
+    step = partial(require_step, GROUPS)
     step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
     with pytest.raises(EspalierError, match="less is cut"):
         step(cut(), cut(0, 2, 3, 9, 14), 0.25, kinds)
     with pytest.raises(EspalierError, match="more is cut"):
         step(cut(), cut(0, 2, 3, 4, 9, 14, 15), 0.25, kinds)
-    assert UNITS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
-    assert not UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
-    assert UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, job())
+    assert GROUPS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
+    assert not GROUPS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
+    assert GROUPS.reaches(cut(0, 2, 3, 9, 14), 0.25, job())
     # A quarter of 336 is 84.
     blocks = job(selection="block")
     step(cut(), cut(0, 10, 11, 12, 13), 0.25, blocks)
@@ -141,24 +146,24 @@ def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
 def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
     """4 or 2 of 6 channels stay, so a cut of one channel (1/8 of 144) becomes two."""
     multiple = job(selection="kind", channel_multiple=2)
-    UNITS.require_step(cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
+    require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
     with pytest.raises(EspalierError, match="block 1 are no multiple of 2"):
-        UNITS.require_step(cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
+        require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
     with pytest.raises(EspalierError, match="more is cut"):
-        UNITS.require_step(cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
+        require_step(GROUPS, cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
 
 
 def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
     """A multiple of 4 keeps 4 of 6 channels, and one group of two stays."""
     chosen = job(channel_multiple=4)
-    assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
-    assert not UNITS.reaches(cut(0, 2, 3, 10, 11), 0.9, chosen)
-    assert not UNITS.reaches(cut(0, 2, 3, 8, 10), 0.9, chosen)
+    assert GROUPS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
+    assert not GROUPS.reaches(cut(0, 2, 3, 10, 11), 0.9, chosen)
+    assert not GROUPS.reaches(cut(0, 2, 3, 8, 10), 0.9, chosen)
     blocks = job(channel_multiple=4, selection="block")
-    assert not UNITS.reaches(cut(0, 2, 3), 0.9, blocks)
-    assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, blocks)
-    assert UNITS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14), 0.99, job())
-    assert not UNITS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13), 0.99, job())
+    assert not GROUPS.reaches(cut(0, 2, 3), 0.9, blocks)
+    assert GROUPS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, blocks)
+    assert GROUPS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14), 0.99, job())
+    assert not GROUPS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13), 0.99, job())
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
@@ -168,19 +173,14 @@ def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: i
     generator = np.random.default_rng(multiple)
     chosen = job(selection=selection, channel_multiple=multiple, share=0.45)
     for _ in range(60):
-        before = UNITS.none
+        before = GROUPS.none
         share = 0.0
         for _ in range(4):
             share = min(0.45, share + float(generator.choice([0.0, 0.01, 0.1, 0.3])))
-            if UNITS.reaches(before, share, chosen):
+            if GROUPS.reaches(before, share, chosen):
                 continue
             # Some scores are equal.
             values = np.where(generator.random(16) < 0.3, 0.5, generator.random(16))
-            scores = [
-                {kind: torch.from_numpy(own) for kind, own in block.items()}
-                for block in UNITS.by_block(values)
-            ]
-            found = ModelUnits.of(PLAN).lowest(scores, chosen, share, UNITS.by_block(before))
-            after = UNITS.side_by_side(found)
-            UNITS.require_step(before, after, share, chosen)
-            before = UNITS.read(UNITS.pack(after))
+            after = lowest(GROUPS, torch.from_numpy(values), chosen, share, before)
+            require_step(GROUPS, before, after, share, chosen)
+            before = read_bits(GROUPS, pack_bits(after))

@@ -17,14 +17,16 @@ from torch import Tensor
 from espalier.data.tasks.batches import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.trained_cut import cut_trained
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import pack_bits
 from espalier.methods.fedspine.contract import trained
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Groups
+from espalier.models.structure import GROUP_KINDS
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
+from espalier.training.group_importance import GroupImportance
 from espalier.training.loss import num_counted, summed_loss
 from espalier.training.order import sequences_of_step
-from espalier.training.unit_importance import UnitImportance
 from tests.hf.tiny_encoders import save_encoder
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 from tests.training.test_adapter_training import Values, sequences, start_of
@@ -110,7 +112,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def watched(
     model: OpenedModel, structure: bytes | None = None, more: Any = None, **changes: Any
-) -> tuple[AdapterTraining, UnitImportance]:
+) -> tuple[AdapterTraining, GroupImportance]:
     classifies = model.family.kind == "encoder"
     given = {f"fedspine.{key}": value for key, value in changes.items()} | (
         SST2 if classifies else {}
@@ -129,7 +131,9 @@ def watched(
     adapters = trained(base.plan, settings, None, structure)
     own = Classified() if classifies else sequences()
     training = AdapterTraining(model, CPU, settings, adapters, own, 5)
-    watch = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    watch = GroupImportance(
+        model, adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training.observer = watch
     return training, watch
 
@@ -203,9 +207,9 @@ def test_units_are_worth_what_the_equations_say(
         found = torch.cat(pieces)
         average = found if average is None else 0.75 * average + 0.25 * found
         terms.append(term)
-    assert watch.units is not None
+    assert watch.importance is not None
     assert average is not None
-    torch.testing.assert_close(watch.units, average, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(watch.importance, average, rtol=1e-5, atol=1e-12)
     assert watch.taylor == pytest.approx(sum(terms) / 3, rel=1e-5)
 
 
@@ -215,15 +219,18 @@ def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
 ) -> None:
     """The reference has zeros in the cut rows and columns of its base and initial adapters."""
     base = OpenedModel(directories[family])
-    units = CutUnits.of(base.plan)
-    cut = units.none
+    groups = Groups.of(base.plan)
+    cut = groups.none
     cut[CUT[family]] = True
-    structure = units.structure(cut)
-    training, watch = watched(OpenedModel(base.directory, structure), units.pack(cut))
-    masked = masked_copy(base.directory, tmp_path / "masked", family, units.by_block(cut))
+    structure = groups.structure(cut)
+    training, watch = watched(OpenedModel(base.directory, structure), pack_bits(cut))
+    removed = [
+        {kind: cut[groups.at(index, kind)] for kind in GROUP_KINDS} for index in groups.blocks
+    ]
+    masked = masked_copy(base.directory, tmp_path / "masked", family, removed)
     whole_training, whole_watch = watched(masked)
     start = start_with_head(whole_training)
-    for block, gone in enumerate(units.by_block(cut)):
+    for block, gone in enumerate(removed):
         for name, value in start[f"block-{block:04d}"].items():
             zero_out(value, name, family, gone)
     smaller, _ = training.run(cut_trained(start, base.plan, structure), 0, 3)
@@ -232,10 +239,10 @@ def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
     for key, own in expected.items():
         for name, value in own.items():
             torch.testing.assert_close(smaller[key][name], value, rtol=1e-4, atol=CLOSE[family])
-    assert watch.units is not None
-    assert whole_watch.units is not None
+    assert watch.importance is not None
+    assert whole_watch.importance is not None
     torch.testing.assert_close(
-        watch.units, whole_watch.units[~torch.from_numpy(cut)], rtol=1e-3, atol=1e-9
+        watch.importance, whole_watch.importance[~torch.from_numpy(cut)], rtol=1e-3, atol=1e-9
     )
     assert watch.taylor == pytest.approx(whole_watch.taylor, rel=1e-4)
 
@@ -319,8 +326,8 @@ def test_masks_are_worth_their_gradients_squared(
     loss = summed_loss(whole, batch, CPU.device) / num_counted(batch)
     gradients = torch.autograd.grad(loss, masks)
     expected = torch.cat([gradient.double().square() for gradient in gradients])
-    assert watch.units is not None
-    torch.testing.assert_close(watch.units, expected, rtol=1e-3, atol=1e-10)
+    assert watch.importance is not None
+    torch.testing.assert_close(watch.importance, expected, rtol=1e-3, atol=1e-10)
 
 
 @pytest.mark.parametrize("score", ["mask", "exact"])
@@ -349,7 +356,7 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(
             _, trained = training.run(start_with_head(training), first_step, steps)
         assert trained.skipped_steps == int(first_is_broken)
         assert len(watch.terms) == 1
-        return watch.units, watch.taylor
+        return watch.importance, watch.taylor
 
     (units, taylor), (expected, of_one) = of_two_steps(True), of_two_steps(False)
     assert units is not None
@@ -374,5 +381,5 @@ def test_masks_whose_gradients_overflow_do_not_count(directories: dict[str, Path
     with watch.watching():
         _, trained = training.run(start_with_head(training), 0, 2)
     assert (trained.skipped_steps, len(watch.terms)) == (0, 1)
-    assert watch.units is not None
-    assert bool(torch.isfinite(watch.units).all())
+    assert watch.importance is not None
+    assert bool(torch.isfinite(watch.importance).all())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier.errors import InputError
 from espalier.models.plan import BlockPlan, ModelPlan
-from espalier.models.structure import COLUMNS, LANES, ROWS, Structure, units_of
+from espalier.models.structure import COLUMNS, RESIDUAL_KINDS, ROWS, Structure, sizes_of
 from pruning_kernels.groups.gates import within_budget
 
 Scope = Literal["blocks", "model"]
@@ -25,13 +25,13 @@ Scope = Literal["blocks", "model"]
 Either the blocks' matrices, or all parameters of the model, of which the others are not pruned.
 """
 Gate = tuple[int, str]
-"""Index of a block, and kind of gate: one of ``LANES``."""
+"""Index of a block, and kind of gate: one of ``RESIDUAL_KINDS``."""
 Gates = Mapping[Gate, Tensor]
 
 
 @dataclass(frozen=True)
-class LaneGates:
-    """Gates of a model: for each block, those of ``LANES``."""
+class ResidualGates:
+    """Gates of a model: for each block, those of ``RESIDUAL_KINDS``."""
 
     plan: ModelPlan
 
@@ -39,18 +39,18 @@ class LaneGates:
     def widths(self) -> dict[Gate, int]:
         """Number of residual dimensions of each gate, in order."""
         return {
-            (block.index, kind): getattr(units_of(self.plan, block), kind)
+            (block.index, kind): getattr(sizes_of(self.plan, block), kind)
             for block in self.plan.blocks
-            for kind in LANES
+            for kind in RESIDUAL_KINDS
         }
 
     @cached_property
     def costs(self) -> dict[Gate, int]:
         """Number of weights per residual dimension of each gate."""
         return {
-            (block.index, kind): lane_cost(block, kind)
+            (block.index, kind): residual_cost(block, kind)
             for block in self.plan.blocks
-            for kind in LANES
+            for kind in RESIDUAL_KINDS
         }
 
     @property
@@ -78,7 +78,8 @@ class LaneGates:
         if target < (least := sum(self.costs.values())):
             raise InputError(
                 f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks"
-                f" may stay, and {least} must, one lane of each kind in each block; lower it"
+                f" may stay, and {least} must, one residual dimension of each kind in each block;"
+                " lower it"
             )
         return target
 
@@ -126,19 +127,20 @@ class LaneGates:
 
         Parameters
         ----------
-        chosen : gates, see ``LaneGates.chosen``
+        chosen : gates, see ``ResidualGates.chosen``
         norm_of_read : True if norms see only the dimensions that are read
         """
         kept = {
             block.index: {
-                kind: chosen[block.index, kind].nonzero().squeeze(1).tolist() for kind in LANES
+                kind: chosen[block.index, kind].nonzero().squeeze(1).tolist()
+                for kind in RESIDUAL_KINDS
             }
             for block in self.plan.blocks
         }
         return replace(Structure.whole(self.plan).keeping(kept), norm_of_read=norm_of_read)
 
 
-def lane_cost(block: BlockPlan, kind: str) -> int:
+def residual_cost(block: BlockPlan, kind: str) -> int:
     """Return the number of weights of a block's matrices per residual dimension of a kind.
 
     These are a row of the matrix that writes it, or a column of each matrix that reads it.

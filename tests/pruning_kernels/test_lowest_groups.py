@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from pruning_kernels.groups.groups import (
     coupled_sums,
-    lowest_units,
+    lowest_groups,
     searched,
-    share_of,
-    within_each,
 )
 
 
@@ -29,19 +27,19 @@ def walked(
 ) -> set[int]:
     """Return the cut of a loop that takes the lowest group that is not the last of its pool."""
     cut = set(gone)
-    for unit in sorted(range(len(scores)), key=lambda unit: (scores[unit], unit)):
+    for group in sorted(range(len(scores)), key=lambda group: (scores[group], group)):
         left = [
             other
             for other in range(len(scores))
-            if pools[other] == pools[unit] and other not in cut
+            if pools[other] == pools[group] and other not in cut
         ]
-        if sum(costs[other] for other in cut) < target and unit in left and len(left) > 1:
-            cut.add(unit)
+        if sum(costs[other] for other in cut) < target and group in left and len(left) > 1:
+            cut.add(group)
     return cut
 
 
 @st.composite
-def units(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], int]:
+def groups(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], int]:
     number = draw(st.integers(2, 20))
     scores = draw(
         st.lists(st.sampled_from([-1.5, 0.0, 0.25, 1.0, 7.0]), min_size=number, max_size=number)
@@ -51,32 +49,32 @@ def units(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], int]:
     return scores, [cost_of[pool] for pool in pools], pools, draw(st.integers(0, 60))
 
 
-@given(units())
+@given(groups())
 def test_the_choice_is_that_of_a_walk(drawn: tuple[list[float], list[int], list[int], int]) -> None:
     scores, costs, pools, target = drawn
     expected = walked(scores, costs, pools, target, set())
     given_tensors = (torch.tensor(scores), torch.tensor(costs), torch.tensor(pools))
-    if sum(costs[unit] for unit in expected) < target:
-        with pytest.raises(ValueError, match="all units but one of each kind and block have"):
-            lowest_units(*given_tensors, target)
+    if sum(costs[group] for group in expected) < target:
+        with pytest.raises(ValueError, match="all groups but one of each kind and block have"):
+            lowest_groups(*given_tensors, target)
         return
-    found = lowest_units(*given_tensors, target)
+    found = lowest_groups(*given_tensors, target)
     assert set(found.nonzero().squeeze(1).tolist()) == expected
-    reached = sum(costs[unit] for unit in expected)
+    reached = sum(costs[group] for group in expected)
     assert target <= reached < target + max(costs)
     for pool in set(pools):
-        assert any(pools[unit] == pool and unit not in expected for unit in range(len(pools)))
+        assert any(pools[group] == pool and group not in expected for group in range(len(pools)))
 
 
-@given(units(), st.integers(0, 60))
+@given(groups(), st.integers(0, 60))
 def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
     drawn: tuple[list[float], list[int], list[int], int], more: int
 ) -> None:
     scores, costs, pools, target = drawn
     tensors = (torch.tensor(costs), torch.tensor(pools))
     try:
-        first = lowest_units(torch.tensor(scores), *tensors, target)
-        second = lowest_units(-torch.tensor(scores), *tensors, target + more, first)
+        first = lowest_groups(torch.tensor(scores), *tensors, target)
+        second = lowest_groups(-torch.tensor(scores), *tensors, target + more, first)
     except ValueError:
         return
     gone = set(first.nonzero().squeeze(1).tolist())
@@ -87,35 +85,22 @@ def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
 
 
 def test_by_hand() -> None:
-    """Two blocks with two attention groups (cost 10) and three channels (cost 1).
-
-    A ratio of 1/3 of 46 is 16.
-    """
+    """Two blocks with two attention groups (cost 10) and three channels (cost 1)."""
     scores = torch.tensor([0.0, 1.0, 5.0, 0.5, 9.0, 3.0, 4.0, 0.1, 0.2, 0.3])
     costs = torch.tensor([10, 10, 1, 1, 1] * 2)
     pools = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
-    cut = lowest_units(scores, costs, pools, share_of(46, 1 / 3))
+    cut = lowest_groups(scores, costs, pools, 16)
     assert cut.nonzero().squeeze(1).tolist() == [0, 3, 5, 7, 8]
-    blocks = torch.tensor([0] * 5 + [1] * 5)
-    each = within_each(scores, costs, pools, blocks, [23, 23], 0.5)
-    assert each.nonzero().squeeze(1).tolist() == [0, 2, 3, 5, 7, 8]
-
-
-def test_a_share_is_rounded_up() -> None:
-    assert [share_of(10, 0.5), share_of(10, 0.51), share_of(3, 1 / 3), share_of(0, 0.5)] == [
-        5,
-        6,
-        1,
-        0,
-    ]
+    second = lowest_groups(scores[5:], costs[5:], pools[5:], 12)
+    assert second.nonzero().squeeze(1).tolist() == [0, 2, 3]
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="a score is NaN"):
-        lowest_units(torch.tensor([1.0, torch.nan]), torch.tensor([1, 1]), torch.tensor([0, 0]), 1)
+        lowest_groups(torch.tensor([1.0, torch.nan]), torch.tensor([1, 1]), torch.tensor([0, 0]), 1)
 
 
-@given(units())
+@given(groups())
 def test_the_search_finds_the_least_score_among_all_numbers(
     drawn: tuple[list[float], list[int], list[int], int],
 ) -> None:
@@ -131,26 +116,31 @@ def test_the_search_finds_the_least_score_among_all_numbers(
     costs = [(7, 2)[kind] for kind in kinds]
     number = range(len(pools))
     stays = {
-        max((unit for unit in number if pools[unit] == pool), key=lambda unit: (scores[unit], unit))
+        max(
+            (group for group in number if pools[group] == pool),
+            key=lambda group: (scores[group], group),
+        )
         for pool in pools
     }
-    free = sorted((unit for unit in number if unit not in stays), key=lambda unit: scores[unit])
-    orders = [[unit for unit in free if kinds[unit] == kind] for kind in (0, 1)]
+    free = sorted(
+        (group for group in number if group not in stays), key=lambda group: scores[group]
+    )
+    orders = [[group for group in free if kinds[group] == kind] for kind in (0, 1)]
     choices = [
         {*orders[0][:a], *orders[1][:b]}
         for a in range(len(orders[0]) + 1)
         for b in range(len(orders[1]) + 1)
     ]
-    enough = [choice for choice in choices if sum(costs[unit] for unit in choice) >= target]
+    enough = [choice for choice in choices if sum(costs[group] for group in choice) >= target]
     tensors = (torch.tensor(scores), torch.tensor(costs), torch.tensor(pools), torch.tensor(kinds))
     if not enough:
-        with pytest.raises(ValueError, match="all units but one of each kind and block have"):
+        with pytest.raises(ValueError, match="all groups but one of each kind and block have"):
             searched(*tensors, target)
         return
     found = set(searched(*tensors, target).nonzero().squeeze(1).tolist())
     assert found in enough
-    assert sum(scores[unit] for unit in found) == pytest.approx(
-        min(sum(scores[unit] for unit in own) for own in enough)
+    assert sum(scores[group] for group in found) == pytest.approx(
+        min(sum(scores[group] for group in own) for own in enough)
     )
 
 
