@@ -143,7 +143,7 @@ def _answers(
     for server_round in range(1, rounds + 1):
         for kind, scalars in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, scalars)
-    evaluated = run.evaluation.local_only or run.evaluation.own_text
+    evaluated = run.clients_evaluate or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.makes_alone and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
@@ -155,9 +155,7 @@ def _answers(
 
 def _texts(run: RunSettings) -> Texts:
     names = (
-        list(run.evaluation.named_texts())
-        if run.evaluation.local_only and run.task.name == TEXT
-        else []
+        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
     )
     chosen = run.evaluation
     return Texts(

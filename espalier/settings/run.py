@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -14,7 +14,8 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.table import Table, mistake_lines, unknown_key
+from espalier.settings.structured import PersonalModelSettings
+from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -118,6 +119,8 @@ class DataSettings(Table):
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: public texts and baselines with which models are compared."""
 
+    READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
+
     texts: str = Field(
         "documentation",
         description=(
@@ -130,12 +133,21 @@ class EvaluationSettings(Table):
     max_windows: int = Field(
         48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
     )
+    baselines: bool = Field(
+        True,
+        description=(
+            "Compare the result with the local baselines and the centralized baseline. `false`"
+            " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
+            " dense model is always evaluated. With `sft-p` and `fedspine` so are the clients' own"
+            " models, because they are the result."
+        ),
+    )
     local_only: bool = Field(
         True,
         description=(
             "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
-            " this takes them another training. With `sft-p` and `fedspine` they are the clients' own"
-            " models, which are the result. The dense model is always evaluated."
+            " this takes them another training. With `sft-p` and `fedspine` they evaluate their own"
+            " models, which are the result."
         ),
     )
     own_text: bool = Field(
@@ -306,9 +318,18 @@ class RunSettings(Table):
         """
         return METHODS[self.method].tunes
 
+    @property
+    def clients_evaluate(self) -> bool:
+        """True if clients evaluate local baselines or models of their own on public texts or items.
+
+        Models of their own are the result and no baseline.
+        """
+        wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
+        return self.evaluation.local_only and wanted
+
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""
-        return simulation and self.evaluation.centralized != "off"
+        return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
 
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.
@@ -528,7 +549,7 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
-    for table in tables_of(method):
+    for table in ("evaluation", *tables_of(method)):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (

@@ -91,7 +91,7 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
     """
     chosen = settings.evaluation
     texts = dict[str, int]()
-    on_text = settings.evaluation.local_only and settings.task.name == TEXT
+    on_text = settings.clients_evaluate and settings.task.name == TEXT
     if tests is not None:
         texts = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
     elif on_text and not encoder:
@@ -102,7 +102,7 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
         window_tokens=chosen.window_tokens,
         own_text=chosen.own_text,
     )
-    if tests is not None and tests.encoded and settings.evaluation.local_only:
+    if tests is not None and tests.encoded and settings.clients_evaluate:
         asked.test_metrics = list(tests.metrics)
         asked.test_items = len(tests.encoded)
         asked.test_requests = len(tests.encoded.requests)

@@ -114,9 +114,10 @@ def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> Non
     assert kinds(grid)[-1] == "evaluate"
 
 
-def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
-    grid = bench.grid(evaluation__local_only=False)
-    bench.run(grid, evaluation__local_only=False)
+@pytest.mark.parametrize("key", ["evaluation__local_only", "evaluation__baselines"])
+def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench, key: str) -> None:
+    grid = bench.grid()
+    bench.run(grid, **{key: False})
     assert kinds(grid)[-1] in ("train", "fetch")
 
 

@@ -118,8 +118,7 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(
     words = [
         "fedprllm", f"model={tmp_path}/model", "data.source=text", f"data.path={tmp_path}/notes.txt", "num-clients=1",
         "quorum=1.0", "data.windows=2", "data.window-tokens=16", f"evaluation.texts=public={tmp_path}/public.txt",
-        "evaluation.window-tokens=32", "evaluation.max-windows=2", "evaluation.local-only=false", "evaluation.centralized=off",
-        "threads=1",
+        "evaluation.window-tokens=32", "evaluation.max-windows=2", "evaluation.baselines=false", "threads=1",
     ]  # fmt: skip
     with process(node, tmp_path, "node", environment(tmp_path / "flower")):
         reached = (
