@@ -8,12 +8,10 @@ removes key-value groups and channels by the published metric, standardized with
 compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
-from collections.abc import Sequence
 from functools import cache
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
-from espalier.messages.parts import parts_of
-from espalier.methods.flap.contract import biases, mean_name, moment_specs, squares_name
+from espalier.methods.flap.contract import biases, mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
@@ -44,19 +42,12 @@ class Flap(Cutting):
         """Show the method and its main settings."""
         job = self.run.settings.of(FlapSettings)
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection}"
-            f" comparison{bias}"
-        )
+        text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
         self.run.progress.note("method", f"flap         {text}")
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of the moments of complete blocks."""
-        return parts_of(moment_specs(self.run.model.plan), self.run.settings.part_bytes)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""
-        most = self.run.settings.of(FlapSettings).max_client_ratio
+        most = self.run.settings.federation.max_weight_ratio
         claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
         tokens = count_claims(
@@ -68,7 +59,7 @@ class Flap(Cutting):
         counted = count_claims(self.rounds, "inputs", sizes, most)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
-        limits = UpdateLimits(most)
+        limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
 
         @cache
         def moments(index: int) -> BlockMoments:

@@ -91,8 +91,7 @@ class HetLoRA(FedPETuning):
         counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
         return {
-            client: max(1, round(lora.largest_rank * (value / most)))
-            for client, value in counted.items()
+            client: max(1, round(lora.rank * (value / most))) for client, value in counted.items()
         }
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:

@@ -22,7 +22,7 @@ LINES = [
         "strategies.flap", "strategies.hetlora", "strategies.llm_pruner", "strategies.llm_streamline",
         "strategies.sft_p", "strategies.slicegpt",
     ],
-    ["strategies.fedpetuning", "strategies.fedprllm", "strategies.structured"],
+    ["strategies.fedpetuning", "strategies.fedprllm", "strategies.structured", "strategies.weight_edits"],
     ["strategies.averaging", "strategies.fleet"],
     ["strategies.base"],
     ["espalier.training", "espalier.evaluation"],

@@ -30,30 +30,27 @@ class Row:
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
     """
-    delivery: str
+    contracts: str
+    """Module with ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``."""
+    delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
 
     It works without torch if it only transfers bytes.
     """
-    contracts: str
-    """Module with ``contract`` (for train and fetch), ``delivery`` and ``EXAMPLES``."""
-    outcome: str
+    outcome: str = "server_app.artifacts.edited_model:EditedOutcome"
     """Output of a run, a ``server_app.artifacts.outcome.Outcome`` class.
 
     It defines which files are written, what is measured and what is compared.
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    dry_run: str = ""
-    """Strategy without clients, a ``server_app.estimate.dry_runs.dry_run.DryRun`` class.
+    dry_run: str = "server_app.estimate.dry_runs.pruning:DryEditing"
+    """Assumptions with which the strategy runs without clients, a ``DryRun`` class.
 
-    If it is empty, ``espalier plan`` does not support the method.
+    The default suits strategies that are ``Editing``.
     """
-    work: str = ""
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class.
-
-    If it is empty, ``espalier plan`` does not support the method.
-    """
+    work: str = "server_app.estimate.work.pruning:BlockWalk"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -77,7 +74,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
         strategy="strategies.fedpetuning.strategy:FedPETuning",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Tuned",
@@ -90,7 +86,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm.settings:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedprllm.contract",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
         work="server_app.estimate.work.pruning:Masking",
@@ -152,20 +147,17 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap.settings:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.flap.contract",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFlap",
+        dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
         work="server_app.estimate.work.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
-        federates=False,
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
         settings="espalier.methods.hetlora.settings:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
         work="server_app.estimate.work.tuning:Tuned",
@@ -175,19 +167,17 @@ METHODS: dict[str, Row] = {
     ),
     "llm-pruner": Row(
         title=(
-            "LLM-Pruner (units by what the loss would change without them, scores summed over"
+            "LLM-Pruner (groups by what the loss would change without them, scores summed over"
             " clients)"
         ),
         settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_pruner.contract",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
         work="server_app.estimate.work.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
-        federates=False,
     ),
     "llm-streamline": Row(
         title=(
@@ -197,7 +187,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline.settings:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_streamline.contract",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
         work="server_app.estimate.work.pruning:OneLayer",
@@ -212,7 +201,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p.settings:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.sft_p.contract",
         dry_run="server_app.estimate.dry_runs.tuning:DrySftP",
         work="server_app.estimate.work.tuning:Masked",
@@ -227,7 +215,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt.settings:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.slicegpt.contract",
         dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
         work="server_app.estimate.work.pruning:Components",

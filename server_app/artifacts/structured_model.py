@@ -1,11 +1,17 @@
 """Smaller model: ``model/`` in a form that other programs can read, its size, and its losses."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
-from espalier.hf.structured.export import best_form, check_structured, export_structured
+from espalier.hf.structured.export import (
+    Form,
+    best_form,
+    check_structured,
+    export_structured,
+)
 from espalier.settings.structured import SmallerSettings
 from server_app.artifacts.outcome import A_FEW, Model, Outcome
 from server_app.report.model_card import smaller_card
@@ -24,42 +30,58 @@ class SmallerResult(RunResult, Protocol):
 class StructuredOutcome(Outcome[SmallerResult]):
     """Smaller model, compared with its base."""
 
+    @property
+    def _target(self) -> Path:
+        return self.run.folder.path / "model"
+
+    def _form(self, small: OpenedModel) -> Form:
+        chosen = self.run.settings.of(SmallerSettings).form
+        return best_form(small) if chosen == "auto" else chosen
+
+    def _export(self, small: OpenedModel, form: Form, card: str) -> None:
+        export_structured(small, dense, self._target, form, card)
+
+    def _federated(self, result: SmallerResult) -> OpenedModel:
+        """Return the model to evaluate."""
+        return result.model
+
+    def _weights(self, small: OpenedModel) -> int:
+        """Return the number of weights of the blocks' matrices."""
+        return small.plan.num_weights
+
+    def _sparsity(self, small: OpenedModel) -> float:
+        """Return the fraction of the base's block weights that is removed."""
+        return 1 - self._weights(small) / self.run.model.plan.num_weights
+
     def write(self, result: SmallerResult) -> None:
         """Export the model with a card, and check that it reloads to the same logits."""
         run = self.run
-        target = self.run.folder.path / "model"
         small = result.model
-        chosen = run.settings.of(SmallerSettings).form
-        form = best_form(small) if chosen == "auto" else chosen
+        form = self._form(small)
         size = {
             "form": form,
             "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values()),
         }
         self.summary.report = result.report() | size
         self.summary.zeroed = form == "zero-filled"
-        self.summary.sparsity = 1 - small.plan.num_weights / run.model.plan.num_weights
-        export_structured(
-            small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report)
-        )
+        self.summary.sparsity = self._sparsity(small)
+        self._export(small, form, smaller_card(run.settings, run.model, self.summary.report))
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_structured(
-            BlockStream(small, run.computing), target, windows, form, run.settings.export_check
-        )
+        stream = BlockStream(small, run.computing)
+        check_structured(stream, self._target, windows, form)
         run.progress.note(
             "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
         )
-        self.summary.where = f"the smaller model is in {target}"
+        self.summary.where = f"the smaller model is in {self._target}"
 
     def measure(self, result: SmallerResult) -> None:
         """Compute losses on the texts."""
-        models: dict[str, Model] = {"dense": dense, "federated": result.model}
+        models: dict[str, Model] = {"dense": dense, "federated": self._federated(result)}
         made: OpenedModel | None = self.pooled(self._made)
         if made is not None:
             models["centralized"] = made
             self.summary.sizes["centralized"] = Size(made.plan.num_parameters)
-            self.summary.centralized_sparsity = (
-                1 - made.plan.num_weights / self.run.model.plan.num_weights
-            )
+            self.summary.centralized_sparsity = self._sparsity(made)
         self.measure_texts(models)
 
     def _made(self, baseline: Any) -> OpenedModel:

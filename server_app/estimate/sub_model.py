@@ -22,9 +22,8 @@ from espalier.settings.run import RunSettings
 def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
     """Return the bytes of each file of a sub-model that clients are offered, by name."""
     if settings.of(FedSodaSettings).emulator == "nf4":
-        double = settings.training.double_quantisation
-        weights = {WEIGHTS: quantised_specs(model, double)}
-        config = quantised_config(model, double)
+        weights = {WEIGHTS: quantised_specs(model)}
+        config = quantised_config(model)
     else:
         weights = {}
         for name, (dtype, shape, shard) in specs_of(model).items():

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
-from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind
@@ -35,13 +35,11 @@ class RunTraffic:
 
     @cached_property
     def _kind(self) -> type[DryRun]:
-        if not (where := METHODS[self.settings.method].dry_run):
-            raise InputError(
-                f"method = '{self.settings.method}': its row in the table of methods names no dry"
-                " run, so nothing can be planned"
-            )
-        found: type[DryRun] = part(where)
-        return found
+        row = METHODS[self.settings.method]
+        strategy = part(row.strategy)
+        return cast(
+            type[DryRun], type(f"Dry{strategy.__name__}", (part(row.dry_run), strategy), {})
+        )
 
     @cached_property
     def open_questions(self) -> str:

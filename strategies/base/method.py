@@ -21,9 +21,11 @@ from espalier.amounts import duration
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
+from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Letter, Scalars, read
+from espalier.messages.message import Letter, NoScalars, Scalars, read
 from espalier.messages.parts import PartRequest
+from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 from strategies.base.enrolment import Enroller
 from strategies.base.evaluation import ClientEvaluation
@@ -101,9 +103,12 @@ class Method(Strategy):
         return
 
     @property
-    @abstractmethod
     def num_rounds(self) -> int:
-        """Number of rounds of the run; it may grow during the run if work is left."""
+        """Number of rounds of the run; it may grow during the run if work is left.
+
+        By default it is the number that the settings define.
+        """
+        return self.run.settings.job.num_rounds(self.run.settings.federation)
 
     def before_round(self, server_round: int) -> bool:
         """Prepare a round at the server.
@@ -124,13 +129,19 @@ class Method(Strategy):
         """Return the clients that a round asks, among those that still take part."""
         return [seat.client for seat in self.rounds.roster.active()]
 
-    @abstractmethod
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Return the order of a client in a round: fields and blobs of its ``train`` message."""
+        return NoScalars(), {}
 
-    @abstractmethod
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the blob keys of each part in which the client's reply is sent."""
+        """Return the blob keys of each part in which the client's reply is sent.
+
+        By default they are those of the contract of an order without content.
+        """
+        run = self.run
+        seat = self.rounds.roster.seats[client]
+        order = read(self.rounds.request("train", seat, server_round, NoScalars()).content)
+        return contract_for(order, lambda: run.model.plan, run.settings).parts
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
         """Return the fields of a ``fetch`` of the blobs with these hashes."""
@@ -179,9 +190,10 @@ class Method(Strategy):
         """Return requests that push the result to the clients, part by part, if they need it."""
         return []
 
-    @abstractmethod
     def summary(self) -> None:
-        """Show the method and its main settings."""
+        """Show the method and its main settings, by default its title."""
+        method = self.run.settings.method
+        self.run.progress.note("method", f"{method:<12} {METHODS[method].title}")
 
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint; it holds JSON values only."""
@@ -490,7 +502,7 @@ class Method(Strategy):
             seat.seconds += seconds
             self.run.progress.step(
                 "alone",
-                f"{seat.site} by itself, {duration(seconds, tenths=True)} of work",
+                f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work",
                 client=seat.client,
             )
 

@@ -74,11 +74,7 @@ class FedPETuning(Method):
         self.job = run.settings.of(AdapterAveraging)
         self.federation = run.settings.federation
         self.result = self.new_result()
-        steps = run.settings.training.steps
-        steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
-        self.reach = Reach(
-            run.settings.training, steps_before, differences=self.federation.sends_differences
-        )
+        self.reach = Reach(run.settings.training, differences=self.federation.sends_differences)
         self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         self._limits: dict[int, int] = {}
         """Maximum rank that each client of the round trains."""
@@ -145,7 +141,7 @@ class FedPETuning(Method):
         """
         if state["fleet"] != fingerprint_of(self.fleet):
             raise InputError(
-                f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring"
+                "federation.fleet: is not the fleet that the run began with; bring"
                 " its file back, or begin a new run (resume-from = '')"
             )
         self.result.restore(state)
@@ -196,7 +192,7 @@ class FedPETuning(Method):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Push the complete result to the clients for the evaluation on their own text."""
         if self.brings_result:
-            largest = self.run.settings.lora.largest_rank
+            largest = self.run.settings.lora.rank
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
             yield from self.deliveries(whole, server_round + 1, omitted=0)
 
@@ -433,7 +429,7 @@ class FedPETuning(Method):
         result.
         """
         if server_round == self.num_rounds:
-            return [self.run.settings.lora.largest_rank] if self.brings_result else []
+            return [self.run.settings.lora.rank] if self.brings_result else []
         return [self.limit_of(seat) for seat in self.rounds.roster.active()]
 
     def _folded(

@@ -17,12 +17,10 @@ from flwr.app import Message
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import NoScalars, Scalars
-from espalier.messages.parts import parts_of
 from espalier.methods.fedprllm.contract import (
     Decision,
     blocks_of_round,
     decided_parts,
-    mask_blobs,
     votes_key,
 )
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
@@ -95,13 +93,6 @@ class FedPrLLM(Method):
         return (
             Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1),
             decided | votes,
-        )
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of the masks of complete blocks."""
-        return parts_of(
-            mask_blobs(self.run.model.plan, self.settings, server_round),
-            self.run.settings.part_bytes,
         )
 
     def catches_up(self, server_round: int) -> bool:

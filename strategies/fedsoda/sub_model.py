@@ -110,7 +110,7 @@ class SubModelResult:
         """Blocks of the sub-model whose LoRA is aligned."""
         return (
             list(self._emulator)
-            if self.job.aligned == "all"
+            if self.job.drop == "uniform"
             else [group.smaller for group in self.groups]
         )
 
@@ -251,7 +251,7 @@ def write_sub_model(
     job = settings.of(FedSodaSettings)
     model = sub_model_of(base, kept)
     if job.emulator == "nf4":
-        write_quantised(model, target, settings.training.double_quantisation)
+        write_quantised(model, target)
     elif model is base:
         export_edited(model, dense, target)
     else:

@@ -19,15 +19,14 @@ from flwr.app import Message
 
 from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.message import Letter
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, SpineReport
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.groups import Groups
 from espalier.models.plan import block_key, block_of_key
-from espalier.models.structure import structured_plan
+from espalier.models.structure import kind_of, structured_plan
 from espalier.settings.run import RunSettings
-from espalier.training.unit_importance import kind_of
 from pruning_kernels.lora.factor_importance import Terms, comparable, spectral_term
 from pruning_kernels.lora.factor_means import KeptFactors
 from pruning_kernels.lora.factors import Factors
@@ -62,8 +61,8 @@ class FedSpine(FedPETuning):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        self.units = CutUnits.of(run.model.plan)
-        self.choices = Choices(run.settings, self.units.wanted(self.job))
+        self.groups = Groups.of(run.model.plan)
+        self.choices = Choices(run.settings, self.groups.wanted(self.job))
         self._arms: dict[int, Arm] = {}
         """Ratio and rank of each device in the round; devices in their first round have none."""
         self._importance: dict[int, float] = {}
@@ -93,7 +92,7 @@ class FedSpine(FedPETuning):
         unreachable pruning ratio, bandits that cannot learn, and a fleet with too few devices.
         """
         require_falls(settings)
-        model.require_units()
+        model.require_groups()
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
@@ -104,16 +103,14 @@ class FedSpine(FedPETuning):
         job = self.job
         settings = self.run.settings
         ranks = (
-            f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}"
+            f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
             if job.adaptive_rank
             else "one rank"
         )
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
-        text = (
-            f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
-        )
-        fleet = job.fleet_name(simulation=self.run.simulation)
+        text = f"{job.share:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
@@ -183,7 +180,7 @@ class FedSpine(FedPETuning):
     def _has_to_cut(self, client: int) -> bool:
         """Return True if a device's ratio of the round is above its present cut."""
         arm = self._arms.get(client)
-        return arm is not None and not self.units.reaches(
+        return arm is not None and not self.groups.reaches(
             self.refined.cut_of(client), arm.pruned, self.job
         )
 
@@ -271,7 +268,7 @@ class FedSpine(FedPETuning):
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record trained rank, skipped steps and the device's pruning ratio."""
         super().note_report(seat, report)
-        seat.metrics |= {"pruned": self.units.share(self.refined.cut_of(seat.client))}
+        seat.metrics |= {"pruned": self.groups.share(self.refined.cut_of(seat.client))}
 
     def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         """Yield the global adapters: no device begins with larger numbers than these."""
@@ -299,7 +296,7 @@ class FedSpine(FedPETuning):
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
             client: DeviceRound(
-                pruned=self.units.share(self.refined.cut_of(client)),
+                pruned=self.groups.share(self.refined.cut_of(client)),
                 rank=self._told[client].rank,
                 seconds=seconds[client],
                 num_bytes=sent[client],
@@ -345,7 +342,7 @@ class FedSpine(FedPETuning):
         """Return the bytes of adapters and of cut bits."""
         adapters = self.adapters_for(client, self._limits[client])
         asked = client in self._questioned
-        bits = bytes_of_bits(adapters, self.units, self.run.settings, server_round, asked=asked)
+        bits = bytes_of_bits(adapters, self.groups, self.run.settings, server_round, asked=asked)
         return super().bytes_of(client, server_round) + bits
 
     def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
@@ -367,7 +364,7 @@ class FedSpine(FedPETuning):
         arm = self._arms.get(client)
         before = self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
-        arrived = self.units.reaches(self.refined.cut_of(client), self.choices.target, self.job)
+        arrived = self.groups.reaches(self.refined.cut_of(client), self.choices.target, self.job)
         return Outcome(
             told.loss_before,
             told.loss_after,
@@ -418,4 +415,4 @@ class FedSpine(FedPETuning):
     def _kept(self, client: int, key: str, adapter: Adapter) -> torch.Tensor:
         index = block_of_key(key)
         assert index is not None
-        return kept_map(self.units, self.refined.cut_of(client), index, adapter)
+        return kept_map(self.groups, self.refined.cut_of(client), index, adapter)

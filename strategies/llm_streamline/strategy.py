@@ -77,8 +77,8 @@ class LlmStreamline(Method):
         try:
             for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
                 require_form(made, job.form)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

@@ -8,7 +8,7 @@ one basis per norm, and deletes the minor ones (section 3.4). Alternatively the 
 a public text, and clients send nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from flwr.app import Message
@@ -19,14 +19,13 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.configuration import require_sliceable
 from espalier.hf.sliced.signals import mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import NoScalars, Scalars, validate
+from espalier.messages.message import NoScalars, validate
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt.contract import (
     MOMENTS,
     MomentsReport,
     basis_specs,
     dense_width,
-    moment_parts,
     places,
 )
 from espalier.methods.slicegpt.settings import SliceGptSettings
@@ -50,7 +49,6 @@ class SliceGpt(Method):
     """
 
     result: SlicedResult
-    num_rounds = 1
     SENT = "moments"
     STEPS = ("moments", "moments")
 
@@ -73,10 +71,10 @@ class SliceGpt(Method):
         job = settings.of(SliceGptSettings)
         try:
             job.width(dense_width(model.plan))
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
         if job.covariances == "public":
-            require_public_text(settings, job, model)
+            require_public_text(settings, job)
             public_windows(settings, job, model)
 
     def summary(self) -> None:
@@ -99,17 +97,6 @@ class SliceGpt(Method):
         windows = public_windows(self.run.settings, self.job, self.run.model)
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
         return True
-
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to measure moments.
-
-        With public text it only checks that clients answer.
-        """
-        return NoScalars(), {}
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of the moments of complete places."""
-        return moment_parts(self.plan, self.run.settings)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments place by place, in client order, and compute the bases."""

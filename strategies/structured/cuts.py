@@ -53,7 +53,7 @@ class CutResult:
         small = self.model
         assert small.structure is not None
         blocks = [
-            {"groups": block.units.groups, "channels": block.units.channels}
+            {"groups": block.sizes.groups, "channels": block.sizes.channels}
             for block in small.structure.blocks
         ]
         share = small.plan.num_parameters / self.base.plan.num_parameters

@@ -8,7 +8,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_writable
 from espalier.messages.blobs.cuts import cut_specs
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
 from espalier.models.plan import ModelPlan, block_key
 from espalier.settings.run import RunSettings
@@ -26,7 +26,6 @@ class Cutting(Method):
     """
 
     result: CutResult
-    num_rounds = 1
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
@@ -65,12 +64,8 @@ class Cutting(Method):
         try:
             blocks = cls.blocks(settings, model.plan)
             require_writable(model, settings.of(StructuredSettings), cls.biases(settings), blocks)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
-
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to measure the dense model; it has no fields."""
-        return NoScalars(), {}
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def keep(self, blobs: Iterator[bytes]) -> None:
         """Store the decision of each block."""

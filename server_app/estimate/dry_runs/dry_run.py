@@ -44,8 +44,8 @@ CASES: tuple[Case, ...] = get_args(Case)
 class DryRun(Method):
     """Strategy that asks no client and computes nothing; base class of those of all methods.
 
-    A subclass inherits from this class first and then from the method's strategy. The run takes
-    place when an object is made; ``exchanges`` has its messages.
+    A subclass inherits from this class first and then from a strategy. The run takes place when an
+    object is made; ``exchanges`` has its messages.
 
     Parameters
     ----------

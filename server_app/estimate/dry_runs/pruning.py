@@ -1,29 +1,38 @@
 """Dry runs of the methods that prune without training adapters."""
 
-import numpy as np
+from itertools import chain
 
-from espalier.messages.blobs import cuts
+from espalier.messages.blobs.cuts import pack_cut
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.methods.llm_streamline.contract import layer_shapes
 from espalier.methods.slicegpt.contract import places
+from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
-from espalier.models.structure import units_of
 from espalier.settings.run import RunSettings
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from server_app.estimate.dry_runs.dry_run import DryRun
 from strategies.base.inbox import Inbox
 from strategies.fedprllm.strategy import FedPrLLM
 from strategies.fedspallm.strategy import FedSpaLLM
-from strategies.flap import Flap
 from strategies.llm_pruner import LlmPruner
 from strategies.llm_streamline.strategy import LlmStreamline
 from strategies.slicegpt.strategy import SliceGpt
 from strategies.structured.strategy import Cutting
+from strategies.weight_edits import Editing
 
 NO_BLOB = ""
 """Hash under which a store of a dry run has empty bytes."""
+
+
+class DryEditing(DryRun, Editing):
+    """Dry run of a method that edits weights by tensors."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Make a result with the blobs of a reply."""
+        parts = self.reply_parts(server_round, clients[0])
+        self.result.hashes = dict.fromkeys(chain.from_iterable(parts), NO_BLOB)
 
 
 class DryFedPrLLM(DryRun, FedPrLLM):
@@ -94,29 +103,23 @@ class DryCutting(DryRun, Cutting):
         self.keep(b"" for _ in self.run.model.plan.blocks)
 
 
-class DryFlap(DryCutting, Flap):
-    """Dry run of FLAP."""
-
-
 class DryLlmPruner(DryCutting, LlmPruner):
     """Dry run of LLM-Pruner, whose second round depends on the number of removed groups."""
 
     @classmethod
     def open_questions(cls, settings: RunSettings) -> str:
         """Return what the size depends on; empty without ``rescale``."""
-        return "which units are cut" if settings.of(LlmPrunerSettings).rescaled else ""
+        return "which groups are cut" if settings.of(LlmPrunerSettings).rescaled else ""
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Cut the same fraction of each kind of groups in each block."""
-        if server_round == 1:
-            self.keep(self._cut_of(block) for block in self.plan.blocks)
-
-    def _cut_of(self, block: BlockPlan) -> bytes:
-        units = units_of(self.plan, block)
-        gone = {kind: self._gone(getattr(units, kind)) for kind in cuts.KINDS}
-        return cuts.pack_cut(
-            {kind: np.arange(getattr(units, kind)) < gone[kind] for kind in cuts.KINDS}, {}
-        )
+        if server_round > 1:
+            return
+        groups = Groups.of(self.plan)
+        cut = groups.none
+        for pool, count in enumerate(groups.counts.tolist()):
+            cut[groups.span(range(pool, pool + 1))][: self._gone(count)] = True
+        self.keep(pack_cut(groups, cut, block.index) for block in self.plan.blocks)
 
     def _gone(self, number: int) -> int:
         """Return the number of groups that are cut.

@@ -5,9 +5,8 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-
 from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import Letter
 from espalier.methods.fedpetuning.contract import parts
@@ -16,9 +15,9 @@ from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.methods.hetlora.settings import HetLoRASettings
 from espalier.methods.sft_p import contract as sft_p
 from espalier.models.adapters import AdapterPlan
+from espalier.models.groups import to_remove
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.groups.groups import share_of
 from pruning_kernels.lora.factor_ranks import kept_rank
 from server_app.estimate.dry_runs.dry_run import DryRun
 from server_app.estimate.exchange import HASH
@@ -82,7 +81,7 @@ class DryHetLoRA(DryTuning, HetLoRA):
         """Return what the size depends on: self-pruning, and ranks by capability."""
         job = settings.of(HetLoRASettings)
         open_ones = []
-        if job.self_pruning and settings.federation.rounds > 2:
+        if job.lowers_ranks and settings.federation.rounds > 2:
             open_ones.append("clients may give up ranks")
         if not job.ranks:
             open_ones.append("ranks follow the nodes' capability, which counts as equal here")
@@ -91,7 +90,7 @@ class DryHetLoRA(DryTuning, HetLoRA):
     def known_fields(self, request: Letter) -> dict[str, Any]:
         """Return the fields that are known; a client gives up ranks from the second round on."""
         known = super().known_fields(request)
-        gives_up = self.case == "least" and self.hetlora.self_pruning
+        gives_up = self.case == "least" and self.hetlora.lowers_ranks
         header = request.header
         if gives_up and header.kind == "train" and header.server_round > 1:
             known["rank"] = kept_rank(known["rank"], self.hetlora.gamma)
@@ -130,7 +129,7 @@ class DryFedSpine(DryTuning, FedSpine):
         if job.chooses:
             open_ones.append(f"ratios and ranks are chosen by {job.allocation}")
         if job.selection != "kind":
-            open_ones.append("which units go depends on the devices' text")
+            open_ones.append("which groups go depends on the devices' text")
         return "; ".join(open_ones)
 
     def new_result(self) -> RefinedResult:
@@ -175,8 +174,8 @@ class DryFedSpine(DryTuning, FedSpine):
 
     @cached_property
     def _reaches(self) -> Callable[[bytes, float], bool]:
-        units = self.units
-        return cache(lambda bits, share: units.reaches(units.read(bits), share, self.job))
+        groups = self.groups
+        return cache(lambda bits, share: groups.reaches(read_bits(groups, bits), share, self.job))
 
     @cached_property
     def _cut(self) -> Callable[[float], bytes]:
@@ -207,18 +206,17 @@ class DryFedSpine(DryTuning, FedSpine):
         If the kinds of groups are fixed, the ratio is cut of each kind in each block.
         """
         if share and self.job.selection != "kind":
-            return self.units.pack(self._uneven.cut(share, self.case))
-        units = self.units
-        cut = units.none
+            return pack_bits(self._uneven.cut(share, self.case))
+        groups = self.groups
+        cut = groups.none
         multiple = self.job.channel_multiple
-        for pool in range(2 * len(units.numbers)):
-            own = np.flatnonzero(units.pools == pool)
-            cost = int(units.costs[own[0]])
-            stay = max(1, len(own) - -(-share_of(cost * len(own), share) // cost))
+        pools = zip(groups.counts.tolist(), groups.pool_costs.tolist(), strict=True)
+        for pool, (count, cost) in enumerate(pools):
+            stay = max(1, count - -(-to_remove(cost * count, share) // cost))
             if share and pool % 2:
-                stay = max(stay - stay % multiple, min(multiple, len(own)))
-            cut[own[stay:]] = True
-        return units.pack(cut)
+                stay = max(stay - stay % multiple, min(multiple, count))
+            cut[groups.span(range(pool, pool + 1))][stay:] = True
+        return pack_bits(cut)
 
     @cached_property
     def _uneven(self) -> UnevenCuts:
@@ -226,9 +224,9 @@ class DryFedSpine(DryTuning, FedSpine):
         adapters = self.averaged.adapters
         chooses = self.job.chooses and self.job.adaptive_rank
         lowest = self.choices.space.lowest_rank
-        bits = len(self.units.pack(self.units.none))
+        bits = len(pack_bits(self.groups.none))
         return UnevenCuts(
-            self.units,
+            self.groups,
             self.job,
             adapters,
             run.federation.payload,

@@ -119,10 +119,8 @@ class Work(ABC):
         The model loaded by transformers is compared with the expected model, which is read block by
         block.
         """
-        if self.settings.export_check == "streamed":
-            tokens = self.settings.evaluation.window_tokens
-            return self.reread(EXPORT_WINDOWS, tokens, "checking the export,")
-        return [self.reloaded(self.result_parameters())]
+        tokens = self.settings.evaluation.window_tokens
+        return self.reread(EXPORT_WINDOWS, tokens, "checking the export,")
 
     def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
         """Return the moments of the comparison of two models that are both read piece by piece.
@@ -143,17 +141,6 @@ class Work(ABC):
             *all_beside(expected, {"logits of the file": logits}),
             Moment(f"{name} both logits", both),
         ]
-
-    def reloaded(self, parameters: int) -> Moment:
-        """Return the moment at which transformers has loaded a whole model and computes logits.
-
-        Its files are memory-mapped while it is loaded.
-        """
-        tokens = EXPORT_WINDOWS * self.settings.evaluation.window_tokens
-        mapped = parameters * self.sizes.stored if self.sizes.is_converted else 0
-        whole = parameters * self.sizes.computed + mapped
-        logits = 2 * min(1 << 24, tokens * self.sizes.vocabulary) * self.sizes.computed
-        return Moment("checking the export", {"the whole model": whole, "logits": logits})
 
     def received(self) -> Moment:
         """Return the moment at which a part of a reply exists twice: as received, and unpacked."""

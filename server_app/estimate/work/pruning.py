@@ -134,10 +134,9 @@ class KeptWeights(Masking):
         return [Moment("folding", {**matrix, "the layer": layer})]
 
 
-def smaller(plan: ModelPlan, share: float, share_of: str) -> int:
-    """Return the parameters of a model without a fraction of them, or of the blocks' weights."""
-    of_what = plan.num_parameters if share_of == "model" else plan.num_weights
-    return plan.num_parameters - round(share * of_what)
+def smaller(plan: ModelPlan, share: float) -> int:
+    """Return the parameters of a model without a fraction of the weights of its blocks."""
+    return plan.num_parameters - round(share * plan.num_weights)
 
 
 class Cut(BlockWalk):
@@ -146,7 +145,7 @@ class Cut(BlockWalk):
     def result_parameters(self) -> int:
         """Return the parameters that remain after the cut."""
         job = self.settings.of(StructuredSettings)
-        return smaller(self.plan, job.share, job.share_of)
+        return smaller(self.plan, job.share)
 
 
 class WholeGradient(Cut):

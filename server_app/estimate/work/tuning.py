@@ -79,8 +79,7 @@ class Tuned(Work):
         return {"the base": self._codes() + self.base.computed * others}
 
     def _codes(self) -> int:
-        double = self.settings.training.double_quantisation
-        return nf4_bytes(self.opened.plan.shapes, double)
+        return nf4_bytes(self.opened.plan.shapes)
 
     def client_files(self) -> dict[str, int]:
         """Return the bytes of the base in NF4."""
@@ -130,12 +129,7 @@ class Tuned(Work):
         job = self.settings.job
         if not (isinstance(job, PersonalModelSettings) and job.keep_models):
             return []
-        if self.settings.export_check == "streamed":
-            own = self.reread(*OWN_CHECKED, "checking its own model,")
-        else:
-            parts = self.reloaded(self.result_parameters()).parts
-            own = [Moment("loading its own model again", parts)]
-        return all_beside(own, self.kept())
+        return all_beside(self.reread(*OWN_CHECKED, "checking its own model,"), self.kept())
 
     def aggregated(self) -> list[Moment]:
         """Return the moment of averaging."""
@@ -151,17 +145,12 @@ class Tuned(Work):
         if isinstance(self.settings.job, PersonalModelSettings):
             return []
         sizes = self.sizes
-        quantised = isinstance(self.model.checkpoint, QuantisedCheckpoint)
         name = "checking the adapter,"
-        if self.settings.export_check == "streamed" and not quantised:
-            held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
-        elif quantised:
+        held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
+        if isinstance(self.model.checkpoint, QuantisedCheckpoint):
             others = sizes.parameters - self.plan.num_weights
-            codes = 2 * nf4_bytes(self.plan.shapes, True)
+            codes = 2 * nf4_bytes(self.plan.shapes)
             held = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
-        else:
-            whole = self.reloaded(sizes.parameters).parts["the whole model"]
-            held = {"the whole model": whole}
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
         compared = self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, name)
         return all_beside([Moment(f"{name} its updates", updates), *compared], held)
@@ -194,8 +183,10 @@ class Masked(Tuned):
     def result_parameters(self) -> int:
         """Return the parameters of the client that keeps most."""
         job = self.settings.of(SftPSettings)
-        clients = range(self.settings.num_clients)
-        return smaller(self.plan, min(map(job.share_of_client, clients)), job.share_of)
+        share = min(map(job.share_of_client, range(self.settings.num_clients)))
+        if job.share_of == "model":
+            return self.plan.num_parameters - round(share * self.plan.num_parameters)
+        return smaller(self.plan, share)
 
 
 class Spined(Tuned):
@@ -204,7 +195,7 @@ class Spined(Tuned):
     def result_parameters(self) -> int:
         """Return the parameters of a device's model after the last cut."""
         job = self.settings.of(FedSpineSettings)
-        return smaller(self.plan, job.share, job.share_of)
+        return smaller(self.plan, job.share)
 
 
 class SubTuned(Tuned):
@@ -238,7 +229,7 @@ class SubTuned(Tuned):
     def aggregated(self) -> list[Moment]:
         """Return the moments of block comparison, alignment, and averaging."""
         job = self.settings.of(FedSodaSettings)
-        windows = (job.public_windows, job.public_window_tokens)
+        windows = (job.public_windows, self.settings.evaluation.window_tokens)
         moments = super().aggregated()
         hidden = self.sizes.hidden_states(*windows)
         if job.drop == "similar":
@@ -250,12 +241,13 @@ class SubTuned(Tuned):
 
     def _alignment(self, emulator: AdapterPlan, hidden: int) -> Moment:
         job = self.settings.of(FedSodaSettings)
-        tokens = job.public_window_tokens
+        tokens = self.settings.evaluation.window_tokens
         both = self.adapters.joined(emulator)
         training = job.align_training(self.settings.training, 1)
         settings = self.settings.model_copy(update={"training": training})
-        step = step_bytes(self.opened, settings, both, self.base.dtype, job.align_batch, tokens)
-        taught = job.align_batch * tokens * self.sizes.vocabulary * FLOAT32 * 2
+        batch = training.batch_size
+        step = step_bytes(self.opened, settings, both, self.base.dtype, batch, tokens)
+        taught = batch * tokens * self.sizes.vocabulary * FLOAT32 * 2
         outputs = taught + hidden * (len(self.sub.aligned_blocks) + 1)
         contents = {**self.weights(), "a step": step, "the full model's outputs": outputs}
         return Moment("aligning", contents)
