@@ -230,7 +230,7 @@ def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> Non
     script = (
         f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
     )
-    with pytest.raises(EspalierError, match="sent (answered|gave an answer)"):
+    with pytest.raises(EspalierError, match=r"sent (answered|gave an answer)"):
         pretended(script).encode("text")
 
 
