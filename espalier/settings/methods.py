@@ -75,7 +75,7 @@ METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
-        strategy="strategies.fedpetuning.strategy:FedPETuning",
+        strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
         delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
@@ -231,7 +231,7 @@ METHODS: dict[str, Row] = {
         contracts="espalier.methods.slicegpt.contract",
         messages="server_app.estimate.messages.cuts:Bases",
         work="server_app.estimate.work.block_walk:Components",
-        outcome="server_app.artifacts.sliced_model:SlicedOutcome",
+        outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
     ),
 }

@@ -38,15 +38,20 @@ class Reach:
     steps_before : maximum number of steps in AdamW's moments at the start of a round; 0 if the
         optimizer starts anew
     differences : True if clients send the change by training instead of the trained values
+    starts : largest initial magnitudes, if several bounds have them in common
     """
 
     def __init__(
-        self, training: TrainingSettings, steps_before: int = 0, differences: bool = False
+        self,
+        training: TrainingSettings,
+        steps_before: int = 0,
+        differences: bool = False,
+        starts: dict[str, float] | None = None,
     ) -> None:
         growth, self.distance = _of_a_round(training, steps_before)
         self.factor = _change(training, growth) if differences else growth
         """Factor on the magnitude of the initial number."""
-        self.starts: dict[str, float] = {}
+        self.starts = {} if starts is None else starts
         """Largest initial magnitude, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
             f"a number is larger than {training.steps} steps of training.learning-rate ="

@@ -9,7 +9,7 @@ another node only when its node is gone or has missed the deadline of the last a
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -111,6 +111,8 @@ class Rounds:
 
     None if the state of this round cannot be restored.
     """
+    catching_up: set[int] = field(default_factory=set)
+    """Clients among ``lost`` that are receiving their state again."""
     ends: float = math.inf
     """Time at which the round or the evaluation ends for clients that have not answered."""
     evaluating: bool = False
@@ -173,12 +175,51 @@ class Rounds:
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
         return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
-    def begin(self, least: float = 0.0) -> None:
+    def begin(self, least: float = 0.0, *, can_catch_up: bool = False) -> None:
         """Start the time limit of a round, or of the requests after the rounds.
 
-        The limit is ``round_seconds()``, but at least ``least`` seconds.
+        Parameters
+        ----------
+        least : minimum limit in seconds; it is ``round_seconds()`` otherwise
+        can_catch_up : True if clients that lost their state can receive it again in this round
         """
         self.ends = self.clock.now() + max(self.round_seconds(), least)
+        self.lost = {} if can_catch_up else None
+        self.catching_up = set()
+
+    def begin_catching_up(self) -> list[int]:
+        """Include the clients that lost their state in pushes again, and return them."""
+        self.catching_up = set(self.lost or {})
+        return sorted(self.catching_up)
+
+    def receiving(self) -> list[Seat]:
+        """Return the active clients, except those that lost their state and must catch up first."""
+        behind = set(self.lost or {}) - self.catching_up
+        return [seat for seat in self.roster.active() if seat.client not in behind]
+
+    def push_all(self, requests: Iterable[Message]) -> list[Letter]:
+        """Send requests to clients, and return the valid answers when none is missing."""
+        return [read(reply.content) for reply in self.exchange(requests)]
+
+    def push_parts(
+        self,
+        server_round: int,
+        parts: Iterable[tuple[Scalars, Mapping[str, bytes]]],
+        clients: Collection[int] | None = None,
+    ) -> list[Letter]:
+        """Push fields and blobs to clients, one part after the other, and return the answers.
+
+        ``clients`` restricts the clients; None means all that still take part.
+        """
+        answers = []
+        for part, (scalars, blobs) in enumerate(parts):
+            seats = [s for s in self.receiving() if clients is None or s.client in clients]
+            requests = [
+                self.request("deliver", seat, server_round, scalars, dict(blobs), part)
+                for seat in seats
+            ]
+            answers += self.push_all(requests)
+        return answers
 
     def round_seconds(self) -> float:
         """Return the time limit of a round in seconds.

@@ -8,10 +8,10 @@ one basis per norm, and deletes the minor ones (section 3.4). Alternatively the 
 a public text, and clients send nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from espalier.errors import EspalierError, InputError
@@ -19,7 +19,7 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.configuration import require_sliceable
 from espalier.hf.sliced.signals import mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import NoScalars, Scalars, validate
+from espalier.messages.message import NoScalars, validate
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt.contract import (
     MOMENTS,
@@ -37,8 +37,9 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.public_windows import public_windows, require_public_text
+from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.slicegpt.bases import SlicedResult
 
@@ -51,10 +52,9 @@ class SliceGpt(Method):
 
     result: SlicedResult
     num_rounds = 1
-    SENT = "moments"
-    STEPS = ("moments", "moments")
+    WORDS = ProgressWords("moments", "moments", "moments")
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(SliceGptSettings)
         self.plan = run.model.plan
@@ -62,6 +62,8 @@ class SliceGpt(Method):
         self.result = SlicedResult(
             run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
         )
+        self._samples: dict[int, int] = {}
+        """Number of samples that each client reported."""
 
     @classmethod
     def require_fit(
@@ -100,23 +102,22 @@ class SliceGpt(Method):
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
         return True
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to measure moments.
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to measure moments; parts have the moments of complete places.
 
         With public text it only checks that clients answer.
         """
-        return NoScalars(), {}
+        return ClientOrder(NoScalars(), moment_parts(self.plan, self.run.settings))
 
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of the moments of complete places."""
-        return moment_parts(self.plan, self.run.settings)
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record the number of samples."""
+        self._samples[seat.client] = validate(MomentsReport, report).samples
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments place by place, in client order, and compute the bases."""
         if self.job.covariances == "public":
             return
-        told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
-        claimed = {client: float(report.samples or 1) for client, report in told.items()}
+        claimed = {client: float(self._samples[client] or 1) for client in clients}
         weights = count_claims(
             self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
         )
@@ -154,7 +155,7 @@ class SliceGpt(Method):
                 "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
             )
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
@@ -164,4 +165,4 @@ class SliceGpt(Method):
             (NoScalars(), {place: self.result.blob(numbers[place]) for place in part})
             for part in parts
         )
-        yield from self.bring(server_round, whole)
+        self.rounds.push_parts(server_round, whole)

@@ -26,6 +26,7 @@ from espalier.messages.payload import unpack_tensors
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
 from server_app.artifacts.edited_model import EditedOutcome
+from strategies.base.rounds import Rounds
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,6 +113,7 @@ class TestToyMethod(Promises):
         """
         told: list[dict[str, Any]] = []
         honest = contracts.delivery
+        pushed = Rounds.push_parts
 
         def delivery(*arguments: Any) -> Contract:
             return replace(honest(*arguments), up=Side(Lacks))
@@ -122,9 +124,14 @@ class TestToyMethod(Promises):
                 letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
             )
 
+        def push_parts(*arguments: Any) -> list[Letter]:
+            answers = pushed(*arguments)
+            told.extend(letter.scalars for letter in answers)
+            return answers
+
         monkeypatch.setattr(contracts, "delivery", delivery)
         monkeypatch.setattr("client_app.protocol.push.take", take_part)
-        monkeypatch.setattr(Toy, "note_delivered", lambda _, letter: told.append(letter.scalars))
+        monkeypatch.setattr(Rounds, "push_parts", push_parts)
         document = summary(on_own_text.run())
         assert document["finished"] == 4
         assert len(told) == 4

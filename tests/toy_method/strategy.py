@@ -1,19 +1,18 @@
 """Strategy of the toy: the server averages the clients' vectors."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 
 from espalier.hf.stream.edits import WeightEdit
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import NoScalars
 from espalier.messages.payload import pack_tensors
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.run import Run
 from toy_method.model import scaled
 from toy_method.settings import ToySettings
@@ -46,27 +45,18 @@ class ToyResult:
 class Toy(Method):
     """Federated averaging of one vector."""
 
-    SENT = "vectors"
-    STEPS = ("vectors", "vector")
-
+    WORDS = ProgressWords("vectors", "vectors", "vector")
     result: ToyResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.result = ToyResult(run.settings, run.checkpoint.blobs)
-
-    @property
-    def num_rounds(self) -> int:
-        return self.run.settings.federation.rounds
 
     def summary(self) -> None:
         self.run.progress.note("method", "toy          the mean of a vector")
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        return NoScalars(), {}
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        return [["vector"]]
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        return ClientOrder(NoScalars(), parts=[["vector"]])
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         vectors = [inbox.tensor(client, "vector", "mean").numpy() for client in clients]
@@ -74,11 +64,7 @@ class Toy(Method):
             pack_tensors({"mean": np.mean(vectors, axis=0, dtype=np.float32)})
         )
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         if self.run.settings.evaluation.own_text:
             blobs = {"vector": self.result.store.get(self.result.blob)}
-            seats = self.rounds.roster.active()
-            yield [
-                self.rounds.request("deliver", seat, server_round, NoScalars(), blobs)
-                for seat in seats
-            ]
+            self.rounds.push_parts(server_round, [(NoScalars(), blobs)])
