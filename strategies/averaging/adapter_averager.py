@@ -35,7 +35,7 @@ from strategies.base.method import ClientOrder, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fleet.timed_rounds import DeviceTime, FleetClock, RoundTime
-from strategies.fleet.training_time import bytes_of_round, require_fleet
+from strategies.fleet.training_time import bytes_of_round, require_fleet, virtual_seconds
 
 TUNING = ProgressWords("adapters", "training", "trained")
 """ProgressWords of methods that train adapters."""
@@ -284,14 +284,16 @@ class AdapterAverager:
 
     def note_times(self, server_round: int, clients: Iterable[int]) -> None:
         """Record the duration of the round by the virtual clock, if the run has a fleet."""
-        if self.clock.fleet is None:
+        fleet = self.clock.fleet
+        if fleet is None:
             return
+        settings = self.run.settings
         kept = self.run.model.plan.num_parameters
         times = {}
         for client in clients:
             adapters = self.plan_of(client)
-            sent = bytes_of_round(adapters, self.run.settings, server_round)
-            seconds = self.clock.seconds(client, server_round, kept, adapters, sent)
+            sent = bytes_of_round(adapters, settings, server_round)
+            seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
         note = RoundTime.of(server_round, times)
         self.adapters().rounds = [*self.adapters().rounds, note]

@@ -30,7 +30,7 @@ from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
-from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
+from strategies.fleet.timed_rounds import RoundTime
 
 STATE = ("blobs", "sent", "lost")
 """Attributes that a checkpoint stores without conversion."""
@@ -230,14 +230,6 @@ class AdapterResult:
             lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
             self.adapters.keep_zeros,
         )(index)
-
-    @property
-    def seconds(self) -> float:
-        """Total seconds of the rounds, each as long as its slowest device.
-
-        It is 0 without a virtual clock.
-        """
-        return seconds_of_all(self.rounds)
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""

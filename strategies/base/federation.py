@@ -88,7 +88,7 @@ class Federation:
         while (server_round := rounds.finished + 1) <= self.method.num_rounds:
             self._round(server_round)
         last = rounds.finished
-        rounds.evaluating = True
+        rounds.end()
         rounds.begin()
         self.method.deliver(last)
         self._let_work_alone(last)
@@ -115,7 +115,7 @@ class Federation:
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def _resume(self, saved: dict[str, Any]) -> None:
-        self.rounds.finished = saved["round"]
+        self.rounds.finish(saved["round"])
         self._prepared = saved["state"]["prepared"]
         self.looks = saved["state"]["looks"]
         self.method.restore(saved["state"])
@@ -154,7 +154,7 @@ class Federation:
         self._aggregate(server_round, replies, selection.quorum_of)
         self._look_at_result(server_round)
         self._save(server_round)
-        rounds.finished = server_round
+        rounds.finish(server_round)
         self.run.progress.note(
             "checkpoint", f"checkpoint   after round {server_round}", round=server_round
         )

@@ -11,6 +11,7 @@ another node only when its node is gone or has missed the deadline of the last a
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -66,6 +67,20 @@ FollowUp = Callable[[Letter], Message | None]
 """Return the next request to a client after its first reply or a later request, or None."""
 
 
+class Seating(Protocol):
+    """Assignment of nodes to seats during a run (see ``enrolment``)."""
+
+    def look_for_nodes(self) -> None:
+        """Ask new nodes for their names."""
+
+    def reseat(self, seat: Seat) -> None:
+        """Move a seat to another node of its site, if there is one.
+
+        It is called if the seat's node is gone or missed the last deadline. Flower lists a dead
+        node for a while, together with its replacement.
+        """
+
+
 class RunFailed(RuntimeError):
     """Error that ends a run; the message gives the reason. Finished rounds stay on disk."""
 
@@ -117,14 +132,23 @@ class Rounds:
     """Time at which the round or the evaluation ends for clients that have not answered."""
     evaluating: bool = False
     """True after the last round: a client that fails now keeps its contribution."""
-    look_for_nodes: Callable[[], None] = lambda: None
-    """Function that asks new nodes for their names (see ``enrolment``)."""
-    reseat: Callable[[Seat], None] = lambda _: None
-    """Function that moves a seat to another node of its site, if there is one.
+    _seating: Seating | None = None
 
-    It is called if the seat's node is gone or missed the last deadline. Flower lists a dead node
-    for a while, together with its replacement.
-    """
+    def seat_with(self, seating: Seating) -> None:
+        """Let ``seating`` find nodes and move seats while replies are awaited."""
+        self._seating = seating
+
+    def take_plan(self, plan: ModelPlan) -> None:
+        """Check replies against contracts for clients that have another model than the base."""
+        self.plan = plan
+
+    def finish(self, server_round: int) -> None:
+        """Count a round as finished."""
+        self.finished = server_round
+
+    def end(self) -> None:
+        """End the rounds: a client that fails from now on keeps its contribution."""
+        self.evaluating = True
 
     def request(
         self,
@@ -303,7 +327,8 @@ class Rounds:
                 if not self._work_goes_on(pending):
                     self.progress.waiting(_waited_for(pending, self.clock.now()))
                 if self.clock.now() >= next_look:
-                    self.look_for_nodes()
+                    if self._seating is not None:
+                        self._seating.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
                 self.clock.sleep(
                     POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
@@ -380,7 +405,8 @@ class Rounds:
         attempts = self.settings.attempts
         gone = seat.node_id not in self.grid.get_node_ids()
         if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
-            self.reseat(seat)
+            if self._seating is not None:
+                self._seating.reseat(seat)
             gone = seat.node_id not in self.grid.get_node_ids()
         if gone:
             if not late:

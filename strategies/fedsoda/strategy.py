@@ -178,7 +178,7 @@ class FedSoda(Method):
                 " text that the run began with; put that one back, or begin a new run"
             )
         if self.result.dropped is not None:
-            self.rounds.plan = self.result.model.plan
+            self.rounds.take_plan(self.result.model.plan)
 
     # ----- server work before a round -------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class FedSoda(Method):
             dropped = dropped_of_groups(starts, job.group_layers)
             run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
         self.result.decide(dropped, starts, distances)
-        self.rounds.plan = self.result.model.plan
+        self.rounds.take_plan(self.result.model.plan)
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
         text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"

@@ -48,7 +48,7 @@ from strategies.fedspine.model_fit import (
 )
 from strategies.fedspine.result import DeviceRound, RefinedResult, RoundNote
 from strategies.fedspine.reward import Outcome
-from strategies.fleet.training_time import bytes_of_bits, bytes_of_round
+from strategies.fleet.training_time import bytes_of_bits, bytes_of_round, virtual_seconds
 
 
 class FedSpine(Method):
@@ -303,12 +303,15 @@ class FedSpine(Method):
 
     def _seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """Return the seconds by the virtual clock, or as the device measured them."""
-        clock = self.averager.clock
-        if clock.fleet is None:
+        fleet = self.averager.clock.fleet
+        if fleet is None:
             return self._report(client).seconds
         structure = self.result.structure_of(client)
         kept = structured_plan(self.run.model.plan, structure).num_parameters
-        return clock.seconds(client, server_round, kept, self.averager.plan_of(client), num_bytes)
+        adapters = self.averager.plan_of(client)
+        return virtual_seconds(
+            fleet, self.run.settings, client, server_round, kept, adapters, num_bytes
+        )
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told = self._report(client)

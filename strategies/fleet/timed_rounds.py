@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Self
 
 from espalier.amounts import duration
 from espalier.errors import InputError
-from espalier.models.adapters import AdapterPlan
 from strategies.base.run import Run
-from strategies.fleet.training_time import fingerprint_of, fleet_of_run, virtual_seconds
+from strategies.fleet.training_time import fingerprint_of, fleet_of_run
 from strategies.fleet.virtual_clock import round_seconds, waiting_seconds
 
 
@@ -92,15 +91,6 @@ class FleetClock:
                 f"{self._run.settings.method}.fleet: is not the fleet that the run began with;"
                 " bring its file back, or begin a new run (resume-from = '')"
             )
-
-    def seconds(
-        self, client: int, server_round: int, kept: int, adapters: AdapterPlan, num_bytes: int
-    ) -> float:
-        """Return the seconds of a device's round; see ``virtual_seconds``."""
-        assert self.fleet is not None
-        return virtual_seconds(
-            self.fleet, self._run.settings, client, server_round, kept, adapters, num_bytes
-        )
 
     def record(self, rounds: Sequence[RoundTime]) -> None:
         """Write the virtual times of rounds to the ledger, unless they are there already.
