@@ -157,15 +157,8 @@ class FedSoda(Method):
     def state(self) -> dict[str, Any]:
         """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
         held = {str(client): aligned for client, aligned in sorted(self._held.items())}
-        return (
-            self.result.state()
-            | self.averager.state()
-            | {
-                "held": held,
-                "public": self._public_sha256(),
-                "drawn": list(self._drawn),
-            }
-        )
+        own = {"held": held, "public": self._public_sha256(), "drawn": list(self._drawn)}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
@@ -272,10 +265,8 @@ class FedSoda(Method):
             # files again.
             save()
         self._push_sub_model(server_round, clients)
-        return self.averager.prepare(server_round, self._limits(clients))
-
-    def _limits(self, clients: Collection[int]) -> dict[int, int]:
-        return dict.fromkeys(clients, self.job.largest_limit(self.run.settings.lora))
+        limit = self.job.largest_limit(self.run.settings.lora)
+        return self.averager.prepare(server_round, dict.fromkeys(clients, limit))
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None]:
         """Return a function that pushes sub-model, alignment and LoRA to clients that lost them."""

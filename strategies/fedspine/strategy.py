@@ -119,14 +119,8 @@ class FedSpine(Method):
 
     def state(self) -> dict[str, Any]:
         """Return adapters, cuts, rounds, the bandits' state and the choices for the next round."""
-        return (
-            self.result.state()
-            | self.averager.state()
-            | {
-                "choices": self.choices.to_json(),
-                "arms": arms_to_json(self._arms),
-            }
-        )
+        own = {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
