@@ -10,7 +10,7 @@ from espalier.hf.sliced.opened_sliced import SlicedModel
 from espalier.hf.sliced.rotated_checkpoint import SHORTCUTS
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
-from espalier.hf.structured.export import best_form, check_structured, export_structured
+from espalier.hf.structured.export import Form, best_form, check_structured, export_structured
 from espalier.settings.structured import SmallerSettings
 from server_app.artifacts.outcome import A_FEW, Model, Outcome
 from server_app.report.model_card import smaller_card
@@ -56,7 +56,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         run.progress.note("exported", text, form=form)
         self.summary.where = f"the smaller model is in {self._target}"
 
-    def _form(self, small: OpenedModel) -> str:
+    def _form(self, small: OpenedModel) -> Form:
         """Return the form in which the model is written; sliced models bring their own code."""
         if isinstance(small, SlicedModel):
             return "compact"

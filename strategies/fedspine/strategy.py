@@ -28,7 +28,7 @@ from espalier.models.plan import block_key
 from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_importance import Terms, comparable, spectral_term
-from pruning_kernels.lora.factor_means import KeptFactors
+from pruning_kernels.lora.factor_means import Divisor, KeptFactors
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
 from strategies.averaging.client_weights import count_claims
@@ -346,5 +346,5 @@ class FedSpine(Method):
         tensors = self.result.tensors(key)
         elsewhere = torch.stack(others).any(dim=0) if others else torch.zeros_like(kept[0].keep)
         last = part_of(adapter, tensors[adapter.name_b], tensors[adapter.name_a], elsewhere)
-        divisor = "keepers" if self.job.aggregation == "coverage" else "all"
+        divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
         return covered_mean(adapter, kept, weights, divisor, last)
