@@ -9,9 +9,7 @@ those of one client's calibration samples from Python's documentation.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.data.client_text import client_windows
@@ -19,9 +17,10 @@ from espalier.hf.group_scores.flap import flap_cuts
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.cuts import unpack_cut
+from espalier.messages.blobs.cuts import read_cut
 from espalier.methods.flap.settings import FlapSettings
-from espalier.models.structure import ADDED_BIASES, Structure
+from espalier.models.groups import Cut, Groups
+from espalier.models.structure import ADDED_BIASES
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from pruning_kernels.groups.fluctuation import Moments, moments_of
@@ -90,17 +89,14 @@ def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor
     return found
 
 
-def cut_units(
+def removed_groups(
     model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure
-) -> NDArray:
-    """Return whether each group is removed, block by block."""
-    cuts = flap_cuts(
+) -> Cut:
+    """Return the removed groups."""
+    blobs = flap_cuts(
         model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job
     )
-    units = Structure.whole(model.plan).base
-    return np.concatenate(
-        [cut for of, blob in zip(units, cuts, strict=True) for cut in unpack_cut(blob, of).values()]
-    )
+    return read_cut(Groups.of(model.plan), list(blobs).__getitem__)
 
 
 def main() -> None:
@@ -127,12 +123,12 @@ def main() -> None:
     for number in given.windows:
         first = [{name: value[:number] for name, value in own.items()} for own in inputs]
         cuts = {
-            name: cut_units(model, first, run.of(FlapSettings), figure)
+            name: removed_groups(model, first, run.of(FlapSettings), figure)
             for name, figure in FIGURES.items()
         }
         ours, running, reverse = (cuts[name] for name in FIGURES)
         print(
-            f"{number} windows: {ours.sum()} units go; {(running & ~ours).sum()} others by the"
+            f"{number} windows: {ours.sum()} groups go; {(running & ~ours).sum()} others by the"
             f" running figure, and {(reverse & ~running).sum()} others than those in reverse order"
         )
 

@@ -66,7 +66,7 @@ def main() -> None:
         words = [
             "fedspallm", f"model={folder / 'model'}", f"num-clients={len(CAPABILITIES)}", f"data.windows={given.windows}",
             f"data.window-tokens={given.tokens}", "evaluation.max-windows=2", "evaluation.window-tokens=64", "threads=1",
-            "evaluation.local-only=false", "export-check=streamed",
+            "evaluation.local-only=false",
         ]  # fmt: skip
         own = f'model-path="{folder / "model"}"'
         more = {site: f"{own} capability={value}" for site, value in CAPABILITIES.items()}

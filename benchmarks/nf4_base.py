@@ -101,7 +101,6 @@ def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, floa
         computing,
         settings.training.base,
         cache_folder=cache,
-        double_quantisation=settings.training.double_quantisation,
     )
     found = {"load_seconds": _seconds(computing) - started, "interpreter_mib": before / MIB}
     return found | (_trained(settings, computing, model, whole, trained, held_out) if train else {})
@@ -166,12 +165,13 @@ def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequence
     if not 0 < held_out < len(windows):
         have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
         raise InputError(
-            f"--held-out-windows {held_out}: {have}, and some of both kinds are needed"
+            f"--held-out-windows {held_out}: {have}, but some are needed for training and some"
+            " held out"
         )
     encoded = [Encoded(tuple(window.tolist()), tokens - 1) for window in windows]
     ones = (1,) * held_out
     tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
-    return TokenSequences(tuple(encoded[:-held_out]), "all"), tests
+    return TokenSequences(tuple(encoded[:-held_out])), tests
 
 
 def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:
@@ -221,16 +221,16 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
             f" {conditions['model']['parameters'] / 1e6:.1f} M parameters;"
             f" {conditions['trained']:,} trained; {conditions['steps']} steps of"
             f" {conditions['batch_size']} x {conditions['window_tokens']} tokens;"
-            f" {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; loss in"
-            f" nats per token of {conditions['held_out_windows']} windows that no step saw."
+            f" {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; loss"
+            f" in nats per token of {conditions['held_out_windows']} held-out windows."
             f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
         ),
         "",
     ]
     columns = {
-        "weights, counted, MiB": lambda base: f"{conditions['weight_mib'][base]:,.1f}",
-        "peak resident, MiB": lambda base: _spread(rows, base, "peak_mib", 0),
-        "of it before loading": lambda base: _spread(rows, base, "interpreter_mib", 0),
+        "weights (computed), MiB": lambda base: f"{conditions['weight_mib'][base]:,.1f}",
+        "peak resident memory, MiB": lambda base: _spread(rows, base, "peak_mib", 0),
+        "before loading, MiB": lambda base: _spread(rows, base, "interpreter_mib", 0),
         "GPU peak, MiB": lambda base: _spread(rows, base, "gpu_mib", 0),
         "first load, s": lambda base: _spread(rows, base, "first_load_seconds", 2),
         "second load, s": lambda base: _spread(rows, base, "second_load_seconds", 2),
@@ -380,8 +380,8 @@ def main() -> int:
                 save_model(Path(folder), RANDOM)
                 given.model = folder
             study(given)
-    except EspalierError as mistake:
-        print(mistake, file=sys.stderr)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 

@@ -16,8 +16,8 @@ Arms = Mapping[tuple[str, str], BySeed]
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantile of Student's t distribution with 1, 2, ... degrees of freedom."""
 EXPLANATION = (
-    "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, − where"
-    " the first is lower."
+    "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, −"
+    " if the first is lower."
 )
 
 

@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     partition = Partition(given.partition, given.clients, given.alpha, given.seed)
     try:
         counts = counts_per_client(partition, given.file, given.task)
-    except EspalierError as mistake:
-        parser.error(str(mistake))
+    except EspalierError as error:
+        parser.error(str(error))
     alpha = f", alpha {given.alpha:g}" if given.partition in ("dirichlet", "quantity") else ""
     total = sum(count.total() for count in counts)
     settings = f"{given.partition}{alpha}, {given.clients} clients, seed {given.seed}"

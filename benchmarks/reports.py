@@ -101,9 +101,9 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     for csv in sorted(parser.parse_args().directory.glob("*.csv")):
         try:
-            print(f"{csv.name}: {'written' if write_again(csv) else 'left alone'}")
-        except EspalierError as mistake:
-            print(mistake, file=sys.stderr)
+            print(f"{csv.name}: {'written' if write_again(csv) else 'unchanged'}")
+        except EspalierError as error:
+            print(error, file=sys.stderr)
             return 2
     return 0
 

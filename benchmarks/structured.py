@@ -6,7 +6,7 @@
 A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). The
 removed groups are drawn at random, in each block separately (``even``: all blocks keep the same
 sizes) or over all blocks (``uneven``). Alternatively, residual dimensions that parts of blocks read
-and write are removed (``lanes``, as in SFT-P). The table also has the dense model, and the dense
+and write are removed, as in SFT-P. The table also has the dense model, and the dense
 model with half of its weights set to zero one by one (``unstructured``). Each variant is measured
 in a new process per repeat, in turns: opening it from the dense model's files with its structure, a
 prompt (prefill), and greedy decoding with a cache, at batch sizes 1 and 8. Figures are medians over
@@ -32,10 +32,10 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured
-from espalier.hf.structured.groups import ModelUnits
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
+from espalier.hf.structured.selection import lowest
 from espalier.hf.whole.model import load_whole
-from espalier.messages.blobs.cuts import KINDS
+from espalier.models.groups import Groups
 from espalier.models.structure import Structure
 from espalier.settings.structured import StructuredSettings
 
@@ -46,8 +46,8 @@ VARIANTS: dict[str, tuple[float, str]] = {
     "uneven, 20%": (0.2, "global"),
     "even, 50%": (0.5, "kind"),
     "uneven, 50%": (0.5, "global"),
-    "lanes, 20%": (0.2, "lanes"),
-    "lanes, 50%": (0.5, "lanes"),
+    "residual dimensions, 20%": (0.2, "lanes"),
+    "residual dimensions, 50%": (0.5, "lanes"),
 }
 """Pruning ratio, and the scope in which groups compete, by name."""
 MIB = 1 << 20
@@ -56,20 +56,17 @@ BATCHES = (1, 8)
 
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
     """Return the structure after removing groups, or residual dimensions, with random scores."""
-    units = ModelUnits.of(model.plan)
     generator = torch.Generator().manual_seed(0)
     if selection == "lanes":
-        gates = LaneGates(model.plan)
+        gates = ResidualGates(model.plan)
         logits = {
             gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()
         }
         return gates.structure(gates.chosen(logits, gates.target(share, "blocks")))
     job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
-    scores = [
-        {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-        for own in units.numbers
-    ]
-    return units.structure(model.plan, units.lowest(scores, job, share))
+    groups = Groups.of(model.plan)
+    scores = torch.rand(len(groups.costs), generator=generator)
+    return groups.structure(lowest(groups, scores, job, share))
 
 
 class EverySecond:
@@ -176,10 +173,16 @@ def _in_a_fresh_process(given: argparse.Namespace, variant: str) -> dict[str, fl
 
 
 COLUMNS = {
-    "parameters, M": ("parameters", 1e-6, 1), "disk, MiB": ("disk_mib", 1, 0), "load, s": ("load_seconds", 1, 2),
-    "load memory, MiB": ("load_mib", 1, 0), "peak memory, MiB": ("peak_mib", 1, 0), "prefill, ms": ("prefill_1", 1e3, 0),
-    "prefill of 8, ms": ("prefill_8", 1e3, 0), "a token, ms": ("decode_1", 1e3, 1), "a token of 8, ms": ("decode_8", 1e3, 1),
-}  # fmt: skip
+    "parameters, M": ("parameters", 1e-6, 1),
+    "disk, MiB": ("disk_mib", 1, 0),
+    "load, s": ("load_seconds", 1, 2),
+    "memory to load, MiB": ("load_mib", 1, 0),
+    "peak memory, MiB": ("peak_mib", 1, 0),
+    "prompt, ms": ("prefill_1", 1e3, 0),
+    "prompt, batch of 8, ms": ("prefill_8", 1e3, 0),
+    "new token, ms": ("decode_1", 1e3, 1),
+    "new token, batch of 8, ms": ("decode_8", 1e3, 1),
+}
 """Figure, factor and number of decimals, by heading."""
 
 
@@ -189,14 +192,14 @@ def report(results: dict[str, Any], path: Path) -> None:
     conditions = results["conditions"]
     whole = rows["dense"]
     lines = [
-        f"# What a smaller model buys: {conditions['shape']}",
+        f"# Smaller models relative to the dense model: {conditions['shape']}",
         "",
         (
             f"LLaMA of random weights, {whole['parameters'] / 1e6:,.0f} M parameters,"
             f" {conditions['dtype']} on {conditions['device']}, threads: {conditions['threads']};"
             f" prompt of {conditions['prompt']} tokens, {conditions['new']} new ones; medians of"
             f" {conditions['repeats']} fresh processes each, in turns; memory beyond the"
-            " interpreter's; in brackets the share of the dense model's figure."
+            " interpreter's; in brackets relative to the dense model."
             f" [Figures](./{path.name}.json)."
         ),
         "",
@@ -211,7 +214,7 @@ def report(results: dict[str, Any], path: Path) -> None:
         ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     path.with_name(f"{path.name}.md").write_text(
-        "\n".join([*lines, "", f"![Shares of the dense model's figures](./{path.name}.png)", ""])
+        "\n".join([*lines, "", f"![Figures relative to the dense model](./{path.name}.png)", ""])
     )
     _plot(rows, path.with_name(f"{path.name}.png"))
 
@@ -232,7 +235,7 @@ def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_yticks(range(len(COLUMNS)), list(COLUMNS))
     axes.invert_yaxis()
     axes.set_xlim(0)
-    axes.set_xlabel("share of the dense model's figure")
+    axes.set_xlabel("relative to the dense model")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,12 +1,13 @@
 """Masks of a model through real processes: peak memory of each process, and transfer speed.
 
-    python -m benchmarks.wire [--shape 7b|1.1b|0.1b] [--clients 2] [--part-mb 256]
+    python -m benchmarks.wire [--shape 7b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
 
 A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and the same again for the pruned
 model). A SuperLink and a SuperNode per client run on this machine. Every client prunes the whole
 model with a little text, and its packed masks (809 MB for ``7b``) are sent in parts. All processes
 are polled several times a second for their peak resident memory (the kernel's figure), and the
-inbox for the bytes that have arrived.
+inbox for the bytes that have arrived. While parts arrive, their processor time is counted, too.
+With ``--warm`` the nodes are ``espalier node``, which starts no process per message.
 
 The plain reference in the same run sends the same bytes over one gRPC stream into files, with the
 same hash checks (``plain_stream``). The masks that the server decided must equal a plain count, in
@@ -15,6 +16,7 @@ one process, of the clients' masks from their private state (``plain_vote``).
 
 import argparse
 import json
+import os
 import tempfile
 import threading
 import time
@@ -42,7 +44,9 @@ PROGRAMS = {
     "SuperLink": "flower-superlink",
     "SuperNode": "flower-supernode",
     "ClientApp": "flwr-clientapp",
+    "warm worker": "client_app.node.warm_worker",
 }
+TICKS = os.sysconf("SC_CLK_TCK")
 LOOK_SECONDS = 0.2
 HOURS = 3600
 PART_MB = {"0.1b": 3, "1.1b": 32, "7b": 256}
@@ -59,6 +63,12 @@ class Watch(threading.Thread):
         """Peak resident memory of any process of a kind, in bytes."""
         self.arrived: list[tuple[float, int]] = []
         """(seconds, bytes in the inbox), whenever the inbox has grown."""
+        self.worked: dict[str, dict[int, float]] = {kind: {} for kind in PROGRAMS}
+        """Processor seconds of each process so far, by kind and process id."""
+        self.worked_before: dict[str, float] = {}
+        """Processor seconds by kind when the first part had arrived."""
+        self.worked_at_last: dict[str, float] = {}
+        """Processor seconds by kind when the last part had arrived."""
         self._watched = watched
         self._runs = runs
         self._ended = threading.Event()
@@ -74,12 +84,20 @@ class Watch(threading.Thread):
                         self.peaks[kind] = max(
                             self.peaks[kind], int(status.split("VmHWM:")[1].split()[0]) * 1024
                         )
+                        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                        self.worked[kind][pid] = (int(fields[11]) + int(fields[12])) / TICKS
             size = 0
             for file in self._runs.glob("*/inbox/*/block-*"):
                 with suppress(OSError):
                     size += file.stat().st_size
             if size > (self.arrived[-1][1] if self.arrived else 0):
                 self.arrived.append((time.monotonic(), size))
+                self.worked_at_last = self.seconds()
+                self.worked_before = self.worked_before or self.worked_at_last
+
+    def seconds(self) -> dict[str, float]:
+        """Return the processor seconds of all processes so far, by kind."""
+        return {kind: sum(own.values()) for kind, own in self.worked.items()}
 
     def finish(self) -> None:
         """Stop polling."""
@@ -96,6 +114,8 @@ class Measured:
     summary: dict[str, Any]
     plain_seconds: float
     """Seconds of the plain stream for all clients' bytes."""
+    plain_work: float
+    """Processor seconds of its two processes."""
     compared: int
     """Number of matrices whose masks equal the plain count."""
 
@@ -113,10 +133,13 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     words = [
         f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
         "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
-        "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
+        "evaluation.local-only=false", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
     with federation(
-        folder, sites, dict.fromkeys(sites, f'model-path="{folder / "model"}"')
+        folder,
+        sites,
+        dict.fromkeys(sites, f'model-path="{folder / "model"}"'),
+        sites if given.warm else (),
     ) as started:
         watch = Watch(started, folder / "runs")
         watch.start()
@@ -127,19 +150,26 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
         raise SystemExit(done.stdout + done.stderr)
     (run,) = (folder / "runs").iterdir()
     votes = {site: kept_masks(folder / site) for site in sites}
+    before = sum(os.times()[:4])
     plain_seconds = receive([blob for blobs in votes.values() for blob in blobs], folder / "plain")
+    plain_work = sum(os.times()[:4]) - before
     compared = compare(
         OpenedModel(folder / "model"), list(votes.values()), run / "masks.safetensors"
     )
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return Measured(
-        watch, events, json.loads((run / "summary.json").read_text()), plain_seconds, compared
+        watch,
+        events,
+        json.loads((run / "summary.json").read_text()),
+        plain_seconds,
+        plain_work,
+        compared,
     )
 
 
 def kept_masks(state: Path) -> list[Path]:
     """Return the mask blobs in a client's private state, one per block, in order of blocks."""
-    (report,) = state.glob("*/*/r001/report.json")
+    (report,) = state.glob("*/*/r001/train.json")
     return [
         report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]
     ]
@@ -181,7 +211,7 @@ def report(given: argparse.Namespace, found: Measured) -> None:
     print(f"{found.compared} masks of the server equal the plain count of the clients' masks\n")
     ours = (last - first) / (last_at - first_at) / 1e6 if last_at > first_at else float("nan")
     plain = last / found.plain_seconds / 1e6
-    print("| way | MB/s | of the plain stream |\n|---|---|---|")
+    print("| way | MB/s | relative to the plain stream |\n|---|---|---|")
     print(
         f"| parts into the ServerApp's inbox, after the first one arrived | {ours:.0f} |"
         f" {ours / plain:.2f} |"
@@ -189,9 +219,15 @@ def report(given: argparse.Namespace, found: Measured) -> None:
     print(
         f"| one gRPC stream between two processes, into files, hashes checked | {plain:.0f} | 1 |\n"
     )
-    print("| process | peak resident memory |\n|---|---|")
+    print(
+        "| process | peak resident memory | processor seconds per GB that arrived |\n|---|---|---|"
+    )
     for kind in PROGRAMS:
-        print(f"| {kind} | {watch.peaks[kind] / 1e6:.0f} MB |")
+        if watch.peaks[kind]:
+            worked = watch.worked_at_last[kind] - watch.worked_before[kind]
+            rate = worked / (last - first) * 1e9 if last > first else float("nan")
+            print(f"| {kind} | {watch.peaks[kind] / 1e6:.0f} MB | {rate:.1f} |")
+    print(f"| sender and receiver of the plain stream | | {found.plain_work / last * 1e9:.1f} |")
     print("\n| step | seconds |\n|---|---|")
     begun = datetime.fromisoformat(found.events[0]["time"])
     for event in found.events:
@@ -212,6 +248,7 @@ def main() -> None:
     parser.add_argument(
         "--part-mb", type=int, default=0, help="default: 256 for 7b, 32 for 1.1b, 3 for 0.1b"
     )
+    parser.add_argument("--warm", action="store_true", help="use espalier node")
     parser.add_argument(
         "--folder", default=None, help="on a disk with room for the model, its copy and the masks"
     )

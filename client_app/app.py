@@ -1,6 +1,6 @@
 """ClientApp with one short handler per message kind.
 
-Each handler looks up the method's local job. Its answer passes through the egress mod.
+Each handler looks up the method's local job. Its answer passes through the egress check.
 
 Flower starts a process for every message. Everything that needs torch is therefore imported where
 it is used: ``fetch`` and ``deliver`` only move stored bytes, and do not need torch for masks and
@@ -18,10 +18,10 @@ from types import ModuleType
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.policy.egress_check import egress
+from client_app.policy import approval
+from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
 from client_app.protocol.activity import at_work
-from client_app.protocol.evaluation_once import told_once
 from client_app.protocol.parts import hand_out
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
@@ -29,9 +29,16 @@ from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
-from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
-from espalier.messages.message import Letter, NoScalars, failure, read, validate, write
+from espalier.messages.message import (
+    UNREAD,
+    Letter,
+    NoScalars,
+    failure,
+    read,
+    validate,
+    write,
+)
 from espalier.messages.refusal import Refusal
 from espalier.progress.imports import importing
 from espalier.settings.libraries import require_libraries
@@ -53,7 +60,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # `flwr run .` would otherwise start Ray's services on all network interfaces.
 keep_on_loopback(os.environ)
 
-app = ClientApp(mods=[as_played, egress])
+app = ClientApp(mods=[as_played])
 
 
 @app.query("enrol")
@@ -126,7 +133,9 @@ def _alone(site: Site, request: Letter) -> Letter:
 
 def _evaluate(site: Site, request: Letter) -> Letter:
     _require_within_limits(site)
-    return told_once(site, request, lambda: job_of(request.header.method).evaluate(site, request))
+    from client_app.protocol.evaluation import evaluate_once
+
+    return evaluate_once(site, request, job_of(request.header.method).evaluate(site, request))
 
 
 def _require_within_limits(site: Site) -> None:
@@ -170,8 +179,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
     )
     if not site.node.simulated:
         _say(
-            f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site"
-            f" answers as {site.name}"
+            f"run {request.header.lineage} ({site.settings.method}) asks which sites are"
+            f" connected; this site answers as {site.name}"
         )
     return reply_to(
         request, description if key is None else said_with_key(site, request, description, key)
@@ -180,7 +189,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
 
 def _refused(site: Site, request: Letter) -> Letter:
     reason = validate(Refusal, request.scalars).reason
-    _say(f"run {request.header.lineage}: its server refused {site.name}: {reason}")
+    _say(f"the server of run {request.header.lineage} refused {site.name}: {reason}")
     return reply_to(request, NoScalars())
 
 
@@ -196,7 +205,7 @@ def _collect_old(site: Site) -> None:
     collect_old_work(site.node.state_root(), long_ago)
 
 
-def _told(request: Letter, context: Context, reason: str) -> str:
+def _error_text(request: Letter, context: Context, reason: str) -> str:
     """Return the error text for the server; enrolment errors are prefixed with the site name."""
     return (
         refusal(claimed_name(context.node_config), reason)
@@ -206,41 +215,61 @@ def _told(request: Letter, context: Context, reason: str) -> str:
 
 
 def _answer(message: Message, context: Context, work: Work) -> Message:
-    """Read the request, do the work, and return the reply.
-
-    The reply to a InputError contains its message, the reply to any other error only the type of the
-    error. The part of a InputError that describes a real site's data stays in the node's log
-    (``InputError.outward``).
-    """
-    request = read(message.content)
+    """Answer a message: read it, do the work, and return what may leave the site."""
+    arrived = approval.clock()
+    request = None
     try:
-        site = Site.of(context, request.header)
+        request = read(message.content)
+        site = Site.of(context, request)
+    except INTERRUPTS:
+        raise
+    # Without a request and the node's settings there is no log to write to. Only the reason leaves.
+    except BaseException as error:
+        logging.getLogger("espalier").warning("a message could not be answered: %s", error)
+        reason = reason_of(error)
+        letter = (
+            failure(UNREAD, reason)
+            if request is None
+            else failure(request.header, _error_text(request, context, reason))
+        )
+        return Message(write(letter), reply_to=message)
+    waits_until = approval.deadline(message.metadata.ttl, arrived, request.header.kind)
+    content = egress(site, _worked(site, request, context, work), waits_until)
+    return Message(content, reply_to=message)
+
+
+def _worked(site: Site, request: Letter, context: Context, work: Work) -> Letter:
+    """Return the reply to a request, or a failure reply.
+
+    The reply to an EspalierError contains its message, the reply to any other error only the type
+    of the error. The part of a message that describes a real site's data stays in the node's log
+    (``EspalierError.outward``).
+    """
+    header = request.header
+    try:
         # Delete old runs first, because the limit on the number of runs counts those that have
         # state.
-        if request.header.kind == "enrol":
+        if header.kind == "enrol":
             _collect_old(site)
-        if request.header.kind != "refused":
-            require_allowed(site, request.header)
-        if request.header.kind not in BEFORE_A_SEAT:
-            site.state(request.header).require_same_client()
-        with at_work(site, request.header):
-            contract = contract_for(request, lambda: site.model.plan, site.settings)
-            check(request, contract.down)
+        if header.kind != "refused":
+            require_allowed(site, header)
+        if header.kind not in BEFORE_A_SEAT:
+            site.state(header).require_same_client()
+        with at_work(site, header):
+            # A round begins with the tensors of its order; other handlers only store blobs.
+            check(request, site.contract.down, keep=header.kind == "train")
             letter = work(site, request)
             # The number of parts follows from the contract, not from the handler.
-            letter.header.num_parts = contract.num_parts
-    except EspalierError as mistake:
-        logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
-        told = str(mistake) if in_simulation() else mistake.outward
-        letter = failure(
-            request.header, _told(request, context, told), isinstance(mistake, StateLost)
-        )
+            letter.header.num_parts = site.contract.num_parts
+            return letter
+    except EspalierError as error:
+        logging.getLogger("espalier").warning("%s refused: %s", header.kind, error)
+        reason = str(error) if in_simulation() else error.outward
+        return failure(header, _error_text(request, context, reason), isinstance(error, StateLost))
     except INTERRUPTS:
         raise
     except BaseException as error:
-        logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
-        letter = failure(
-            request.header,
-            f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log",
+        logging.getLogger("espalier").exception("the %s handler failed", header.kind)
+        return failure(
+            header, f"unexpected {type(error).__name__} in {header.kind}; see this node's log"
         )
-    return Message(write(letter), reply_to=message)

@@ -51,14 +51,14 @@ def downloaded_model(state_root: Path, state: PrivateState) -> Path:
     offered = state.load_lasting(MODEL)
     if offered is None:
         raise StateLost(
-            "the run's model was not brought to this site yet, or its state was removed"
+            "the run's model has not been sent to this site yet, or its state was removed"
         )
     kept = ModelFolder(state_root, offered["sha256"])
     with in_turn(kept.folder):
         if not kept.is_sound():
             raise StateLost(
-                "the run's model is not at this site, or its files were changed; it must be brought"
-                " again"
+                "the run's model is not at this site, or its files were changed; the server"
+                " must send it again"
             )
     return kept.files
 
@@ -138,8 +138,8 @@ class ModelFolder:
                 self.store.keep_only([])
                 self.remove_files()
                 raise InputError(
-                    f"deliver: file {name} of the model does not have the hash that was offered;"
-                    " begin a new run"
+                    f"deliver: file {name} of the model differs from the announced hash; begin a"
+                    " new run"
                 )
             self._require_flat(name)
         for surplus in set(os.listdir(self.files)) - set(manifest.names):

@@ -49,8 +49,8 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
     wanted = manifest.num_bytes
     if most is not None and wanted > most:
         raise InputError(
-            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has"
-            f" {wanted} bytes; raise it in --node-config"
+            f"most-model-bytes = {most}: the run's model has {wanted} bytes, more than this"
+            " site's owner allows; raise the limit in --node-config"
         )
     models = private_folder(node.state_root(), MODELS)
     folder = models / manifest.sha256
@@ -59,9 +59,9 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
             _remove_abandoned(folder)
         if most is not None and (taken := _taken_beside(folder)) + wanted > most:
             raise InputError(
-                f"most-model-bytes = {most}: models of other runs take or have reserved {taken}"
-                f" bytes, so that this one, of {wanted} bytes, has no room; raise it in"
-                " --node-config, or remove some below models/ in the site's state-dir"
+                f"most-model-bytes = {most}: models of other runs use or have reserved {taken}"
+                f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
+                " in --node-config, or remove models below models/ in the site's state-dir"
             )
         private_folder(models, manifest.sha256)
         if not (folder / VERSION_FILE).exists():

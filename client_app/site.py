@@ -1,8 +1,12 @@
-"""Site as seen by one message: its settings, base model, device and client state."""
+"""Site as seen by one message: settings, contract, base model, device and client state.
 
+Each of these is read once per message, however many steps need it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 
@@ -12,8 +16,10 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
+from espalier.messages.contract import Contract
+from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, Letter, Scalars
-from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
 
@@ -27,34 +33,57 @@ if TYPE_CHECKING:
 
 @dataclass
 class Site:
-    """Settings, model, device and client state for a handler, opened at first use."""
+    """Settings, contract, model, device and client state for a message, opened at first use."""
 
-    settings: RunSettings
+    run_config: Mapping[str, Any]
+    """Flat settings of the run, with dotted keys."""
     node: NodeSettings
-    header: Header | None = None
-    """Header of the message that is answered; None if there is no message."""
+    request: Letter | None = None
+    """Request that is answered; None if there is no message."""
     node_id: int = 0
     """Flower's id of the node that answers."""
 
     @staticmethod
-    def of(context: Context, header: Header | None = None) -> "Site":
-        """Read the settings of the run and of the node, to answer a message with this header.
+    def of(context: Context, request: Letter | None = None) -> "Site":
+        """Read the settings of the node, to answer a request.
+
+        Raises
+        ------
+        InputError
+            A setting of the node is invalid.
+        """
+        node = parse_node(context.node_config, simulated=in_simulation())
+        return Site(context.run_config, node, request, context.node_id)
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Settings of the run.
 
         Raises
         ------
         InputError
             A setting is invalid.
         """
-        node = parse_node(context.node_config, simulated=in_simulation())
         try:
-            settings = parse(context.run_config)
-        except EspalierError as mistake:
+            return parse(self.run_config)
+        except EspalierError as error:
             program = code_sha256()[:12]
             raise InputError(
-                f"{mistake}\n  (this node runs program {program}; the server may run another:"
-                " install its release here)"
+                f"{error}\n  (this node runs program {program}; if the server runs another"
+                " one, install the server's release here)"
             ) from None
-        return Site(settings, node, header, context.node_id)
+
+    @cached_property
+    def contract(self) -> Contract:
+        """Contract of the request and its reply.
+
+        Raises
+        ------
+        ProtocolError
+            The request names another method, or a round or part that does not exist.
+        """
+        assert self.request is not None
+        return contract_for(self.request, lambda: self.model.plan, self.settings)
 
     @cached_property
     def model(self) -> OpenedModel:
@@ -72,22 +101,21 @@ class Site:
             The server has not pushed the model yet, or it is damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
-            assert self.header is not None
-            folder = downloaded_model(self.node.state_root(), self.state(self.header))
+            assert self.request is not None
+            folder = downloaded_model(self.node.state_root(), self.state(self.request.header))
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise InputError(
-                "model-path: this site names no base model of its own, and opens none that a run"
-                f" names (model = {self.settings.model!r}); give the site its copy, with model-path"
-                " in --node-config"
+                "model-path: this site names no base model, and does not open models that a run"
+                f" names (model = {self.settings.model!r}); set model-path in --node-config"
             )
         if not self.node.model_path:
             return open_model(self.settings.model)
         try:
             return open_model(self.node.model_path)
-        except EspalierError as mistake:
-            raise InputError(f"model-path in --node-config: {mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"model-path in --node-config: {error}") from None
 
     @cached_property
     def computing(self) -> "Computing":
@@ -107,7 +135,7 @@ class Site:
     @property
     def name(self) -> str:
         """Name of the site in runs."""
-        return site_id(self.node)
+        return self.node.site
 
     def state(self, header: Header) -> PrivateState:
         """Return the client state of this site in the run of a message."""

@@ -78,8 +78,8 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     grid = with_enough_nodes(grid, settings.num_clients)
     if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
         raise InputError(
-            "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one"
-            " place and exists in simulation only; set it to 'off' or 'auto'"
+            "evaluation.centralized = 'on': the centralized baseline needs the data of all"
+            " clients in one place, so it exists only in simulations; set it to 'off' or 'auto'"
         )
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     computing = set_up(settings, Path(settings.out_dir))
@@ -135,21 +135,23 @@ def _what_remains(run: Run) -> str:
     path = run.folder.path
     root = NodeSettings().state_root()
     gone = (
-        "was removed or moved while the run was at work; it cannot go on, nor be resumed unless the"
-        " directory is brought back"
+        "was removed or moved while the run was working; the run cannot continue, and can be"
+        " resumed only if the directory is restored"
     )
     lines = [f"{path}: {gone}"]
     if path.exists():
-        lines.append(f"what was written since lies in a new directory of that name; remove {path}")
+        lines.append(f"what was written since is in a new directory of that name; remove {path}")
     if run.simulation:
         left = [root / run.lineage, *sorted((root / "egress").glob(f"{run.lineage}-*.jsonl"))]
         lines += [
-            f"what remains of its clients: {place}; remove it" for place in left if place.exists()
+            f"state of its clients remains in {place}; remove it"
+            for place in left
+            if place.exists()
         ]
     else:
         lines.append(
-            f"what remains: at each site the private state and the egress log of run {run.lineage},"
-            " in its state-dir; the site removes the state after keep-days"
+            "what remains: at each site the client state and the egress log of run"
+            f" {run.lineage}, in its state-dir; the site removes the state after keep-days"
         )
     return "\n  ".join(lines)
 
@@ -203,7 +205,7 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
         fault = error
         run.progress.note(
             "export_fault",
-            f"export       {error}; the result is measured all the same",
+            f"export       {error}; the result is evaluated nevertheless",
             reason=str(error),
         )
     outcome.measure(method.result)

@@ -19,9 +19,9 @@ def main(grid: Grid, context: Context) -> None:
     if is_simulation(grid):
         try:
             require_own_superlink()
-        except EspalierError as mistake:
-            print(f"\nthe run failed: {mistake}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
-            raise mistake.with_traceback(None) from None
+        except EspalierError as error:
+            print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
+            raise error.with_traceback(None) from None
     from server_app.app import main as run
 
     run(grid, context)

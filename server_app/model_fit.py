@@ -57,8 +57,8 @@ def require_fit(
         and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS
     ):
         raise InputError(
-            f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the"
-            " end alone; set it to 0"
+            f"evaluation.every = {settings.evaluation.every}: {settings.method} is evaluated"
+            " only at the end; set it to 0"
         )
     if (
         settings.tunes
@@ -90,9 +90,9 @@ def _require_room_for_answers(
 ) -> None:
     if model.tokenizer.eos_token_id is None:
         raise InputError(
-            f"{model.directory}: the tokenizer has no token that ends a text, and answers of the"
-            f" task {settings.task.name} end with it; name one as eos_token in"
-            " tokenizer_config.json, or leave task.test-path empty"
+            f"{model.directory}: the tokenizer has no end-of-text token, with which answers of"
+            f" the task {settings.task.name} end; set eos_token in tokenizer_config.json, or"
+            " leave task.test-path empty"
         )
     encode = prompt_encoder(model.tokenizer)
     prompt = max(len(encode(item.prompt)) for item in tests.items)
@@ -103,9 +103,10 @@ def _require_room_for_answers(
     remedy = (
         f"set it to {positions - prompt} or less"
         if prompt < positions
-        else "leave out items with prompts that long"
+        else "remove items with prompts this long"
     )
     raise InputError(
-        f"task.answer-tokens = {wanted}: behind the longest prompt of the test items, {prompt}"
-        f" tokens, that makes {prompt + wanted}, and the model has {positions} positions; {remedy}"
+        f"task.answer-tokens = {wanted}: with the longest prompt of the test items ({prompt}"
+        f" tokens) this makes {prompt + wanted} tokens, but the model has {positions} positions;"
+        f" {remedy}"
     )

@@ -67,7 +67,7 @@ def require_own_superlink() -> None:
         return
     here = surroundings()
     if reason := difference(here, superlink, submitters(superlink)):
-        raise InputError(_told(reason, here, superlink))
+        raise InputError(_message(reason, here, superlink))
 
 
 def surroundings() -> Surroundings:
@@ -97,7 +97,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
     others = {one.user for one in found if one.user != here.user}
     own = [one for one in found if one.user == here.user]
     if others and not own:
-        return f"it belongs to {_name(here.user)}, and {_name(min(others))} submitted the run"
+        return f"it belongs to {_name(here.user)}, but {_name(min(others))} submitted the run"
     # One match is enough: several may be connected, and only one of them submitted this run.
     reasons = [_unlike(here, superlink, one) for one in own if one.app is not None]
     if "" in reasons:
@@ -158,11 +158,11 @@ def _name(user: int) -> str:
         return f"user {user}"
 
 
-def _told(reason: str, here: Surroundings, superlink: LocalSuperLink) -> str:
+def _message(reason: str, here: Surroundings, superlink: LocalSuperLink) -> str:
     return (
-        f"this SuperLink is not of the checkout that the run comes from: {reason}. It is process"
-        f" {superlink.pid} of {_name(here.user)}, with the environment {here.prefix}, started in"
-        f" {here.folder}, where the results would lie. Use `espalier run`, which starts a SuperLink"
-        f" of its own; or set {PORT_VARIABLE} to a free port for `flwr run`; or end that SuperLink,"
-        f" if it is yours and no longer needed: kill {superlink.pid}"
+        f"this SuperLink does not belong to the checkout from which the run comes: {reason}. It"
+        f" is process {superlink.pid} of {_name(here.user)}, with the environment {here.prefix},"
+        f" started in {here.folder}, where the results would be written. Use `espalier run`,"
+        f" which starts its own SuperLink; or set {PORT_VARIABLE} to a free port for `flwr run`;"
+        f" or end that SuperLink, if it is yours and no longer needed: kill {superlink.pid}"
     )

@@ -55,8 +55,8 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         raise InputError("\n".join(lines))
     for line in lines:
         tell(
-            f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients"
-            f" = {settings.num_clients})"
+            f"{line}\n  (the run continues without these clients; its quorum is"
+            f" {100 * settings.quorum:g}% of num-clients = {settings.num_clients})"
         )
 
 
@@ -67,11 +67,11 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
         try:
             with beats_of(f"client {client}"):
                 read_client_data(settings, simulated_node(), model, client)
-        except EspalierError as mistake:
-            found.setdefault(str(mistake), []).append(client)
+        except EspalierError as error:
+            found.setdefault(str(error), []).append(client)
             # The data set then cannot be loaded for any other client, and each attempt takes long.
-            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):
-                return {str(mistake): list(range(settings.num_clients))}
+            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(error):
+                return {str(error): list(range(settings.num_clients))}
     return found
 
 
@@ -94,7 +94,7 @@ def main(config: Mapping[str, Any]) -> int:
     try:
         with heard_by(Pace(_tell)):
             open_all(config, _tell)
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     return 0

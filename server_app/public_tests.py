@@ -7,7 +7,7 @@ from torch import Tensor
 
 from espalier.data.client_items import as_tests, public_items
 from espalier.data.public_text import public_windows
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import InputError
@@ -57,9 +57,10 @@ def public_tests(
         return _of_task(settings, model, texts, 0)
     classes = settings.task.num_classes
     if not classes:
+        *names, last = (name for name, task in TASKS.items() if task.classes)
         raise InputError(
-            f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or"
-            " boolq, or another model"
+            f"task.name = '{settings.task.name}': an encoder only classifies; choose"
+            f" {', '.join(names)} or {last}, or another model"
         )
     model.new_skeleton(classes)
     return _of_task(settings, model, {}, classes)

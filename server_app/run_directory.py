@@ -168,11 +168,11 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
     differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
     if was["model_sha256"] != model.sha256:
-        differing.append("the base model is another one")
+        differing.append("the base model differs")
     if differing:
         raise InputError(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
     if was["completed"]:
-        raise InputError(f"{given}: that run is completed; leave resume-from empty for a new run")
+        raise InputError(f"{given}: the run is completed; leave resume-from empty for a new run")
     return was
 
 
@@ -185,12 +185,12 @@ def _read(path: Path, given: str) -> dict[str, Any]:
         return read_sealed(path / FILE, VERSION)
     except Damaged as damaged:
         raise InputError(
-            f"{given}: {damaged}; nothing else in the directory was touched, but which run it is"
-            f" can no longer be said: bring {FILE} back from a copy, or begin a new run with the"
+            f"{given}: {damaged}; the directory is otherwise unchanged, but the run can no"
+            f" longer be identified: restore {FILE} from a backup, or begin a new run with the"
             f" settings of {path / 'settings.toml'}"
         ) from None
-    except EspalierError as mistake:
-        raise InputError(f"{given}: {mistake}") from None
+    except EspalierError as error:
+        raise InputError(f"{given}: {error}") from None
 
 
 def _of_the_result(settings: RunSettings) -> dict[str, Any]:

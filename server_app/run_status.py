@@ -25,7 +25,7 @@ RUNNING = "running"
 INTERRUPTED = "interrupted"
 COMPLETED = "completed"
 HOW_TO_TELL = (
-    "a server is at work here as long as a process holds the file lock; if none does, the run was"
+    "a server works here as long as a process holds the file lock; otherwise the run was"
     " interrupted"
 )
 """Reason in ``summary.json`` for the status ``running``."""
@@ -45,10 +45,10 @@ def run_status(folder: Path) -> tuple[str, str]:
     if status == RUNNING:
         if holder := holder_of(folder):
             return RUNNING, holder
-        return INTERRUPTED, f"its server was ended; resume-from={folder} goes on"
+        return INTERRUPTED, f"its server ended; continue with resume-from={folder}"
     if status == COMPLETED:
-        told = f"{document['finished']} of {count(document['num_clients'], 'client')}"
-        return COMPLETED, f"{told}, {duration(document['seconds'])}"
+        finished = f"{document['finished']} of {count(document['num_clients'], 'client')}"
+        return COMPLETED, f"{finished}, {duration(document['seconds'])}"
     return status, printable(str(reason or ""))
 
 
@@ -67,10 +67,11 @@ def _summary(folder: Path) -> Mapping[str, Any]:
         return document
     except OSError as error:
         raise InputError(
-            f"{folder}: is no run directory ({path.name}: {error.strerror}); name one of runs/"
+            f"{folder}: is not a run directory ({path.name}: {error.strerror}); name a directory"
+            " in runs/"
         ) from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: is no summary of a run; bring it back from a copy") from None
+        raise InputError(f"{path}: is not the summary of a run; restore it from a backup") from None
 
 
 def main(folders: Sequence[str]) -> int:
@@ -86,7 +87,7 @@ def main(folders: Sequence[str]) -> int:
         try:
             status, reason = run_status(at_home(folder))
             print(f"{folder}: {status}{f' ({reason})' if reason else ''}", flush=True)
-        except EspalierError as mistake:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"espalier: {error}", file=sys.stderr)
             code = 2
     return code

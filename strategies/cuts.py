@@ -81,7 +81,7 @@ class CutResult:
         small = self.model
         assert small.structure is not None
         blocks = [
-            {"groups": block.units.groups, "channels": block.units.channels}
+            {"groups": block.sizes.groups, "channels": block.sizes.channels}
             for block in small.structure.blocks
         ]
         share = small.plan.num_parameters / self.base.plan.num_parameters
@@ -124,5 +124,5 @@ def require_cuttable(
     check_labels(model.family, None, str(model.directory / "config.json"))
     try:
         require_writable(model, settings.of(StructuredSettings), biases, blocks)
-    except EspalierError as mistake:
-        raise InputError(f"{settings.method}.{mistake}") from None
+    except EspalierError as error:
+        raise InputError(f"{settings.method}.{error}") from None

@@ -14,9 +14,7 @@ from typing import Any
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import NoScalars
-from espalier.messages.parts import parts_of
-from espalier.methods.flap.contract import biases, mean_name, moment_specs, squares_name
+from espalier.methods.flap.contract import biases, mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
@@ -27,7 +25,7 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords
+from strategies.base.method import Method, ProgressWords
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.cuts import CutResult, require_cuttable
@@ -41,7 +39,6 @@ class Flap(Method):
 
     WORDS = ProgressWords("moments", "moments", "moments")
     result: CutResult
-    num_rounds = 1
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
@@ -61,16 +58,8 @@ class Flap(Method):
         """Show the method and its main settings."""
         job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection}"
-            f" comparison{bias}"
-        )
+        text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
         self.run.progress.note("method", f"flap         {text}")
-
-    def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to measure the dense model; parts have moments of complete blocks."""
-        specs = moment_specs(self.run.model.plan)
-        return ClientOrder(NoScalars(), parts_of(specs, self.run.settings.part_bytes))
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record the number of tokens."""
@@ -78,7 +67,7 @@ class Flap(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""
-        most = self.job.max_client_ratio
+        most = self.run.settings.federation.max_weight_ratio
         claimed = {client: self._tokens[client] for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
         tokens = count_claims(
@@ -90,7 +79,7 @@ class Flap(Method):
         counted = count_claims(self.rounds, "inputs", sizes, most)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
-        limits = UpdateLimits(most)
+        limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
 
         @cache
         def moments(index: int) -> BlockMoments:

@@ -143,8 +143,7 @@ class HetLoRA(Method):
         counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
         return {
-            client: max(1, round(lora.largest_rank * (value / most)))
-            for client, value in counted.items()
+            client: max(1, round(lora.rank * (value / most))) for client, value in counted.items()
         }
 
     def _adopt_ranks(self, clients: list[int]) -> None:

@@ -11,23 +11,22 @@ Fisher information, which guides the search for the cut and its rearrangement. I
 they send normal equations for scales of the remaining groups, which the server adds and solves.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from espalier.errors import EspalierError, InputError
-from espalier.hf.group_scores.mask_tuning import cut_of_blocks, scaled_cuts, scales_or_none
-from espalier.hf.group_scores.taylor import read_factor, taylor_cuts
+from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, scales_or_none
+from espalier.hf.group_scores.taylor import read_factor, taylor_cut
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.cuts import KINDS, MOST_SCALE
+from espalier.messages.blobs.cuts import MOST_SCALE, pack_cut, read_cut
 from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
 from espalier.methods.llm_pruner.contract import cut_blocks, score_name, score_specs
 from espalier.methods.llm_pruner.mask_tuning import (
     AIMS,
     JOINT,
-    CutOfBlocks,
     equation_key,
     equation_places,
     equation_specs,
@@ -35,8 +34,9 @@ from espalier.methods.llm_pruner.mask_tuning import (
     require_sendable,
 )
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
-from espalier.models.structure import units_of
+from espalier.models.structure import GROUP_KINDS
 from espalier.models.triangles import ROUNDING, diagonal_of
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.mask_tuning import is_positive
@@ -50,12 +50,6 @@ from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.run import Run
 from strategies.cuts import CutResult, require_cuttable
 
-LEAST_DAMPING = 1e-3
-"""Minimum damping with which normal equations must have a solution.
-
-Float32 rounding gives valid equations eigenvalues slightly below 0.
-"""
-
 
 class LlmPruner(Method):
     """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
@@ -65,15 +59,14 @@ class LlmPruner(Method):
 
     WORDS = ProgressWords("scores", "scores", "scores")
     result: CutResult
-    num_rounds = 1
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(LlmPrunerSettings)
         self.plan = run.model.plan
+        self.groups = Groups.of(self.plan)
         self.result = CutResult(run, scaled=self.job.rescaled)
-        self.limits = UpdateLimits(SINGLE_NUMBERS * self.job.max_score_ratio)
-        self.num_rounds = self.job.num_rounds(run.settings.federation)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
 
     @classmethod
     def require_fit(
@@ -83,13 +76,13 @@ class LlmPruner(Method):
         job = settings.of(LlmPrunerSettings)
         try:
             blocks = cut_blocks(model.plan, job)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
         require_cuttable(settings, model, blocks)
         try:
             require_sendable(model.plan, job)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""
@@ -98,7 +91,7 @@ class LlmPruner(Method):
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
         then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
         text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums,"
+            f"{job.share:.0%} of the blocks' parameters, {job.element} sums,"
             f" {job.selection} comparison, {spared}{then}"
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
@@ -118,20 +111,22 @@ class LlmPruner(Method):
         cut = {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
         return ClientOrder(NoScalars(), parts, along=cut, sends="normal equations")
 
-    def _cut(self) -> CutOfBlocks:
-        return cut_of_blocks(
-            self.plan, [self.result.blob(block.index) for block in self.plan.blocks]
-        )
+    def _cut(self) -> Cut:
+        return read_cut(self.groups, self.result.blob)
 
     # ----- replies --------------------------------------------------------------------------------
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return why normal equations are not Gram matrices, whose sum has a solution."""
-        for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
+        places = equation_places(self.plan, self._cut(), self.job) if self.rounds.finished else ()
+        for place in places:
             joint, _ = self._equations(inbox, client, place)
-            if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
+            # The damping allows for float32 rounding, by which valid equations have eigenvalues
+            # slightly below 0.
+            if not is_positive(joint, RESCALE_DAMPING):
                 return (
-                    f"{equation_key(*place)}: the numbers are no inner products of what units give"
+                    f"{equation_key(*place)}: the numbers are no inner products of the outputs of"
+                    " groups"
                 )
         return None
 
@@ -141,7 +136,9 @@ class LlmPruner(Method):
         Scores arrive in round 1, equations in round 2.
         """
         if server_round == 1:
-            self.result.keep(self._chosen(inbox, clients))
+            cut = self._chosen(inbox, clients)
+            blocks = self.plan.blocks
+            self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
         else:
             self._rescale(inbox, clients)
 
@@ -149,11 +146,9 @@ class LlmPruner(Method):
         """Push the decisions to the clients, for the evaluation on their own text."""
         self.result.push(server_round)
 
-    def _chosen(self, inbox: Inbox, clients: list[int]) -> Iterator[bytes]:
-        job = self.job
-        plan = self.plan
+    def _chosen(self, inbox: Inbox, clients: list[int]) -> Cut:
         blocks = cut_blocks(self.plan, self.job)
-        names = [(index, kind) for index in blocks for kind in KINDS]
+        names = [(index, kind) for index in blocks for kind in GROUP_KINDS]
         sent = {
             client: [
                 inbox.tensor(client, block_key(index), score_name(kind)).double()
@@ -165,24 +160,22 @@ class LlmPruner(Method):
             "scores",
             {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()},
         )
-        scores: list[dict[str, Tensor]] = [{} for _ in blocks]
+        scores: dict[int, dict[str, Tensor]] = {index: {} for index in blocks}
         counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
             of_all = self._limited(
                 {client: sent[client][place] * factor[client] for client in clients}, (index, kind)
             )
-            scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
+            scores[index][kind] = sum(of_all, start=torch.zeros(()))
             counted[index, kind] = of_all
-        self.limits.tell(self.rounds, "scores of units")
+        self.limits.tell(self.rounds, "scores of groups")
 
-        def fisher_of(place: int, kind: str) -> Tensor:
+        def fisher_of(index: int, kind: str) -> Tensor:
             """Return the Fisher factors of all clients, stacked along the rows."""
-            index = blocks[place]
-            units = getattr(units_of(plan, plan.blocks[index]), kind)
             windows = self.run.settings.data.windows
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
             own = (
-                read_factor(one, units, windows) * factor[c] ** 0.5
+                read_factor(one, len(scores[index][kind]), windows) * factor[c] ** 0.5
                 for c, one in zip(clients, flat, strict=True)
             )
             return torch.cat(
@@ -192,7 +185,7 @@ class LlmPruner(Method):
                 ]
             )
 
-        return taylor_cuts(self.run.model, scores, job, fisher_of)
+        return taylor_cut(self.run.model, scores, self.job, fisher_of)
 
     def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
         """Return the scores of one kind in a block, limited relative to the median, by client."""
@@ -216,7 +209,9 @@ class LlmPruner(Method):
 
     def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
         """Return the factors that limit the clients' sums."""
-        counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
+        counted = count_claims(
+            self.rounds, what, sizes, self.run.settings.federation.max_weight_ratio
+        )
         return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
     # ----- scales ---------------------------------------------------------------------------------
@@ -231,23 +226,23 @@ class LlmPruner(Method):
 
     def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
         cut = self._cut()
-        places = equation_places(cut, self.job)
+        places = equation_places(self.plan, cut, self.job)
         factor = self._counted(
             "equations", {client: self._size(inbox, client, places) for client in clients}
         )
         refused: list[tuple[int, str]] = []
         blobs = []
-        self.run.progress.begin("rescaling", len(cut))
+        self.run.progress.begin("rescaling", len(self.plan.blocks))
         for index, (blob, scales) in enumerate(
-            scaled_cuts(cut, self._scales(inbox, factor, refused), self.job)
+            scaled_cuts(self.groups, cut, self._scales(inbox, factor, refused), self.job)
         ):
             blobs.append(self.result.store.put(blob))
-            kept = {kind: own[~cut[index][kind]] for kind, own in scales.items()}
+            kept = {kind: own[~cut[self.groups.at(index, kind)]] for kind, own in scales.items()}
             told = ", ".join(
                 f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
             )
             self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
-        self.limits.tell(self.rounds, "equations of units")
+        self.limits.tell(self.rounds, "equations of groups")
         self.result.blobs = blobs
         if refused:
             named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
@@ -271,7 +266,7 @@ class LlmPruner(Method):
                 own_joint, own_aims = equations[client]
                 joint = joint + own_joint * counts
                 aims = aims + own_aims * counts
-            found = scales_or_none((joint, aims), self.job.rescale_damping)
+            found = scales_or_none((joint, aims))
             if found is None:
                 refused.append((index, kind))
             return found

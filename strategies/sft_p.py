@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.local_baseline import Alone
 from espalier.methods.sft_p.contract import shape_of, trained
 from espalier.methods.sft_p.settings import SftPSettings
@@ -67,34 +67,34 @@ class SftP(Method):
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
         require_adapters(settings, model)
-        model.require_units()
+        model.require_groups()
         job = settings.of(SftPSettings)
         method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
-        except EspalierError as mistake:
-            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
-        if not model.family.has_lanes:
+        except EspalierError as error:
+            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {error}") from None
+        if not model.family.residual_prunable:
             family = model.family.name
             raise InputError(
-                f"method = '{method}': models of the family {family} have no lanes to cut; name one"
-                " like LLaMA"
+                f"method = '{method}': models of the family {family} have no residual dimensions"
+                " that can be removed; name one like LLaMA"
             )
         if (
             model.structure is not None
-            and model.structure.cuts_lanes
+            and model.structure.cuts_residual
             and (job.norm == "read" or model.structure.norm_of_read)
         ):
             raise InputError(
-                f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that"
-                " see only what is read cannot be cut again, or mixed with others; set it to all,"
-                " or name the model that nothing was cut from"
+                f"{method}.norm = '{job.norm}': residual dimensions of the model were removed"
+                " before, and norms that see only what is read cannot be cut again, or mixed with"
+                " others; set it to all, or name the model that nothing was cut from"
             )
         for client in range(settings.num_clients):
             try:
-                LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
-            except EspalierError as mistake:
-                raise InputError(f"{method}.{mistake}") from None
+                ResidualGates(model.plan).target(job.share_of_client(client), job.share_of)
+            except EspalierError as error:
+                raise InputError(f"{method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

@@ -12,6 +12,9 @@ import hypothesis
 import pytest
 import torch
 from devices import DEVICES, tests_work_on, working_on
+from toy_method import ROW as TOY
+
+from espalier.settings.methods import METHODS
 
 # A busy machine must not make a test fail.
 hypothesis.settings.register_profile("espalier", deadline=None)
@@ -69,6 +72,14 @@ def short_public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow evaluation on shorter texts than those of real sites."""
     monkeypatch.setattr("espalier.messages.evaluation.LEAST_PREDICTIONS", 15)
     monkeypatch.setattr("espalier.messages.evaluation.LEAST_ITEMS", 1)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[None]:
+    """Add the toy method to the table of methods."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(METHODS, "toy", TOY)
+        yield
 
 
 @pytest.fixture(params=DEVICES, scope="module")

@@ -10,7 +10,7 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.models.structure import units_of
+from espalier.models.structure import sizes_of
 from espalier_assets import DEMO_MODEL
 
 
@@ -19,7 +19,7 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
     assert sum(file.stat().st_size for file in DEMO_MODEL.iterdir()) <= 8_000_000
     assert {stored.dtype for stored in model.checkpoint.tensors.values()} == {"BF16"}
     assert 3_500_000 < model.plan.num_parameters < 4_500_000
-    assert (units_of(model.plan, model.plan.blocks[0]).groups, model.plan.heads_per_group) == (4, 2)
+    assert (sizes_of(model.plan, model.plan.blocks[0]).groups, model.plan.heads_per_group) == (4, 2)
 
 
 def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:

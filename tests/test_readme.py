@@ -59,5 +59,5 @@ def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_dat
 
 def test_all_that_it_draws_is_there() -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     assert all((ROOT / picture).exists() for picture in pictures)

@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
     try:
         COMMANDS[given.command](given)
-    except EspalierError as mistake:
-        print(mistake, file=sys.stderr)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 

@@ -18,7 +18,7 @@ SODA: dict[str, Any] = {
     "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED, "fedsoda.realign-every": 5,
 }  # fmt: skip
 OFFSITE: dict[str, Any] = {
-    "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.dropped-layers": DROPPED, "fedsoda.aligned": "all",
+    "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED,
     "fedsoda.emulator": "stored",
 }  # fmt: skip
 """Common settings of FedOT and FedBiOT: evenly spaced dropped blocks, no quantization."""
@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     FEDPETUNING: {"method": "fedpetuning"},
     FEDOT: {**OFFSITE, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.realign-every": 0},
     FEDBIOT: {
-        **OFFSITE, "fedsoda.adapter-layers": 3, "fedsoda.realign-every": 1, "fedsoda.proximal-to": "first",
+        **OFFSITE, "fedsoda.adapter-layers": 3, "fedsoda.realign-every": 1,
         "training.proximal": 0.01,
     },
     FEDSODA: SODA,
@@ -51,8 +51,8 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 """Settings of every run, unless the command line changes them."""
 ALIGNING: dict[str, Any] = {
-    "fedsoda.public-windows": 64, "fedsoda.public-window-tokens": 64, "fedsoda.pre-align-steps": 40,
-    "fedsoda.realign-steps": 10, "fedsoda.align-batch": 4, "fedsoda.align-learning-rate": 5e-3,
+    "fedsoda.public-windows": 64, "fedsoda.pre-align-steps": 40,
+    "fedsoda.realign-steps": 10, "fedsoda.align-learning-rate": 5e-3,
 }  # fmt: skip
 """Settings of every run with a sub-model, unless the command line changes them."""
 IN_DOMAIN = "in-domain"

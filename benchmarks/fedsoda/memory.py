@@ -70,7 +70,7 @@ def write_table(rows: Rows, path: Path) -> None:
             f" sequences. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
         ),
         "",
-        "| | before the model is loaded, MiB | at most, MiB | difference, MiB |",
+        "| | before loading the model, MiB | peak, MiB | difference, MiB |",
         "|---|---:|---:|---:|",
     ]
     lines += [

@@ -11,15 +11,15 @@ from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.paired import paired_table
 
 NAMES = {
-    "loss": "loss, nats per token of the right answer",
+    "loss": "loss, nats per token of the correct answer",
     "acc": "accuracy",
     "acc_norm": "accuracy by likelihood per character",
     "perplexity": "perplexity of the full model",
-    "sub_model_perplexity": "of the sub-model",
+    "sub_model_perplexity": "perplexity of the sub-model",
     "megabytes_up": "MB up",
     "megabytes_down": "MB down",
     "megabytes_stored": "MB stored",
-    "thousand_trained": "thousand numbers trained",
+    "thousand_trained": "trained parameters, thousands",
     "cpu_seconds": "CPU seconds of the run",
 }
 DIGITS = {
@@ -72,8 +72,8 @@ def _of_cells(study: Study, rows: Rows) -> list[str]:
         )
     first = [row for row in rows.rows if row["place"] == places[0] and row["cpu_seconds"]]
     explained = (
-        "A client's, mean over clients, in all rounds together. What it stores it is sent once,"
-        " except with FedPETuning, whose clients have the model; `MB down` is all else."
+        "Sums over all rounds, mean over clients. A client receives what it stores once, except"
+        " with FedPETuning, whose clients have the model; `MB down` is everything else."
     )
     return [*lines, f"## Costs ({places[0]})", "", explained, "", *_table(first, COSTS), ""]
 
@@ -182,7 +182,7 @@ def _of_rounds(rows: Rows) -> list[str]:
         )
     lines += [
         "",
-        f"## Rounds until {FEDOT}'s last loss",
+        f"## Rounds until the final loss of {FEDOT}",
         "",
         f"| | {' | '.join(f'seed {s}' for s in _names(rows.rows, 'seed'))} |",
     ]

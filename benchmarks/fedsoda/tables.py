@@ -327,7 +327,7 @@ def _averages(models: Sequence[Model], tokens: int) -> Iterator[Figure]:
     ) -> Figure:
         return Figure(table, row, "average", "%", printed, decimals, 100 * value, basis)
 
-    alone = "LLaMA3 and Mistral alone, from rounded figures"
+    alone = "only LLaMA3 and Mistral, from rounded figures"
     saved = fmean(1 - one["FedSODA"] / one["FedBiOT"] for one in sent)
     reading = 100 * (1 - float(soda.communicated) / float(biot.communicated))
     row = "communication saved, against FedBiOT"
@@ -437,7 +437,7 @@ def _storage(models: Sequence[Model]) -> Iterator[Figure]:
         4 * model.kept.parameters / (float(paper.TABLE_2[model.name]["FedSODA"].size) * counts.GIB)
         for model in models
     ]
-    why = "linears alone have 7.1, or 7.8; this is what Table 2's sizes give"
+    why = "the linear layers have 7.1, or 7.8; this is what Table 2's sizes give"
     for word, pick, text in (
         ("least", min, paper.REDUCTIONS[0]),
         ("most", max, paper.REDUCTIONS[1]),
@@ -460,7 +460,7 @@ def _datasets() -> Iterator[Figure]:
         figure = Figure(
             "Appendix D", name, "size", "examples", whole, 0, train + test, "sum of its parts"
         )
-        yield figure.explained("the training part alone", train)
+        yield figure.explained("only the training part", train)
     tokens = sum(paper.WIKITEXT_2_PARTS) / 1e6
     figure = Figure(
         "Appendix D",
@@ -592,7 +592,7 @@ def _printed_part(figures: Sequence[Figure]) -> list[str]:
             "printed",
             "computed",
             "agrees",
-            "how the printed one may have come about",
+            "possible origin of the printed value",
         ]
         lines += ["", f"### {table}", "", *_markdown(columns, rows, (0, 1, 4, 5))]
     return lines
@@ -635,7 +635,7 @@ def _placement_part(models: Sequence[Model]) -> list[str]:
             "The paper does not say which matrices have adapters. Of all 127 choices, these go best"
             " with the printed numbers of"
         ),
-        "parameters and MB; choices in one line cost the same and cannot be told apart.",
+        "parameters and MB; choices in one line cost the same and cannot be distinguished.",
     ]
     return [
         "## Where the adapters are",
@@ -705,7 +705,7 @@ def _computation_part(models: Sequence[Model], tokens: int) -> list[str]:
             "train them costs twice as much. The head, which the section leaves out, is passed"
             " forward and backward by all."
         ),
-        "FedSODA's forward passes alone (last column) are far above the 8.55% of section 6.2.",
+        "FedSODA's forward passes (last column) are already far above the 8.55% of section 6.2.",
     ]
     columns = [
         "model",
@@ -714,7 +714,7 @@ def _computation_part(models: Sequence[Model], tokens: int) -> list[str]:
         "FedPETuning",
         "FedSODA",
         "formula of 5.1",
-        "of FedPETuning's",
+        "relative to FedPETuning",
     ]
     columns += ["of training all weights", "forward alone, of FedPETuning's"]
     return ["## Computation, section 5.1", "", *intro, "", *_markdown(columns, rows)]
@@ -786,8 +786,8 @@ def _storage_part(models: Sequence[Model]) -> list[str]:
         )
     intro = [
         (
-            "GiB of the sub-model. The formulas take all parameters for quantised; really the"
-            " linears are, and embeddings, head,"
+            "GiB of the sub-model. The formulas assume that all parameters are quantised; in"
+            " fact only linear layers are, and embeddings, head,"
         ),
         (
             "norms and biases stay in bfloat16. Headers and configuration of the files come on top,"

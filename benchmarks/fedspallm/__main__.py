@@ -106,8 +106,8 @@ def main() -> int:
         path = given.out / f"fedspallm-{given.study}"
         rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
         study.work(bench, rows)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     write_report(study, rows, conditions, path)
     return 0

@@ -291,7 +291,7 @@ STUDIES = {
         tuple(Pair("FedSpaLLM", other) for other in DOMAINS),
     ),
     "sampling": Study(
-        "Share of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling,
+        "Fraction of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling,
         tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]),
     ),
     "rounds": Study(

@@ -20,11 +20,11 @@ from espalier.data.tasks.batches import Batch
 from espalier.evaluation.scores import score
 from espalier.hf.group_scores.mask_tuning import scales_or_none
 from espalier.hf.opening.opened import OpenedModel, open_model
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.adapters import module_path
-from espalier.messages.blobs.cuts import KINDS, READERS
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
-from espalier.models.structure import unit_size
+from espalier.models.groups import Groups
+from espalier.models.structure import GROUP_KINDS, READERS, group_size
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.training.loss import summed_loss
@@ -83,9 +83,9 @@ def mask_tuned(
     assert tests.encoded is not None
     with masked(model, whole, masks):
         found = score(whole, tests.encoded, True, settings.training.batch_size, CPU)[metric]
-    units = ModelUnits.of(model.plan)
-    gone = torch.cat([masks[index, kind] == 0 for index in units.blocks for kind in KINDS])
-    return MaskTuned(masks, found, float(units.costs[gone].sum() / units.costs.sum()))
+    groups = Groups.of(model.plan)
+    gone = [masks[index, kind] == 0 for index in groups.blocks for kind in GROUP_KINDS]
+    return MaskTuned(masks, found, groups.share(torch.cat(gone).numpy()))
 
 
 def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:
@@ -103,7 +103,7 @@ def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.L
         for kind, name in READERS.items():
             module = whole.get_submodule(module_path(model.family, index, name))
             assert isinstance(module, nn.Linear)
-            yield (index, kind), module, unit_size(model.plan, name, kind)
+            yield (index, kind), module, group_size(model.plan, name, kind)
 
 
 def mask_gradients(
@@ -134,15 +134,16 @@ def _cut(
 
     The search uses the diagonal of the Fisher information, the rearrangement all of it.
     """
-    units = ModelUnits.of(model.plan)
-    scores = [
-        {kind: gradients[index, kind].square().mean(0) for kind in KINDS} for index in units.blocks
-    ]
-    cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
+    groups = Groups.of(model.plan)
+    scores = {
+        index: {kind: gradients[index, kind].square().mean(0) for kind in GROUP_KINDS}
+        for index in groups.blocks
+    }
+    cut = lowest(groups, in_sequence(groups, scores), job, groups.reachable(job))
     masks = {}
-    for index, cut in zip(units.blocks, cuts, strict=True):
-        for kind in KINDS:
-            gone = torch.from_numpy(cut[kind])
+    for index in groups.blocks:
+        for kind in GROUP_KINDS:
+            gone = torch.from_numpy(cut[groups.at(index, kind)])
             rows = gradients[index, kind]
             if kind in job.rearranged:
                 gone = rearranged(fisher_factor(rows, min(rows.shape)), gone)
@@ -185,7 +186,7 @@ def _scaled(
         if place[1] not in job.rescaled or stays.all():
             continue
         own = joint_outputs(moments[place], module.weight, size)[stays]
-        scales = scales_or_none((own[:, stays], own.sum(1)), job.rescale_damping)
+        scales = scales_or_none((own[:, stays], own.sum(1)))
         if scales is not None:
             found[place] = masks[place].masked_scatter(stays, scales)
     return found

@@ -34,10 +34,10 @@ from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
+from espalier.training.group_importance import GroupImportance
 from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
 from espalier.training.sequences import Sequences, WindowSequences
-from espalier.training.unit_importance import UnitImportance
 
 Score = Literal["exact", "mask"]
 RATIOS = (0.0, 0.3, 0.5)
@@ -208,7 +208,9 @@ def _of_lora(
     first = initial_values(model, adapters, 0)
     if not measured:
         return lambda step, number: training.run(first, step, number), adapters.num_parameters
-    watch = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    watch = GroupImportance(
+        model, adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training.observer = watch
 
     def watched(step: int, number: int) -> None:

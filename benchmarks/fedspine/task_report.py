@@ -114,7 +114,7 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
     unit = (
         "nats per token of the answer"
         if found.metric == "loss"
-        else "share of the items that are right"
+        else "fraction of the items that are right"
     )
     of_devices = f"[devices](./{path.name}-devices.csv), " if found.devices else ""
     lines = [
@@ -256,7 +256,7 @@ def _grid(found: Found) -> list[str]:
         if table:
             head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
             lines += [
-                f"## The same share and rank for all: {words}",
+                f"## The same pruning ratio and rank for all: {words}",
                 "",
                 head,
                 "|---|" + "---|" * len(ranks),
@@ -288,7 +288,7 @@ def _ratios(found: Found) -> list[str]:
     if len(shares) < 2:
         return []
     lines = [
-        "## By the share that goes: score, seed 0",
+        "## By pruning ratio: score, seed 0",
         "",
         f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
     ]

@@ -221,14 +221,14 @@ def _shared(
     fleet: str, name: str, changes: Mapping[str, Any], share: float = 0.0, cut: When = ""
 ) -> Cell:
     """Return the cell of a model that all devices share."""
-    return Cell(fleet, share, name, {**changes, f"{changes['method']}.fleet": fleet}, cut)
+    return Cell(fleet, share, name, {**changes, "federation.fleet": fleet}, cut)
 
 
 def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> Cell:
     own: dict[str, Any] = {
         "method": "fedspine",
         "fedspine.share": share,
-        "fedspine.fleet": fleet,
+        "federation.fleet": fleet,
         "fedspine.keep-models": False,
     }
     return Cell(fleet, share, name, {**own, **changes})
@@ -313,7 +313,7 @@ def _at_the_usual_fleet(cell: Cell, settings: RunSettings) -> Cell:
     """
     if cell.fleet not in FLEETS or depends_on_times(settings):
         return cell
-    return replace(cell, fleet=FLEET, changes={**cell.changes, f"{settings.method}.fleet": FLEET})
+    return replace(cell, fleet=FLEET, changes={**cell.changes, "federation.fleet": FLEET})
 
 
 def _fleet(cell: Cell) -> Fleet:

@@ -47,9 +47,9 @@ def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
         next(drawn)
         try:
             next(drawn, None)
-        except EspalierError as mistake:
+        except EspalierError as error:
             outcome.counts[MISTAKE] += 1
-            outcome.longest = max(outcome.longest, len(str(mistake)))
+            outcome.longest = max(outcome.longest, len(str(error)))
         except INTERRUPTS:
             raise
         except BaseException as error:
@@ -78,8 +78,8 @@ def main() -> int:
             parser.error(f"--target is one of {', '.join(known)}")
         chosen = {name: target for name, target in known.items() if given.target in (None, name)}
         print(
-            "| target | inputs | taken | InputError | other exceptions | inputs per second of CPU"
-            " |\n|---|---|---|---|---|---|",
+            "| target | inputs | accepted | InputError | other exceptions | inputs per second"
+            " of CPU |\n|---|---|---|---|---|---|",
             flush=True,
         )
         foreign: list[str] = []

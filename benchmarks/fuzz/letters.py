@@ -123,8 +123,8 @@ def _reply(
         reply = Letter(header, told, blobs)
         try:
             check_reply(reply, asking, contract)
-        except EspalierError as mistake:
-            mistakes.append(str(mistake))
+        except EspalierError as error:
+            mistakes.append(str(error))
         else:
             return reply
     raise ValueError(f"{run.method} {header.kind}: no reply was found: {mistakes[-1]}")

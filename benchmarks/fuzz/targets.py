@@ -21,9 +21,10 @@ from espalier.messages.payload import tensor_specs, views
 from espalier.methods.examples import PLAN
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan
-from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
+from espalier.settings.task import tasks
 from strategies.base.checkpoint import CheckpointFolder
 
 Target = Callable[[Random], Iterator[None]]
@@ -75,7 +76,7 @@ def _tables() -> list[type[Table]]:
 
 def _run_settings() -> Target:
     defaults = default_values()
-    words = sorted({word for kind in _tables() for word in _choices(kind)})
+    words = sorted({word for kind in _tables() for word in _choices(kind)} | set(tasks()))
     keys = sorted(defaults)
 
     def target(random: Random) -> Iterator[None]:
@@ -110,7 +111,6 @@ def _node_settings(random: Random) -> Iterator[None]:
         config[key] = word(random) if paths else value(random)
     yield
     settings = parse_node(config)
-    site_id(settings)
     settings.state_root()
     settings.file_format()
 

@@ -43,7 +43,7 @@ def _arguments() -> argparse.Namespace:
         "--source",
         default="code",
         choices=["code", "documentation"],
-        help="text that the clients share out",
+        help="text that is distributed over the clients",
     )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--windows", type=int, default=32, help="of each client")
@@ -75,13 +75,13 @@ def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
         "",
         (
             f"Model `{clients.opened.directory.name}`; {clients.number} clients with"
-            f" {clients.windows} windows of {clients.tokens} tokens each, {tokens} tokens, of"
+            f" {clients.windows} samples of {clients.tokens} tokens each, {tokens} tokens, of"
             f" Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server"
             " ranks what it knows of every client by how well it fits one reply."
         ),
         "",
         (
-            f"| reply | windows known | recognised (by chance {1 / clients.number:.2g} of the"
+            f"| reply | known samples | recognised (by chance {1 / clients.number:.2g} of the"
             " trials) | sender ahead of another client, pairs (by chance 50%) |"
         ),
         "|---|---|---|---|",
@@ -120,8 +120,8 @@ def main() -> int:
             for one in outcomes(clients):
                 print(*one, flush=True)
                 found.append(one)
-        except EspalierError as mistake:
-            print(f"{mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"{error}", file=sys.stderr)
             return 2
         text = report(clients, found)
     print(text, end="")

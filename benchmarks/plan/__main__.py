@@ -50,8 +50,8 @@ TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
 OWN: Mapping[str, Mapping[str, Any]] = {
     "fedspallm": {"federation.rounds": 2, "fedspallm.sampled-layers": 0.75},
     "fedsoda": {
-        "fedsoda.public-windows": 4, "fedsoda.public-window-tokens": TOKENS, "fedsoda.pre-align-steps": 2,
-        "fedsoda.align-batch": 2, "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+        "fedsoda.public-windows": 4, "fedsoda.pre-align-steps": 2,
+        "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
         "fedsoda.adapter-layers": 1,
     },
     "llm-streamline": {"federation.rounds": 2, "llm-streamline.steps": 2},
@@ -165,8 +165,8 @@ def table(rows: list[dict[str, str]]) -> list[str]:
 
     lines = [
         (
-            "| model | method | down | up | client's peak | server's peak | run directory | a"
-            " client's training |"
+            "| model | method | down | up | client's peak | server's peak | run directory |"
+            " training of a client |"
         ),
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -179,11 +179,11 @@ def table(rows: list[dict[str, str]]) -> list[str]:
     return lines
 
 
-HEAD = """# What was planned, and what it took
+HEAD = """# Estimated and measured costs
 
-Planned / measured (ratio) of small runs of two clients; `python -m benchmarks.plan` repeats them. Bytes are those of all
-clients together. Peaks are resident memory of a process of its own, libraries included. The run directory is what is left of
-it. Seconds are processor time of one client's training messages, planned from a speed of matrix products that was measured on
+Estimated / measured (ratio) of small runs with two clients; `python -m benchmarks.plan` repeats them. Bytes are totals of all
+clients. Peaks are resident memory of a separate process, including libraries. The run directory has its size after the run.
+Seconds are processor time of one client's training messages, estimated from the speed of matrix products that was measured on
 the same machine just before.
 """
 
@@ -198,7 +198,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan.csv")
     parser.add_argument(
-        "--again", action="store_true", help="measure nothing, and plan anew what was measured"
+        "--again",
+        action="store_true",
+        help="measure nothing, and repeat the estimates for what was measured",
     )
     given = parser.parse_args()
     conditions = {

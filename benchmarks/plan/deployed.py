@@ -109,14 +109,14 @@ def again(rows: Rows, model: str) -> None:
     rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
 
 
-HEAD = """# What was planned of Flower's processes, and what they took
+HEAD = """# Estimated and measured memory of Flower's processes
 
-Runs of a LLaMA of 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats them.
-Resident memory at its peak, of SuperNodes the largest. The plan draws lines between the points of seven of the runs, marked *,
-and weighs requests by FedSODA's, so that how well it fits these says little. Of two runs of FedSpaLLM the SuperLink held
-683 and 694 MB, a SuperNode 348 and 409.
+Runs of a LLaMA with 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats
+them. The values are peaks of resident memory, for SuperNodes the largest. The estimate interpolates between seven of the runs,
+marked *, and weighs requests by FedSODA's, so its agreement with these runs says little. In two runs of FedSpaLLM the SuperLink
+used 683 and 694 MB, a SuperNode 348 and 409 MB.
 
-| method | clients | process | largest message | planned / measured |
+| method | clients | process | largest message | estimated / measured |
 |---|---|---|---|---|"""
 
 
@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan-deployed.csv")
     parser.add_argument(
-        "--again", action="store_true", help="measure nothing, and plan anew what was measured"
+        "--again",
+        action="store_true",
+        help="measure nothing, and repeat the estimates for what was measured",
     )
     given = parser.parse_args()
     rows = Rows(given.out, KEYS, FIGURES, {"common": COMMON, "enough": ENOUGH})

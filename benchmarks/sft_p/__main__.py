@@ -43,8 +43,8 @@ def main() -> int:
     given = _arguments()
     try:
         _count(given) if given.study == "tables" else _measure(given)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     return 0
 

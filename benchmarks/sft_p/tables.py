@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.sft_p import paper
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 from espalier.models.mask_generator import GeneratorShape, Heads
 from espalier.settings.federation import Payload
@@ -99,7 +99,7 @@ def figures() -> Iterator[Figure]:
     yield Figure(
         "section 3.2",
         "at initialisation",
-        "share of lanes that are on",
+        "fraction of active residual dimensions",
         "1.00",
         1 / (1 + math.exp(-paper.BIAS)),
         why,
@@ -108,7 +108,7 @@ def figures() -> Iterator[Figure]:
 
 def _why(table: str, row: str) -> str:
     if (table, row) == ("1, LLaMA-7B, 20%", "LLMPruner+Finetune"):
-        return "the four scores' mean is two points lower"
+        return "the mean of the four scores is two points lower"
     return "not the mean of its four scores"
 
 
@@ -121,37 +121,41 @@ def report() -> str:
     agreeing = sum(figure.agrees for figure in found)
     missed = [figure for figure in found if not figure.agrees]
     lines = [
-        "# SFT-P: what it costs, and what the paper prints",
+        "# SFT-P: costs, and figures of the paper",
         "",
         "Counted from the models' shapes, without weights: a generator of width "
         f"{paper.WIDTH} with embeddings and codes of {EMBEDDING}, LoRA of rank {paper.RANK} on {', '.join(paper.TARGETS)}. MiB "
         "are 2^20 bytes. The paper prints no size and no traffic.",
         "",
-        "## What may stay",
+        "## Budget of the blocks",
         "",
-        "T(g) counts weights of the blocks' matrices. Of a share of the whole model, embeddings, head and norms stay: more of "
-        "the blocks goes then.",
+        "T(g) counts weights of the blocks' matrices. Embeddings, head and norms always stay, so a fraction of the whole "
+        "model removes more of the blocks.",
         "",
-        *_table(("model", "parameters", "in the blocks' matrices", "pruned", "T(g) may be", "share of the blocks that stays",
-                 "the same of all parameters"), _budgets()),
+        *_table(("model", "parameters", "in the blocks' matrices", "pruned", "maximum T(g)", "remaining fraction of the blocks",
+                 "the same for all parameters"), _budgets()),
         "",
-        "## What is shared",
+        "## What clients and server exchange",
         "",
-        "Generator and LoRA go up and down in every round. Heads are one for each gate, or one for each kind (`shared`).",
+        "Generator and LoRA are sent up and down in every round. There is one head for each gate, or "
+        "one for each kind (`shared`).",
         "",
         *_table(("model", "heads", "generator", "LoRA", *(f"one way, {payload}, MiB" for payload in get_args(Payload)),
                  "without LoRA, float32, MiB"), _shared()),
         "",
         "## What stays at a client",
         "",
-        f"Its embedding, {EMBEDDING} numbers or {FLOAT32 * EMBEDDING} bytes, and AdamW's two moments of it, "
-        f"{FLOAT32 * MOMENTS * EMBEDDING} bytes; a bit for each lane of its masks:",
+        f"Its embedding ({EMBEDDING} numbers, {FLOAT32 * EMBEDDING} bytes), the two moments of AdamW "
+        f"({FLOAT32 * MOMENTS * EMBEDDING} bytes), and one bit for each residual dimension of its masks:",
         "",
-        *_table(("model", "lanes", "bytes of masks"), _masks()),
+        *_table(("model", "residual dimensions", "bytes of masks"), _masks()),
         "",
-        "## What the paper prints",
+        "## Figures of the paper",
         "",
-        f"{agreeing} of {len(found)} figures that can be counted again agree within the printed rounding. The others:",
+        (
+        f"{agreeing} of {len(found)} figures that can be recomputed agree within the printed"
+        " rounding. The others:"
+),
         "",
         *_table(("table", "row", "figure", "printed", "counted", "why"), (
             (one.table, one.row, one.quantity, one.printed, f"{one.computed:.2f}", one.why) for one in missed
@@ -164,7 +168,7 @@ def report() -> str:
 def _budgets() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
         plan = costs(name).plan
-        gates = LaneGates(plan)
+        gates = ResidualGates(plan)
         for share in paper.SHARES:
             blocks = gates.target(share, "blocks")
             model = gates.target(share, "model")
@@ -195,7 +199,7 @@ def _shared() -> Iterator[Sequence[str]]:
 
 def _masks() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
-        lanes = sum(LaneGates(costs(name).plan).widths.values())
+        lanes = sum(ResidualGates(costs(name).plan).widths.values())
         yield name, f"{lanes:,}", f"{-(-lanes // 8):,}"
 
 

@@ -45,8 +45,8 @@ def main() -> int:
         rows, conditions = measure(
             given, study, path, {"data.window-tokens": given.window_tokens}, {}
         )
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     if given.study == "latency":
         write_times(study.title, rows, path)

@@ -14,12 +14,12 @@ def write_times(title: str, rows: Rows, path: Path) -> None:
         "",
         (
             f"Model `{rows.conditions['model']['name']}`, float32, threads:"
-            f" {rows.conditions['threads']}; medians of 7 turns in one process, in brackets the"
-            f" share of the dense model's. [Figures](./{path.name}.csv),"
+            f" {rows.conditions['threads']}; medians of 7 turns in one process, in brackets"
+            f" relative to the dense model. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
         "",
-        f"| | share | {' | '.join(heads.values())} |",
+        f"| | pruning ratio | {' | '.join(heads.values())} |",
         "|---|---|---:|---:|",
     ]
     for row in rows.rows:

@@ -124,8 +124,8 @@ def main() -> int:
         rows = Rows(given.out / f"{name}.csv", conditions)
         cells = list(STUDIES[given.study](seeds))
         measure(bench, cells, rows)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     write_report(given.study, rows, given.out / name)
     return 0

@@ -14,8 +14,8 @@ Label = Callable[[Cell], str]
 TITLES = {
     "table-1": "Server comparison group, strategy and weight scaling (the paper's tables 1 to 3)",
     "table-4": "Local and server comparison group, one-shot, 50% (the paper's tables 4 and 8)",
-    "figure-2": "64 to 2 clients with 128 calibration windows in total, 50% (the paper's figure 2)",
-    "figure-3": "128 to 4 calibration windows, two per client, 50% (the paper's figure 3)",
+    "figure-2": "64 to 2 clients with 128 calibration samples in total, 50% (the paper's figure 2)",
+    "figure-3": "128 to 4 calibration samples, two per client, 50% (the paper's figure 3)",
 }
 LOG_SCALE_FROM = 5
 """Ratio of largest to smallest perplexity above which a plot has a logarithmic axis."""
@@ -25,7 +25,7 @@ LABELS: dict[str, tuple[Label, Label]] = {
     "figure-2": (lambda cell: _model(cell), lambda cell: f"{cell.setting.clients} clients"),
     "figure-3": (
         lambda cell: _model(cell),
-        lambda cell: f"{cell.setting.clients * cell.setting.windows} windows",
+        lambda cell: f"{cell.setting.clients * cell.setting.windows} samples",
     ),
 }
 """Functions that return the name of a row and of a column, by study."""
@@ -113,7 +113,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
         (
             f"Perplexity: mean ± sample standard deviation over {len(seeds)} seeds. Model"
             f" `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
-            f" weights; windows of {conditions['window_tokens']} tokens; ties by"
+            f" weights; samples of {conditions['window_tokens']} tokens; ties by"
             f" {conditions['ties']}; `local-only` is the mean of up to {locals_asked} clients."
             f" [Figures](./{name}.csv), [conditions](./{name}.json)."
         ),
@@ -122,7 +122,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
     for text in rows.texts():
         figures = _figures(study, rows, text)
         models, columns = _names(figures)
-        lines += [f"## {text} ({conditions['texts'][text]['windows']} windows)", ""]
+        lines += [f"## {text} ({conditions['texts'][text]['windows']} samples)", ""]
         lines += ["| model | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
         for model in models:
             cells = [_cell(figures.get((model, column))) for column in columns]

@@ -55,7 +55,7 @@ class Rows:
         if path.exists() != beside.exists():
             there, missing = (path, beside) if path.exists() else (beside, path)
             raise InputError(
-                f"{there}: {missing.name} is not beside it; bring it back, or move this file away"
+                f"{there}: {missing.name} is missing; restore it, or move this file away"
             )
         if path.exists():
             self._require_conditions(beside)

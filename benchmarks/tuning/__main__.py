@@ -160,8 +160,8 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as scratch:
             _run(_arguments(), Path(scratch))
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     return 0
 

@@ -102,7 +102,7 @@ class Federation:
         self.computing = computing
         self.scratch = scratch
         self.adapters = trained(model.plan, settings)
-        self.limits = list(limits or [settings.lora.largest_rank] * settings.num_clients)
+        self.limits = list(limits or [settings.lora.rank] * settings.num_clients)
         self._adapted: dict[int, AdaptedModel] = {}
         self._first: dict[int, tuple[dict[str, dict[str, Tensor]], Moments]] = {}
         self.sequences = dict(sequences or self._all_sequences())
@@ -120,8 +120,8 @@ class Federation:
                 found[client] = client_sequences(
                     self.settings, simulated_node(), self.model, client
                 )
-            except EspalierError as mistake:
-                print(f"client {client} is left out: {mistake}", flush=True)
+            except EspalierError as error:
+                print(f"client {client} is left out: {error}", flush=True)
         return found
 
     @cached_property
@@ -179,7 +179,7 @@ class Federation:
     @property
     def adapters_rank(self) -> int:
         """Maximum rank of the global adapters."""
-        return self.settings.lora.largest_rank
+        return self.settings.lora.rank
 
     def _first_round(self, client: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
         """Return a client's adapters after the first round, and its optimizer's moments."""

@@ -296,8 +296,8 @@ def main() -> int:
         if missing := [str(file) for file in files if not file.is_file()]:
             raise InputError(f"--text {', '.join(missing)}: is no file")
         report = make_encoder([file.read_text() for file in files], Recipe(**given), out)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
         return 2
     print(
         f"held-out masked loss {report['held_out_loss']}, unigrams {report['unigram_loss']},"

@@ -317,6 +317,6 @@ STUDIES = {
     ),
     "encoder": Study(
         "SST-2 with an encoder, by the evenness of the clients' classes", CLASSIFIER, encoder,
-        (Panel("accuracy", "test", "setting", "share of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE)),),
+        (Panel("accuracy", "test", "setting", "fraction of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE)),),
     ),
 }  # fmt: skip

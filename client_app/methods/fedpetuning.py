@@ -8,7 +8,7 @@ for further parts, and the quantization errors of their payload.
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from client_app.methods.hetlora import SelfPruning
 from client_app.protocol import client_state
-from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.client_state import FEEDBACK, MOMENTS
-from client_app.protocol.evaluation import answer
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.client_state import FEEDBACK
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
-from client_app.protocol.push import brought, taken
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
@@ -47,8 +47,8 @@ from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState, private_folder
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.sequences import client_sequences
@@ -90,15 +90,8 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
             state.save_lasting(FIRST_ORDER, order.model_dump())
         return report
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {
-            **beside.rests_on,
-            **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()},
-        }
-
-    first_part = parts(adapters, site.settings)[0]
     return answer_once(
-        site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with)
+        site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
     )
 
 
@@ -110,15 +103,6 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
         " training.accumulation"
     )
     require_tokens(site.node, tokens, remedy)
-
-
-def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
-    """Return the blobs of the global adapters, {} in the first round."""
-    return (
-        {}
-        if request.header.server_round == 1
-        else brought(site, request, len(parts(adapters, site.settings)))
-    )
 
 
 def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
@@ -137,7 +121,7 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought_to(site, request, adapters))
+    start = begins_with(site, adapters, brought(site, request))
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, adapters, beside, request.header.client, first_step)
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
@@ -145,14 +129,10 @@ def _train(
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
-        tensors, outcome = training.run(
-            start, first_step, steps, moments(site, state, server_round, adapters)
-        )
+        tensors, outcome = training.run(start, first_step, steps)
         # The check is repeated after training: skipped steps contribute no tokens.
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
-    if site.settings.federation.keep_optimizer:
-        client_state.keep(state, MOMENTS, server_round, outcome.moments)
     return TuningReport(
         seconds=time.monotonic() - started,
         samples=(
@@ -162,26 +142,6 @@ def _train(
         rank=rank,
         blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
     )
-
-
-def moments(
-    site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
-) -> dict[str, dict[str, Tensor]]:
-    """Return AdamW's moments for the remaining ranks, or {} if they are not kept."""
-    kept = (
-        client_state.before(state, MOMENTS, server_round)
-        if site.settings.federation.keep_optimizer
-        else {}
-    )
-    shapes = {
-        f"{key}/{name}": shape
-        for key, block in adapters.shapes().items()
-        for name, shape in block.items()
-    }
-    return {
-        name: {of: _part(value, shapes[name]) for of, value in moments.items()}
-        for name, moments in kept.items()
-    }
 
 
 def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -247,8 +207,10 @@ def begins_with(
         return first()
     federation = site.settings.federation
     _require_all(adapters, blobs, site.settings)
+    # The check of the order decoded its own blobs. Other parts come from the client state.
+    decoded = {} if site.request is None else site.request.tensors
     found = {
-        key: unpack_adapters(shapes, blobs[key], federation.payload)
+        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.payload)
         for key, shapes in adapters.shapes().items()
     }
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
@@ -296,7 +258,7 @@ def keep_blobs(
     federation = site.settings.federation
     store = state.blobs(server_round)
     hashes = []
-    feeds_back = site.settings.of(AdapterAveraging).feeds_back(federation)
+    feeds_back = site.settings.of(AdapterAveraging).feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     after = {}
     for key, block in tensors.items():
@@ -358,8 +320,8 @@ def _train_alone(
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 
-def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text.
+def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Evaluation:
+    """Prepare to evaluate the local baseline on evaluation text, and all models on own text.
 
     The local baseline has the client's own rank. The federated adapters have the full rank.
     """
@@ -376,29 +338,31 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     if site.settings.task.name == TEXT:
         before = _edits(whole, {}, beside)
-        return answer(
+        return prepare_evaluation(
             site,
             request,
             _edits(adapters, alone, beside),
             lambda: _edits(whole, federated(), beside),
             before,
         )
-    adapted = site.load(
-        site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
-    )
-    adapted.set(beside.values)
-    base = adapted.values()
-    tensors: dict[str, Callable[[], Tensors]] = {
-        "dense": lambda: base,
-        "local_only": lambda: _padded(whole, alone),
-        "federated": federated,
-    }
+    pushed: Tensors = federated() if request.scalars["own_text"] else {}
+
+    @cache
+    def loaded() -> tuple[AdaptedModel, Tensors]:
+        """Return the model, and the values with which it is the dense model."""
+        adapted = site.load(
+            site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+        )
+        adapted.set(beside.values)
+        return adapted, adapted.values()
 
     def model_of(name: str) -> Any:
-        adapted.set(tensors[name]())
+        adapted, base = loaded()
+        tensors = {"dense": base, "local_only": _padded(whole, alone), "federated": pushed}
+        adapted.set(tensors[name])
         return adapted.whole
 
-    return answer_on_task(site, request, model_of)
+    return prepare_task_evaluation(site, request, model_of)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from client_app.protocol.answer_once import Work, answer_once, is_answered, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import answer_once, is_answered, kept_report
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.protocol.push import taken
@@ -25,12 +25,11 @@ from espalier.hf.stream.edits import Edits, WeightEdit, masked, masked_and_scale
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import Report, parts_of
+from espalier.messages.parts import Report
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.fedprllm.contract import (
     Decision,
     decided_parts,
-    mask_blobs,
     votes_key,
 )
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
@@ -45,7 +44,6 @@ def train(site: Site, request: Letter) -> Letter:
     """Prune locally and reply with the first part of the masks. Each round is answered once."""
     header = request.header
     job = site.settings.of(FedPrLLMSettings)
-    specs = mask_blobs(site.model.plan, job, header.server_round)
 
     def vote(state: PrivateState) -> Report:
         require_own_text(site, header)
@@ -61,16 +59,14 @@ def train(site: Site, request: Letter) -> Letter:
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
-        if is_answered(state, number):
+        if is_answered(state, header):
             raise InputError(
                 f"train: this client answered round {number} and lost what it went on from; begin a"
                 " new run"
             )
         _delivered_again(site, header)
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    work = Work(Report, list(specs), first_part, vote, require_ready=require_what_it_goes_on_from)
-    return answer_once(site, request, work)
+    return answer_once(site, request, vote, require_ready=require_what_it_goes_on_from)
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:
@@ -233,13 +229,13 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own pruned model on evaluation text, and all models on its own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own pruned model, and all models on its own text."""
     store, hashes = _own_masks(site, request.header)
     alone = masked(
         lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
     )
-    return answer(site, request, alone, lambda: _federated(site, request.header))
+    return prepare_evaluation(site, request, alone, lambda: _federated(site, request.header))
 
 
 def _federated(site: Site, header: Header) -> Edits:

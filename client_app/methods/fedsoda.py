@@ -5,6 +5,7 @@ from torch import Tensor
 
 from client_app.methods import fedpetuning
 from client_app.methods.fedsoda_sub_model import HeldEmulator, held_emulator, require_model
+from client_app.protocol.evaluation import Evaluation
 from client_app.site import Site
 from espalier.errors import StateLost
 from espalier.hf.opening.limits import require_within_limits
@@ -33,8 +34,8 @@ def alone(site: Site, request: Letter) -> Letter:
     return fedpetuning.alone(site, request, _beside(site, state, held_emulator(state)))
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the sub-model with the local baseline and with the federated adapter."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the sub-model with the local baseline and with the federated adapter."""
     state = site.state(request.header)
     return fedpetuning.evaluate(site, request, _beside(site, state, held_emulator(state)))
 

@@ -78,8 +78,8 @@ class HeldEmulator:
         store = state.blobs_of(EMULATOR)
         try:
             return {key: store.get(blob) for key, blob in self.hashes.items()}
-        except EspalierError as mistake:
-            raise StateLost(f"train: the emulator's LoRA at this site: {mistake}") from None
+        except EspalierError as error:
+            raise StateLost(f"train: the emulator's LoRA at this site: {error}") from None
 
 
 def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from client_app.methods.fedspallm_layers import Held, held_in, hold, holds
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.site import Site
 from espalier.data.client_text import client_windows
@@ -20,11 +20,9 @@ from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, WeightEdit, replaced
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
 from espalier.messages.message import Letter, validate
-from espalier.messages.parts import parts_of
 from espalier.methods.fedspallm.contract import (
     PruneReport,
     Sample,
-    sample_specs,
     sparsity_of,
 )
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
@@ -36,7 +34,6 @@ def train(site: Site, request: Letter) -> Letter:
     """Prune the sampled layers and reply with the first part. Each round is answered once."""
     header = request.header
     sample = validate(Sample, request.scalars)
-    specs = sample_specs(site.model.plan, site.settings, header.server_round, sample.blocks)
 
     def prune(state: PrivateState) -> PruneReport:
         require_own_text(site, header)
@@ -53,12 +50,7 @@ def train(site: Site, request: Letter) -> Letter:
         if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    return answer_once(
-        site,
-        request,
-        Work(PruneReport, list(specs), first_part, prune, goes_through, require_layers),
-    )
+    return answer_once(site, request, prune, goes_through, require_layers)
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
@@ -79,7 +71,6 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
         job.local_method,
         sparsity_of(site.settings, server_round),
         job.local_group,
-        job.damping,
         job.damping_mean,
     )
     with mistakes_of_kernels():
@@ -99,8 +90,8 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     )
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own model (equation 9) on evaluation text, all models on own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own model (equation 9), and all models on own text."""
     header = request.header
     state = site.state(header)
     kept = kept_report(site, header, "layers")
@@ -122,7 +113,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
         return pruned(index) if index in hashes else before(index)
 
     # The result of the last round is pushed as if for one more round.
-    return answer(
+    return prepare_evaluation(
         site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
     )
 

@@ -5,13 +5,15 @@ sent; samples and activations never leave. The local baseline is the cut that fo
 client's own moments.
 """
 
-import time
+from collections.abc import Iterator
+
+from torch import Tensor
 
 from client_app.methods.llm_pruner_cut import delivered_cut
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import kept_report
+from client_app.protocol.calibration import answer_from_samples
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.site import Site
-from espalier.data.client_text import client_windows
 from espalier.hf.group_scores.flap import (
     flap_cuts,
     pack_moments,
@@ -22,35 +24,22 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import parts_of
-from espalier.methods.flap.contract import MomentsReport, biases, moment_specs
+from espalier.methods.flap.contract import MomentsReport, biases
 from espalier.methods.flap.settings import FlapSettings
-from espalier.storage.client_state import PrivateState
 
 
 def train(site: Site, request: Letter) -> Letter:
     """Measure the moments and reply with the first part. Each round is answered once."""
-    specs = moment_specs(site.model.plan)
 
-    def watch(state: PrivateState) -> MomentsReport:
-        started = time.monotonic()
-        header = request.header
-        require_own_text(site, header)
-        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-        store = state.blobs(header.server_round)
-        stream = BlockStream(site.model, site.computing)
-        hashes = [store.put(pack_moments(moments)) for moments in watched_moments(stream, windows)]
-        return MomentsReport(
-            seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
-        )
+    def moments(samples: Tensor) -> Iterator[bytes]:
+        return map(pack_moments, watched_moments(BlockStream(site.model, site.computing), samples))
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    return answer_once(site, request, Work(MomentsReport, list(specs), first_part, watch))
+    return answer_from_samples(site, request, moments, lambda samples: {"tokens": samples.numel()})
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site,
         request,
         _alone(site, request.header),

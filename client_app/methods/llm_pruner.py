@@ -5,34 +5,32 @@ that remain. Numbers per group and per pair of groups are sent; calibration samp
 activations never leave.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from client_app.methods.llm_pruner_cut import delivered_cut
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import kept_report
+from client_app.protocol.calibration import answer_from_samples, samples_of
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.site import Site
-from espalier.data.client_text import client_windows
 from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
     pack_scores,
-    taylor_cuts,
+    taylor_cut,
     taylor_scores,
     unpack_scores,
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.parts import Report, parts_of
-from espalier.methods.llm_pruner.contract import score_specs
-from espalier.methods.llm_pruner.mask_tuning import equation_specs, told_cut
+from espalier.messages.parts import Report
+from espalier.methods.llm_pruner.contract import cut_blocks
+from espalier.methods.llm_pruner.mask_tuning import told_cut
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"
@@ -49,14 +47,13 @@ def train(site: Site, request: Letter) -> Letter:
 
 def _score(site: Site, request: Letter) -> Letter:
     job = site.settings.of(LlmPrunerSettings)
-    specs = score_specs(site.model.plan, site.settings)
 
     def blobs(windows: Tensor) -> list[bytes]:
         asked = site.settings.data.windows
         scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
-        return [pack_scores(own) for own in scores]
+        return [pack_scores(own) for own in scores.values()]
 
-    return _answered(site, request, specs, blobs)
+    return answer_from_samples(site, request, blobs)
 
 
 def _measure(site: Site, request: Letter) -> Letter:
@@ -70,29 +67,7 @@ def _measure(site: Site, request: Letter) -> Letter:
         found = normal_equations(stream, windows, cut, job, site.settings.data.windows)
         return [pack_equations(equations) for equations in found]
 
-    return _answered(site, request, equation_specs(site.model.plan, cut, job), blobs)
-
-
-def _answered(
-    site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]
-) -> Letter:
-    """Compute the blobs from the client's calibration samples, once per round."""
-
-    def work(state: PrivateState) -> Report:
-        started = time.monotonic()
-        header = request.header
-        require_own_text(site, header)
-        store = state.blobs(header.server_round)
-        hashes = [store.put(blob) for blob in blobs(_windows(site, header))]
-        return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
-
-    return answer_once(
-        site, request, Work(Report, list(specs), parts_of(specs, site.settings.part_bytes)[0], work)
-    )
-
-
-def _windows(site: Site, header: Header) -> Tensor:
-    return client_windows(site.settings, site.node, site.model.encode, header.client)
+    return answer_from_samples(site, request, blobs)
 
 
 def alone(site: Site, request: Letter) -> Letter:
@@ -105,7 +80,7 @@ def alone(site: Site, request: Letter) -> Letter:
         header = request.header
         job = site.settings.of(LlmPrunerSettings)
         made = tuned_by_one(
-            site.model, site.computing, _windows(site, header), job, site.settings.data.windows
+            site.model, site.computing, samples_of(site, header), job, site.settings.data.windows
         )
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
@@ -113,11 +88,11 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
-    return answer(
+    return prepare_evaluation(
         site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled)
     )
 
@@ -129,5 +104,10 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         made: list[str] = kept_alone(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
     kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
-    scores = [unpack_scores(store.get(blob), job, site.settings.data.windows) for blob in kept]
-    return open_cut(site.model, list(taylor_cuts(site.model, scores, job)).__getitem__, ())
+    plan = site.model.plan
+    scores = {
+        index: unpack_scores(store.get(blob), job, site.settings.data.windows)
+        for index, blob in zip(cut_blocks(plan, job), kept, strict=True)
+    }
+    structure = Groups.of(plan).structure(taylor_cut(site.model, scores, job))
+    return OpenedModel(site.model.directory, structure)

@@ -13,12 +13,12 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.calibration import answer_from_samples, samples_of
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import kept_alone, make_alone
-from client_app.protocol.push import brought, taken
+from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.site import Site
-from espalier.data.client_text import client_windows
 from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError
 from espalier.hf.group_scores.streamline import (
@@ -35,12 +35,10 @@ from espalier.messages.blobs.adapters import differences, pack_adapters
 from espalier.messages.blobs.replacement_layer import read_layer
 from espalier.messages.message import Header, Letter, validate
 from espalier.methods.llm_streamline.contract import (
-    SIMILARITY_KEY,
     LayerReport,
     Replace,
     SimilarityReport,
     layer_parts,
-    layer_specs,
 )
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.seeds import derive_seed
@@ -59,43 +57,19 @@ def train(site: Site, request: Letter) -> Letter:
     Each round is answered once.
     """
     if request.header.server_round == 1:
-        return answer_once(
+        return answer_from_samples(
             site,
             request,
-            Work(
-                SimilarityReport,
-                [SIMILARITY_KEY],
-                [SIMILARITY_KEY],
-                lambda s: _compare(site, s, request),
-            ),
+            lambda samples: [
+                pack_cosines(_cosines(site, BlockStream(site.model, site.computing), samples))
+            ],
+            lambda samples: {"tokens": samples.numel()},
         )
-    order = validate(Replace, request.scalars)
-    plan = site.model.plan
-    specs = layer_specs(plan, site.settings, order.start)
-    parts = layer_parts(plan, site.settings, order.start)
-
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {key: sha256(blob) for key, blob in _brought(site, request, len(parts)).items()}
-
-    def work(state: PrivateState) -> LayerReport:
-        return _train(site, state, request, order.start, _brought(site, request, len(parts)))
-
-    return answer_once(site, request, Work(LayerReport, list(specs), parts[0], work, begins_with))
-
-
-def _windows(site: Site, client: int) -> Tensor:
-    return client_windows(site.settings, site.node, site.model.encode, client)
-
-
-def _compare(site: Site, state: PrivateState, request: Letter) -> SimilarityReport:
-    started = time.monotonic()
-    header = request.header
-    require_own_text(site, header)
-    windows = _windows(site, header.client)
-    cosines = _cosines(site, BlockStream(site.model, site.computing), windows)
-    hashes = [state.blobs(header.server_round).put(pack_cosines(cosines))]
-    return SimilarityReport(
-        seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
+    return answer_once(
+        site,
+        request,
+        lambda state: _train(site, state, request),
+        lambda _: pushed_hashes(site, request),
     )
 
 
@@ -111,22 +85,17 @@ def _span(site: Site) -> int:
 # ----- training the layer -----
 
 
-def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """Return the layer's blobs; {} in round 2, the first that trains it."""
-    return {} if request.header.server_round == 2 else brought(site, request, num_parts)
-
-
-def _train(
-    site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]
-) -> LayerReport:
+def _train(site: Site, state: PrivateState, request: Letter) -> LayerReport:
     """Train, store the blob of each tensor, and return the report."""
     started = time.monotonic()
     header = request.header
     federation = site.settings.federation
     steps = site.settings.of(LlmStreamlineSettings).steps
+    start = validate(Replace, request.scalars).start
     first = first_layer(site.model, start)
-    begun = read_layer(brought, first, federation) if brought else first
-    windows = _windows(site, header.client)
+    blobs = brought(site, request)
+    begun = read_layer(blobs, first, federation) if blobs else first
+    windows = samples_of(site, header)
     stretch = _stretch(site, state, windows, start)
     first_step = (header.server_round - 2) * steps
     tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
@@ -210,7 +179,7 @@ def alone(site: Site, request: Letter) -> Letter:
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
         job = site.settings.of(LlmStreamlineSettings)
-        windows = _windows(site, header.client)
+        windows = samples_of(site, header)
         stream = BlockStream(site.model, site.computing)
         start = likest(_cosines(site, stream, windows))
         stretch = Stretch.walked(stream, windows, start, _span(site))
@@ -221,9 +190,9 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
 

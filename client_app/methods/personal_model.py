@@ -14,13 +14,12 @@ from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_named
 from espalier.hf.export.adapter import edited_encoder, unrounded
-from espalier.hf.export.encoder import check_against
+from espalier.hf.export.encoder import check_against, export_encoder
 from espalier.hf.export.model import check_export
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
-from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
 from espalier.models.plan import block_key
@@ -36,10 +35,10 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
     """Return the target folder; None if the site's owner configured none."""
     if site.node.simulated:
         return state.own_model
-    assert site.header is not None
+    assert site.request is not None
     folder = (
         site.node.models_dir
-        and Path(site.node.models_dir).expanduser() / f"{site.header.lineage}-{site.name}"
+        and Path(site.node.models_dir).expanduser() / f"{site.request.header.lineage}-{site.name}"
     )
     return folder or None
 
@@ -65,7 +64,7 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
     with _removed_if_wrong(target):
-        check_export(stream, edits, target, drawn, site.settings.export_check)
+        check_export(stream, edits, target, drawn)
 
 
 def write_own_encoder(
@@ -84,12 +83,12 @@ def write_own_encoder(
     head = tensors[HEAD_KEY]
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target.parent.mkdir(parents=True, exist_ok=True)
-    export_cut_encoder(
+    export_encoder(
         model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
     )
     meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
-        check_against(model, edits, head, meant, target, site.settings.export_check)
+        check_against(model, edits, head, meant, target)
 
 
 def _structured(model: OpenedModel) -> OpenedModel:

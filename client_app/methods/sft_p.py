@@ -14,14 +14,20 @@ from client_app.methods import fedpetuning
 from client_app.methods.personal_model import own_folder, write_own
 from client_app.methods.sft_p_model import SmallerModel, own_target
 from client_app.protocol import client_state
-from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.evaluation import answer
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    require_many_at_a_site,
+)
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.push import brought, pushed_hashes
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import StateLost
+from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, Letter, validate
 from espalier.methods.fedpetuning.contract import Order, TuningReport, parts
@@ -30,7 +36,6 @@ from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapter_training import flat_name
 from espalier.training.sequences import client_sequences
@@ -68,22 +73,12 @@ def train(site: Site, request: Letter) -> Letter:
     Each round is answered once.
     """
     order = validate(Order, request.scalars)
-    settings = site.settings
-    plan = trained(site.model.plan, settings, order.rank_limit)
 
     def work(state: PrivateState) -> TuningReport:
         require_own_data(site, request.header)
         return _train(site, state, request, order.rank_limit)
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {
-            key: sha256(blob) for key, blob in fedpetuning.brought_to(site, request, plan).items()
-        }
-
-    first_part = parts(plan, settings)[0]
-    return answer_once(
-        site, request, Work(TuningReport, list(plan.shapes()), first_part, work, begins_with)
-    )
+    return answer_once(site, request, work, lambda _: pushed_hashes(site, request))
 
 
 def _first(site: Site) -> Tensors:
@@ -96,13 +91,13 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     settings = site.settings
     plan = trained(site.model.plan, settings, rank_limit)
     steps = settings.training.steps
-    start = fedpetuning.begins_with(site, plan, fedpetuning.brought_to(site, request, plan), _first)
+    start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)
     own = _conditioning(state, header)
-    moments = fedpetuning.moments(site, state, header.server_round, plan)
-    # The optimizer continues the embedding's moments even if those of shared tensors are not kept.
+    moments = {}
+    # Only the embedding's moments continue; those of shared tensors begin anew in every round.
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():
@@ -110,9 +105,6 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     require_tokens(site.node, training.rests_on(outcome.weighed, site.node.fewest_tokens()), REMEDY)
     after = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: after})
-    if settings.federation.keep_optimizer:
-        shared = {name: of for name, of in outcome.moments.items() if name != EMBEDDING}
-        client_state.keep(state, client_state.MOMENTS, header.server_round, shared)
     mine = SmallerModel.of(site, header, tensors, training.embedding)
     mask_history.note_round(
         state, header.server_round, training.spent, mine.validated(site, header)
@@ -152,7 +144,7 @@ def alone(site: Site, request: Letter) -> Letter:
         if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
-            mine = _own_model(site, state, header)
+            mine = SmallerModel.of(site, header, *_own(site, state, header))
             write_own(site, mine.model, mine.edits, target)
         return {}
 
@@ -184,8 +176,8 @@ def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
     return client_state.before(state, client_state.CONDITIONING, header.server_round).get(OWN, {})
 
 
-def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
-    """Return the client's own model after the last round.
+def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tensor]:
+    """Return the final generator and LoRA, and the client's embedding after the last round.
 
     Raises
     ------
@@ -202,9 +194,7 @@ def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
             f"{header.kind}: this client no longer has its embedding, without which it has no model"
             " of its own"
         )
-    return SmallerModel.of(
-        site, header, _delivered(site, header), own_embedding(site, state, _after(header))
-    )
+    return _delivered(site, header), own_embedding(site, state, _after(header))
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
@@ -244,7 +234,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         load=site.load,
         groups=[of_generator(generator, settings)],
         shape=shape,
-        gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
+        gating=Gating(job.estimator, job.tau, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
         conditioned=job.conditioned,
         target=own_target(site, header),
@@ -266,24 +256,32 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     )
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the client's own smaller model on evaluation text or items.
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the client's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the client's own held-out data.
     """
     header = request.header
     settings = site.settings
     state = site.state(request.header)
-    mine = _own_model(site, state, header)
-    mask_history.note_masks(state, mine.chosen)
-    if settings.task.name == TEXT:
-        return answer(site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits))
+    own = _own(site, state, header)
+    require_many_at_a_site(site, request)
 
-    def model_of(name: str) -> Any:
-        if name != "dense":
-            return mine.loaded(site)
-        return site.load(
-            site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
-        ).whole
+    def evaluation() -> Losses:
+        # The model rests on private state and on what the server pushed, so its errors count.
+        mine = SmallerModel.of(site, header, *own)
+        mask_history.note_masks(state, mine.chosen)
+        if settings.task.name == TEXT:
+            model = (mine.model, mine.edits)
+            return prepare_evaluation(site, request, model, lambda: model)()
 
-    return answer_on_task(site, request, model_of)
+        def model_of(name: str) -> Any:
+            if name != "dense":
+                return mine.loaded(site)
+            return site.load(
+                site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
+            ).whole
+
+        return prepare_task_evaluation(site, request, model_of)()
+
+    return evaluation

@@ -15,12 +15,12 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
 from espalier.methods.sft_p.contract import lora_plan, shape_of
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p.settings import BIAS, SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.training.sft_p.mask_generator import gate_logits
@@ -42,9 +42,9 @@ class SmallerModel:
         """Build the smaller model."""
         job = site.settings.of(SftPSettings)
         plan = site.model.plan
-        gates = LaneGates(plan)
+        gates = ResidualGates(plan)
         logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
-        biased = {gate: own + job.bias for gate, own in logits.items()}
+        biased = {gate: own + BIAS for gate, own in logits.items()}
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
         adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
@@ -73,8 +73,8 @@ class SmallerModel:
                 site.settings, site.node, site.model.encode, header.client, number
             )
         # The perplexity is only informative, so a missing one must not cost a round.
-        except EspalierError as mistake:
-            logging.getLogger("espalier").warning("no validation: %s", mistake)
+        except EspalierError as error:
+            logging.getLogger("espalier").warning("no validation: %s", error)
             return None
         return perplexity(
             mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""]
@@ -124,11 +124,11 @@ def own_target(site: Site, header: Header | None) -> int:
         else job.share
     )
     try:
-        return LaneGates(site.model.plan).target(own or run_s, job.share_of)
-    except EspalierError as mistake:
+        return ResidualGates(site.model.plan).target(own or run_s, job.share_of)
+    except EspalierError as error:
         if own:
-            raise InputError(f"pruned-share in --node-config: {mistake}", OUTWARD) from None
-        raise InputError(f"{site.settings.method}.{mistake}") from None
+            raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
+        raise InputError(f"{site.settings.method}.{error}") from None
 
 
 OUTWARD = (

@@ -8,8 +8,8 @@ with bases from the client's own moments.
 import time
 from typing import Any
 
-from client_app.protocol.answer_once import Work, answer_once, kept_report
-from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.protocol.push import taken
 from client_app.site import Site
@@ -31,7 +31,6 @@ from espalier.methods.slicegpt.contract import (
     MomentsReport,
     basis_specs,
     dense_width,
-    moment_parts,
     moment_specs,
     places,
 )
@@ -49,15 +48,13 @@ def train(site: Site, request: Letter) -> Letter:
 
     If the run uses a public text, the reply contains no moments. Each round is answered once.
     """
-    plan = site.model.plan
     settings = site.settings
-    specs = moment_specs(plan, settings)
 
     def watch(state: PrivateState) -> MomentsReport:
         started = time.monotonic()
         header = request.header
         require_own_text(site, header)
-        if not specs:
+        if not moment_specs(site.model.plan, settings):
             return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
         windows = client_windows(settings, site.node, site.model.encode, header.client)
         store = state.blobs(header.server_round)
@@ -68,9 +65,7 @@ def train(site: Site, request: Letter) -> Letter:
             seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples
         )
 
-    return answer_once(
-        site, request, Work(MomentsReport, list(specs), moment_parts(plan, settings)[0], watch)
-    )
+    return answer_once(site, request, watch)
 
 
 def alone(site: Site, request: Letter) -> Letter:
@@ -86,9 +81,9 @@ def alone(site: Site, request: Letter) -> Letter:
     return make_alone(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
-    return answer(
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the local baseline, and all models on the client's own text."""
+    return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
 

@@ -61,7 +61,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     settings = site.settings
     plan = None
     if not settings.job.NEEDS_BASE_MODEL:
-        yield "model      the run's server brings it"
+        yield "model      sent by the run's server"
     else:
         model = site.model
         plan = site.model.plan
@@ -82,13 +82,13 @@ def _data(site: Site) -> Iterator[str]:
     settings = site.settings
     if not settings.job.NEEDS_BASE_MODEL:
         yield (
-            f"{site.node.data_path or 'none of its own'}; whether it is enough, the model's"
-            " tokenizer will say"
+            f"{site.node.data_path or 'no file'}; its size can be checked only with the model's"
+            " tokenizer"
         )
         return
     yield str(
         site.node.data_path
-        or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
+        or f"no file; the run's: {settings.data.source} {settings.data.path}".strip()
     )
     yield from read_client_data(settings, site.node, site.model, ANY_CLIENT)
 
@@ -111,7 +111,7 @@ def main(given: Mapping[str, Any]) -> int:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     return 0

@@ -21,8 +21,7 @@ from espalier.settings.node import MOST
 
 WIDTH = 110
 """Width of an observer sentence, in characters."""
-COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
-LIMITS = [*MOST, "most_threads"]
+COLUMNS = ("message", "bytes of tensors", "tensors", "fields")
 HOLDS = {
     "": "no reply needs approval",
     "tensors": "replies with tensors need approval",
@@ -35,17 +34,16 @@ def accepts(site: Site) -> Iterator[str]:
     node = site.node
     asked = amounts(site, UNREAD)
     yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
-    for limit in LIMITS:
-        beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+    for limit in MOST:
+        request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "most_runs":
-            beside = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
-        yield f"{limit.replace('_', '-')} {node.most(limit):,}{beside}"
+            request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+        yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     brought = node.most_bytes_of_models()
-    yield f"models that a run brings: {f'{brought:,} bytes at most' if brought else 'none'}"
+    yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
     own = "may leave" if node.own_text else "do not leave"
     yield (
-        f"an answer rests on {count(node.fewest_tokens(), 'token')} at least; losses on own text"
-        f" {own}"
+        f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"
     )
     yield f"hold-replies: {HOLDS[node.hold_replies]}"
 
@@ -90,17 +88,19 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     if outlook.is_known:
         most = "at most " if outlook.varies else ""
         yield (
-            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a"
-            " message of headers and hashes"
+            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes of"
+            " headers and hashes per message"
         )
     else:
-        yield f"in {rounds}; how many bytes is not known before the server has brought the model"
+        yield f"in {rounds}; the number of bytes is not known before the server has sent the model"
     if outlook.varies:
-        yield "  (the server chooses sizes, or whom it asks in a round: these are the largest)"
+        yield (
+            "  (the server chooses sizes, and the clients of a round; these are the largest values)"
+        )
     if outlook.more_rounds:
         more = count(outlook.more_rounds, "more round")
-        yield f"  (and as long as something is left to do {more} at most; most-rounds bounds them)"
-    yield "what somebody learns who reads them:"
+        yield f"  (and at most {more} while work remains; most-rounds limits them)"
+    yield "what a reader of the messages can learn:"
     for group in groups:
         yield from textwrap.wrap(
             f"{_called(group)}: {group[0].observer}",
@@ -108,7 +108,9 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
             initial_indent="  ",
             subsequent_indent="    ",
         )
-    yield "  any, failed: why in words; a deliver that is not listed: that something arrived"
+    yield (
+        "  any failed message: the error text; a deliver that is not listed: that something arrived"
+    )
 
 
 def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
@@ -120,8 +122,8 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
         return (
             _called(group),
             "not known",
-            "of the model that the server brings",
-            "see docs/privacy.md",
+            "of the model that the server sends",
+            "see docs/privacy-reference.md",
         )
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (

@@ -23,8 +23,8 @@ LEAVING = b"leaving\n"
 """Line that a worker writes if it had no task for long."""
 PULLED = b"pulled "
 """Prefix of the line that a worker writes when it begins to work on a message."""
-KILLED = "memory was short at this node: the system killed the process that worked on the message"
-REMEDY = "Give it more, or see with `espalier plan` what the run takes"
+KILLED = "this node ran out of memory: the system killed the process that handled the message"
+REMEDY = "Give it more memory, or check with `espalier plan` how much the run needs"
 MEGA = 10**6
 TRIES = 3
 """Number of attempts to give a task to a process that may have ended meanwhile."""
@@ -131,10 +131,12 @@ def main(order: dict[str, Any]) -> int:
     """
     # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
+    arguments = json.dumps(
+        {key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")}
+    )
     desk = Desk(order["address"])
     worker = Worker(
-        [sys.executable, "-P", "-m", "client_app.node.warm_worker", told],
+        [sys.executable, "-P", "-m", "client_app.node.warm_worker", arguments],
         lambda *task: answer_short_of_memory(desk, *task),
     )
     claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
@@ -148,4 +150,4 @@ def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
         f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
     )
     if envelope:
-        answer_with_error(desk, token, envelope, f"{KILLED}; the node's log says more")
+        answer_with_error(desk, token, envelope, f"{KILLED}; see the node's log")

@@ -50,9 +50,9 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     sent = bundle_sha256(bundle)
     if own != sent:
         raise AnotherProgramError(
-            f"this node runs its own program ({own[:12]}) and no other; the run's bundle is"
-            f" {sent[:12]}: install the same release of Espalier at all sites and where the run is"
-            " submitted"
+            f"this node runs only its installed program ({own[:12]}), but the run's bundle is"
+            f" {sent[:12]}: install the same release of Espalier at all sites and where the run"
+            " is submitted"
         )
     from client_app.app import app
 
@@ -109,8 +109,8 @@ def fits_idle(most: int) -> bool:
     if (held := resident()) <= most:
         return True
     print(
-        f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks,"
-        " and ends",
+        f"espalier: the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
+        " may use between tasks, and ends",
         file=sys.stderr,
     )
     return False

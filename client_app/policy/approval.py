@@ -12,12 +12,13 @@ others. The contribution of a site whose reply is refused is missing in the roun
 
 Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
 that a site is active; the times of all messages; a program that does not ask for approval (see
-docs/privacy.md).
+docs/privacy-reference.md).
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from client_app.policy.egress_log import described, egress_log, now
 from client_app.protocol.node_error import NoAnswerError
@@ -25,7 +26,8 @@ from client_app.site import Site
 from espalier.errors import EspalierError
 from espalier.messages.lifetime import seconds_of
 from espalier.messages.message import Letter
-from espalier.storage.blobs import BlobStore, sha256
+from espalier.messages.payload import tensor_specs
+from espalier.storage.blobs import BlobStore
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies
 
 POLL_SECONDS = 0.25
@@ -50,7 +52,7 @@ def is_to_be_held(site: Site, letter: Letter) -> bool:
     return bool(letter.blobs) or (holds == "all" and bool(letter.scalars))
 
 
-def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: float) -> str:
+def released(site: Site, letter: Letter, entry: Mapping[str, Any], waits_until: float) -> str:
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
@@ -71,18 +73,19 @@ def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: 
     state = site.state(letter.header)
     replies = HeldReplies(state.held())
     kept = state.blobs(letter.header.server_round)
+    hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
     if letter.header.kind == "fetch":
         decided = replies.blobs_decided(letter.header.server_round)
-        words = [decided.get(sha256(blob)) for blob in letter.blobs.values()]
+        words = [decided.get(digest) for digest in hashes.values()]
         if False in words:
             raise Refused(REFUSED)
         if all(words):
             return "with its first part"
-    held = _of(site, letter, entry, kept)
+    held = _of(site, letter, entry, hashes, kept)
     decision = replies.decision(held)
     if decision is None and not replies.has(held):
         _log(site, held, "held")
-        replies.add(held, {sha256(blob): blob for blob in letter.blobs.values()}, kept)
+        replies.add(held, {hashes[key]: blob for key, blob in letter.blobs.items()}, kept)
     if decision is None:
         decision = _awaited(site, held, replies, waits_until)
     if not decision.released:
@@ -114,8 +117,8 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
     _say(f"{what} waits for approval as {held.id}: espalier release {site.node.state_root()}")
     while (decision := replies.decision(held)) is None:
         if clock() >= waits_until:
-            _say(f"{what} is still held; the server is given no answer this time")
-            raise StillHeldError("the reply waits for its release at the site")
+            _say(f"{what} still waits for approval; the server gets no answer this time")
+            raise StillHeldError("the reply waits for approval at the site")
         pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
     return decision
 
@@ -123,15 +126,21 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
 pause: Callable[[float], None] = time.sleep
 
 
-def _of(site: Site, letter: Letter, entry: dict[str, object], kept: BlobStore) -> Held:
+def _of(
+    site: Site,
+    letter: Letter,
+    entry: Mapping[str, Any],
+    hashes: Mapping[str, str],
+    kept: BlobStore,
+) -> Held:
     """Return the reply with descriptions of all its blobs.
 
     They include the blobs of further parts: a report lists all hashes, and the blobs are at the
     site.
     """
-    own = {sha256(blob) for blob in letter.blobs.values()}
-    named = letter.scalars.get("blob_sha256", [])
-    later = [described("", kept.get(key)) for key in dict.fromkeys(named) if key not in own]
+    others = letter.scalars.get("blob_sha256", [])
+    blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
+    later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
     whose = {"lineage": letter.header.lineage, "site": site.name, "time": now()}
     return Held({**entry, **whose}, letter.scalars, later)
 

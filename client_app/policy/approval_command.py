@@ -20,7 +20,7 @@ from espalier.environment.home_folder import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 
-COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
+COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "waiting since")
 LEAST_OF_ID = 4
 """Minimum number of characters of an abbreviated id."""
 SHOWN_TENSORS = 12
@@ -34,9 +34,9 @@ def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
     found = Waiting()
     damaged = list[EspalierError]()
     for replies in held_at(root):
-        undecided, mistakes = replies.undecided()
+        undecided, errors = replies.undecided()
         found += [(replies, held) for held in undecided]
-        damaged += mistakes
+        damaged += errors
     return found, damaged
 
 
@@ -49,12 +49,12 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
         No reply or several replies match, or an id has fewer than ``LEAST_OF_ID`` characters.
     """
     if short := [word for word in ids if len(word) < LEAST_OF_ID]:
-        raise InputError(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
+        raise InputError(f"release: {short[0]!r}: give at least {LEAST_OF_ID} characters of an id")
     several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
     for word, pairs in several.items():
         if len(pairs) != 1:
             raise InputError(
-                f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one"
+                f"release: {word!r}: matches {len(pairs)} waiting replies; give the id of one"
                 " that is listed"
             )
     return list({pairs[0][1].id: pairs[0] for pairs in several.values()}.values())
@@ -72,17 +72,17 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     if pairs:
         require_owner(root)
     decision = Decision(released, now(), account(os.geteuid()), reason)
-    mistakes = list[str]()
+    errors = list[str]()
     for replies, held in pairs:
         try:
             with replies.deciding(held):
                 _decide(root, replies, held, decision)
-        except EspalierError as mistake:
-            mistakes.append(str(mistake))
+        except EspalierError as error:
+            errors.append(str(error))
         else:
             yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
-    if mistakes:
-        raise InputError("\n".join(mistakes))
+    if errors:
+        raise InputError("\n".join(errors))
 
 
 def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
@@ -101,9 +101,9 @@ def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) ->
         replies.decide(held, decision)
     except OSError as error:
         raise InputError(
-            f"{replies.folder}: cannot be written ({error.strerror}); the log has"
-            f" {_word(decision)!r} of {held.id}, which is still held all the same: make room, and"
-            " decide again"
+            f"{replies.folder}: cannot be written ({error.strerror}); the log contains"
+            f" {_word(decision)!r} for {held.id}, but the reply still waits: free some disk"
+            " space, and decide again"
         ) from None
 
 
@@ -131,8 +131,8 @@ def require_owner(root: Path) -> None:
     own = os.geteuid()
     if owner != own:
         raise InputError(
-            f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as"
-            f" {account(owner)}"
+            f"release: {root} belongs to {account(owner)}, but you are {account(own)}; run the"
+            f" command as {account(owner)}"
         )
 
 
@@ -147,7 +147,7 @@ def listed(found: Iterable[Held]) -> Iterator[str]:
 def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
     """Yield a description of all contents of a reply that waits for approval."""
     yield f"{held.id}  {_what(held.entry)}"
-    yield f"sha256 {held.digest}, held since {held.entry['time']}"
+    yield f"sha256 {held.digest}, waiting since {held.entry['time']}"
     for name, value in sorted(held.scalars.items()):
         yield f"  {name} = {value}"
     for blob in held.blobs:
@@ -194,19 +194,19 @@ def main(given: Mapping[str, Any]) -> int:
         root = at_home(given["state_dir"])
         if not root.is_dir():
             raise InputError(
-                f"release: {root}: is no directory; name the state-dir of the site's node"
+                f"release: {root}: is not a directory; name the state-dir of the site's node"
             )
         if given["all"] and given["ids"]:
             raise InputError(
-                f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both"
+                f"release: {' '.join(given['ids'])} --all: name replies or give --all, not both"
             )
         # Another account cannot read the directory and would find nothing.
         if os.geteuid() != 0:
             require_owner(root)
         found, damaged = waiting(root)
         # The other replies can still be decided on.
-        for mistake in damaged:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        for damage in damaged:
+            print(f"espalier: {damage}", file=sys.stderr)
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
         refused = chosen(found, given["refuse"])
@@ -216,26 +216,26 @@ def main(given: Mapping[str, Any]) -> int:
             [pair for pair in released if pair[1].id not in ids] if given["all"] else released
         )
         if both := sorted(ids & {held.id for _, held in released}):
-            raise InputError(f"release: {', '.join(both)}: cannot be released and refused at once")
+            raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
         for pairs, is_released in ((refused, False), (released, True)):
             try:
                 for line in decide(root, pairs, is_released, given["reason"]):
                     print(line, flush=True)
-            except EspalierError as mistake:
-                print(f"espalier: {mistake}", file=sys.stderr)
+            except EspalierError as error:
+                print(f"espalier: {error}", file=sys.stderr)
                 failed = True
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         where = error.filename or given["state_dir"]
         print(
-            f"espalier: release: {where}: {error.strerror}; decide as the node's account",
+            f"espalier: release: {where}: {error.strerror}; run the command as the node's user",
             file=sys.stderr,
         )
         return 2
     if not (given["show"] or refused or released) and (found or not damaged):
         print(
-            "\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}."
+            "\n".join(listed(held for _, held in found)) if found else f"No reply waits in {root}."
         )
     return 2 if damaged or failed else 0

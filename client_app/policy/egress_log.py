@@ -11,8 +11,9 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from espalier.messages.message import Letter, num_bytes
-from espalier.messages.payload import tensor_specs
+from espalier.messages.contract import Side
+from espalier.messages.message import Letter, Scalars, num_bytes
+from espalier.messages.payload import TensorSpec
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import OWNER_ONLY_FILE, private_folder
 from espalier.storage.hash_chain import HashChain
@@ -33,13 +34,22 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
+def reply_entry(letter: Letter, content: RecordDict, side: Side, fields: Scalars) -> dict[str, Any]:
     """Return the log entry of a reply.
 
     It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
     its contents, but no values.
+
+    Parameters
+    ----------
+    letter : reply that matches its contract
+    content : the reply as it is sent
+    side : side of the contract against which it was checked
+    fields : fields that the check returned
     """
     header = letter.header
+    specs = side.specs(fields)
+    hashes = {} if side.blob_sha256 is None else side.blob_sha256(fields)
     return {
         "entry": "reply",
         "method": header.method,
@@ -50,18 +60,18 @@ def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
         "status": header.status,
         "scalars": sorted(letter.scalars),
         "bytes": num_bytes(content),
-        "blobs": [described(key, blob) for key, blob in sorted(letter.blobs.items())],
+        "blobs": [
+            described(key, blob, hashes.get(key) or sha256(blob), specs[key])
+            for key, blob in sorted(letter.blobs.items())
+        ],
     }
 
 
-def described(key: str, blob: bytes) -> dict[str, Any]:
-    """Return the part of a log entry that describes one blob."""
-    return {"name": key, "bytes": len(blob), "sha256": sha256(blob), "tensors": tensors_of(blob)}
-
-
-def tensors_of(blob: bytes) -> dict[str, Mapping[str, Any]]:
-    """Return dtype and shape of a blob's tensors, by tensor name."""
-    return {
-        name: {"dtype": spec.dtype, "shape": list(spec.shape)}
-        for name, spec in tensor_specs(blob).items()
+def described(
+    name: str, blob: bytes, digest: str, specs: Mapping[str, TensorSpec]
+) -> dict[str, Any]:
+    """Return the part of a log entry that describes one blob, its SHA-256 and its tensors."""
+    tensors = {
+        tensor: {"dtype": spec.dtype, "shape": list(spec.shape)} for tensor, spec in specs.items()
     }
+    return {"name": name, "bytes": len(blob), "sha256": digest, "tensors": tensors}

@@ -28,16 +28,16 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
     """
     if not site.node.site_key:
         raise InputError(
-            "site-key: sites of this run say their names with their keys (site-keys), and this one"
-            " names none; give it its private key, with site-key in --node-config"
+            "site-key: sites of this run prove their names with keys (site-keys), but this site"
+            " has no key; set site-key in --node-config to its private key"
         )
     return private_key(site.node.site_key)
 
 
 def said_with_key(
-    site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey
+    site: Site, request: Letter, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
     """Return the enrolment with a signature that is valid for this request only."""
     nonce = validate(Challenge, request.scalars).nonce
-    signature = sign(key, statement(told, nonce, request.header.lineage, site.node_id))
-    return SignedEnrolment(**told.model_dump(), signature=signature)
+    signature = sign(key, statement(enrolment, nonce, request.header.lineage, site.node_id))
+    return SignedEnrolment(**enrolment.model_dump(), signature=signature)

@@ -49,12 +49,13 @@ def logs_of(where: Path) -> list[Path]:
         found = []
     except OSError as error:
         raise InputError(
-            f"check-log: {where}: cannot be read ({error.strerror}); look as the node's account"
+            f"check-log: {where}: cannot be read ({error.strerror}); run the command as the"
+            " node's user"
         ) from None
     if not found:
         raise InputError(
-            f"check-log: {where}: is no egress log, and no state directory or run directory"
-            " with any"
+            f"check-log: {where}: is not an egress log, and not a state directory or run"
+            " directory with such logs"
         )
     return found
 
@@ -63,7 +64,7 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
     """Yield the findings for one log, line by line."""
     yield str(path)
     if is_renamed(path, checked):
-        yield "  RENAMED  is of another run or site than its name says: somebody moved it here"
+        yield "  RENAMED  belongs to another run or site than its name says: it was moved here"
     if checked.origin is not None:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
         counts = [
@@ -78,17 +79,16 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
     if checked.fault:
         yield f"  BROKEN   {checked.fault}"
         if checked.entries:
-            yield f"  whole as far as entry {checked.entries}, {checked.head}"
+            yield f"  intact up to entry {checked.entries}, {checked.head}"
     elif checked.entries:
-        yield f"  whole    head {checked.head}"
+        yield f"  intact   head {checked.head}"
     elif checked.unchained:
         entries = count(checked.unchained, "entry", "entries")
         yield (
-            f"  NO CHAIN {entries} of a release whose log had none; what was done to them cannot be"
-            " found"
+            f"  NO CHAIN {entries} of a release without a chain; changes to them cannot be detected"
         )
     else:
-        yield "  EMPTY    there is no entry"
+        yield "  EMPTY    the log has no entry"
 
 
 def noted(word: str) -> str:
@@ -101,8 +101,8 @@ def noted(word: str) -> str:
     """
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
         raise InputError(
-            f"--head {word[:80]!r}: is no hash; give all 64 characters that check-log printed"
-            " behind 'head'"
+            f"--head {word[:80]!r}: is not a hash; give all 64 characters that check-log printed"
+            " after 'head'"
         )
     return word.lower()
 
@@ -150,28 +150,28 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         wanted = [noted(word) for word in given["heads"]]
         logs = logs_of(at_home(given["where"]))
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return UNKNOWN
     missing = set(wanted)
     for path in logs:
         try:
             checked = chain_check(path, wanted)
-        except EspalierError as mistake:
-            print(f"espalier: {mistake}", file=sys.stderr)
+        except EspalierError as error:
+            print(f"espalier: {error}", file=sys.stderr)
             code = worst(code, UNKNOWN)
         else:
             print("\n".join(map(shown, described(path, checked))), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
                 print(
-                    f"  the noted hash is that of entry {number} of {checked.entries}: nothing up"
-                    " to it is missing"
+                    f"  the noted hash is that of entry {number} of {checked.entries}: no entry"
+                    " up to it is missing"
                 )
             code = worst(code, code_of(path, checked))
     for head in sorted(missing):
         print(
-            f"BROKEN     no entry has the noted hash {head}: what ended with it was cut off, or"
-            " made anew"
+            f"BROKEN     no entry has the noted hash {head}: the entries up to it were removed"
+            " or replaced"
         )
     return BROKEN if missing else code

@@ -30,33 +30,38 @@ def require_allowed(site: Site, header: Header) -> None:
             f"allow-methods = '{site.node.allow_methods}': the run's method is"
             f" '{site.settings.method}'"
         )
+    most_threads = site.node.most_threads()
+    if most_threads is not None and site.settings.threads > most_threads:
+        lines.append(
+            f"threads = {site.settings.threads}: at most {most_threads} are allowed here, unless the"
+            " owner sets threads"
+        )
     for limit, (asked, amount) in amounts(site, header).items():
         most = site.node.most(limit)
         if most is not None and amount > most:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     if _is_one_run_too_many(site, header.lineage):
         lines.append(
-            f"most-runs = {site.node.most('most_runs')}: so many runs were answered within"
-            " keep-days"
+            f"most-runs = {site.node.most('most_runs')}: this number of runs was already"
+            " answered within keep-days"
         )
     if site.node.require_site_keys and not site.settings.site_keys:
         lines.append(
-            "require-site-keys: anybody could say this site's name in this run; its server needs"
-            " site-keys"
+            "require-site-keys: in this run anyone could use this site's name; its server must"
+            " set site-keys"
         )
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise InputError(
-            "this site does not allow the run; lower it, or have the site's owner change"
-            f" --node-config:\n{text}"
+            "this site does not allow the run; change these values, or ask the site's owner to"
+            f" change --node-config:\n{text}"
         )
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
-    found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
-    found |= settings.job.asked_of_sites(settings)
+    found = dict(settings.job.asked_of_sites(settings))
     if not settings.tunes and not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
     # The number of rounds of other methods follows from the model.
@@ -65,7 +70,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
         planned = (
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
         )
-        asked = "the round that is asked for" if header.server_round > rounds else planned
+        asked = "requested round" if header.server_round > rounds else planned
         found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
     return found
 

@@ -1,104 +1,101 @@
-"""Protection against repeated questions: every method answers each round once.
+"""Protection against repeated questions: every request for work on private data is answered once.
 
-Each answer to a different order for the same round would reveal more about the same data.
+Each answer to a different request of the same kind and round would reveal more about the same data.
+An evaluation is answered once in a run.
 
-Covers: the same order is answered from the stored reply, also after a message was lost, the server
-was killed, or the server went back to an earlier checkpoint. For the latest answered round, the
-work is repeated if the stored reply is gone. A different order for a round is refused. Any order
-for an earlier round is refused once its reply was deleted. An order counts from the moment work on
-it begins, even if the work fails, because the failure may depend on the data. An order is
-everything that the answer depends on, apart from the client's own data. The hash of the order is
-kept when the other files of its round are deleted.
+Covers: the same request is answered from the stored reply, also after a message was lost, the
+server was killed, or the server went back to an earlier checkpoint. For the latest answered round,
+the work is repeated if the stored reply is gone. A different request is refused. Any request for an
+earlier round is refused once its reply was deleted. A request counts from the moment work on it
+begins, even if the work fails, because the failure may depend on the data. A request is everything
+that the answer depends on, apart from the client's own data. The hash of the request is kept when
+the other files of its round are deleted.
 
 Does not cover: what a single answer reveals (see ``observer`` of the contracts), further runs (the
 site's ``most-runs``), and a node whose owner deletes its state.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
-from espalier.messages.message import Header, Letter, Scalars, validate
+from espalier.messages.message import Header, Kind, Letter, Scalars, validate
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
-R = TypeVar("R", bound=Scalars)
-
-REPORT = "report"
-"""Name of a per-round document: hash of the order, fields of the order, and the report."""
 ANSWERED = "answered"
-"""Name of a document that outlives rounds: hash of each answered order, by round number."""
+"""Name of a document that outlives rounds: hash of each answered request, by kind and round.
+
+The replies are in documents of their rounds, which have the names of the kinds.
+"""
+ONCE_IN_A_RUN = ("evaluate",)
+"""Kinds of requests that are answered in one round of a run."""
 
 
-@dataclass(frozen=True)
-class Work(Generic[R]):
-    """Work of a method in one round, and the composition of its reply."""
+def answer_once(
+    site: Site,
+    request: Letter,
+    work: Callable[[PrivateState], Scalars],
+    rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {},
+    require_ready: Callable[[PrivateState], None] = lambda _: None,
+) -> Letter:
+    """Answer a request with the fields and the first part of the blobs that its contract names.
 
-    report: type[R]
-    """Type of the report that is sent next to the blobs and lists their hashes."""
-    keys: Sequence[str]
-    """Keys of all blobs, in the order of the hashes in the report."""
-    first_part: Collection[str]
-    """Keys of the blobs that are sent together with the report."""
-    do: Callable[[PrivateState], R]
-    """Function that does the work and stores the blobs in the round's client state."""
-    rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {}
-    """Function that returns other inputs of the answer (JSON values), such as pushed parts."""
-    require_ready: Callable[[PrivateState], None] = lambda _: None
-    """Function that raises StateLost if the work cannot begin.
-
-    It must not read the client's data: a failure here does not count as an answer.
-    """
-
-
-def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
-    """Answer a ``train`` request with the report and the first part of the blobs.
+    Parameters
+    ----------
+    work : function that does the work, stores the blobs in the round's client state, and returns
+        the fields of the reply, which list the hashes of the blobs
+    rests_on : function that returns other inputs of the answer (JSON values), such as pushed parts
+    require_ready : function that raises StateLost if the work cannot begin. It must not read the
+        client's data: a failure here does not count as an answer.
 
     Raises
     ------
     InputError
-        This round was answered or begun for another order, or a later round was answered and the
-        reply of this one is gone.
+        Another request of this kind and round was answered or begun, or a later round was answered
+        and the reply of this one is gone.
     """
     header = request.header
-    state = site.state(request.header)
-    # Hold the lock during the whole work, so that a repeated order waits for the first one.
+    state = site.state(header)
+    # Hold the lock during the whole work, so that a repeated request waits for the first one.
     with state.locked():
-        asked = _asked(site, request, work.rests_on(state))
-        saved = state.load(header.server_round, REPORT)
+        asked = _asked(site, request, rests_on(state))
+        saved = state.load(header.server_round, header.kind)
         _require_new(state, header, asked, saved)
         if saved is None:
-            work.require_ready(state)
-            # Record the order before the work starts: a failure may depend on the data and counts
+            require_ready(state)
+            # Record the request before the work starts: a failure may depend on the data and counts
             # as an answer.
-            _note(state, header.server_round, asked)
-            report = work.do(state)
-            saved = {"asked": asked, "order": request.scalars, "report": report.model_dump()}
-            state.save(header.server_round, REPORT, saved)
+            _note(state, header, asked)
+            report = work(state).model_dump()
+            saved = {"asked": asked, "order": request.scalars, "report": report}
+            state.save(header.server_round, header.kind, saved)
         state.collect_garbage(header.server_round)
-    told = validate(work.report, saved["report"])
+    side = site.contract.up
+    told = validate(side.scalars, saved["report"])
+    if side.blob_sha256 is None:
+        return reply_to(request, told)
     store = state.blobs(header.server_round)
-    hashes = dict(zip(work.keys, saved["report"]["blob_sha256"], strict=True))
-    return reply_to(request, told, {key: store.get(hashes[key]) for key in work.first_part})
+    hashes = side.blob_sha256(told)
+    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.specs(told)})
 
 
-def is_answered(state: PrivateState, server_round: int) -> bool:
-    """Return whether an order of this round was answered or begun, even if the reply is gone."""
-    return server_round in _answered(state)
+def is_answered(state: PrivateState, header: Header) -> bool:
+    """Return whether a request was answered or begun, even if the reply is gone."""
+    return header.server_round in _answered(state, header.kind)
 
 
 def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
-    """Return the stored document of a round: ``order`` (fields of the request) and ``report``.
+    """Return the stored answer to a round's order: ``order`` (its fields) and ``report``.
 
     Raises
     ------
     InputError
         The round was not answered. The message names ``what`` is missing.
     """
-    saved = site.state(header).load(header.server_round, REPORT)
+    saved = site.state(header).load(header.server_round, "train")
     if saved is None:
         raise InputError(
             f"{header.kind}: this client kept no {what} of round {header.server_round}; run the"
@@ -123,31 +120,30 @@ def _asked(site: Site, request: Letter, rests_on: Mapping[str, Any]) -> str:
 def _require_new(
     state: PrivateState, header: Header, asked: str, saved: Mapping[str, Any] | None
 ) -> None:
-    answered = _answered(state)
-    number = header.server_round
-    known = answered.get(number) if saved is None else saved["asked"]
-    if saved is not None and known == asked:
+    if saved is not None and saved["asked"] == asked:
         return
+    kind = header.kind
+    number = header.server_round
+    answered = _answered(state, kind)
     if number < (last := max(answered, default=0)):
         raise InputError(
-            f"train: this client answered round {last}; round {number} is over; begin a new run"
+            f"{kind}: this client answered round {last}; round {number} is over; begin a new run"
         )
-    if known not in (None, asked):
+    once_in_a_run = kind in ONCE_IN_A_RUN
+    known = {one for place, one in answered.items() if once_in_a_run or place == number}
+    if known - {asked} or saved is not None:
+        place = "this run" if once_in_a_run else f"round {number}"
         raise InputError(
-            f"train: this client answered another order of round {number}; begin a new run"
+            f"{kind}: this client answered another request of {place}; begin a new run"
         )
 
 
-def _note(state: PrivateState, server_round: int, asked: str) -> None:
-    answered = _answered(state)
-    if server_round not in answered:
-        rounds = {
-            str(number): order
-            for number, order in sorted((answered | {server_round: asked}).items())
-        }
-        state.save_lasting(ANSWERED, {"rounds": rounds})
+def _note(state: PrivateState, header: Header, asked: str) -> None:
+    answered = _answered(state, header.kind) | {header.server_round: asked}
+    rounds = {str(number): order for number, order in sorted(answered.items())}
+    state.save_lasting(ANSWERED, (state.load_lasting(ANSWERED) or {}) | {header.kind: rounds})
 
 
-def _answered(state: PrivateState) -> dict[int, str]:
-    kept = state.load_lasting(ANSWERED) or {"rounds": {}}
-    return {int(number): order for number, order in kept["rounds"].items()}
+def _answered(state: PrivateState, kind: Kind) -> dict[int, str]:
+    kept = (state.load_lasting(ANSWERED) or {}).get(kind, {})
+    return {int(number): order for number, order in kept.items()}

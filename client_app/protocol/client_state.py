@@ -18,13 +18,11 @@ from espalier.storage.client_state import PrivateState
 
 FEEDBACK = "feedback"
 """Name of the document for quantization errors of a client's payloads (error feedback)."""
-MOMENTS = "moments"
-"""Name of the document for AdamW's moments and its step count."""
 CONDITIONING = "conditioning"
 """Name of the document for a client's own embedding and AdamW's moments for it (SFT-P)."""
 IMPORTANCE = "importance"
 """Name of the document for the importances of a client's prunable groups (FedSpine)."""
-DOCUMENTS = (FEEDBACK, MOMENTS, CONDITIONING, IMPORTANCE)
+DOCUMENTS = (FEEDBACK, CONDITIONING, IMPORTANCE)
 
 
 def before(state: PrivateState, document: str, server_round: int) -> dict[str, dict[str, Tensor]]:

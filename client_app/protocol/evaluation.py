@@ -1,4 +1,8 @@
-"""Evaluation at a client, the same for every method: only losses leave it, no text or logits."""
+"""Evaluation at a client, the same for every method: only losses leave it, no text or logits.
+
+A method prepares its evaluation from stored results. Errors of this step say only what is missing,
+and the evaluation does not count. It counts from its first look at private text.
+"""
 
 import math
 import time
@@ -6,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from client_app.site import Site, reply_to
+from client_app.protocol.answer_once import answer_once
+from client_app.site import Site
 from espalier.data.client_text import held_out_windows
 from espalier.errors import InputError
 from espalier.evaluation.perplexity import mean_losses
@@ -24,6 +29,7 @@ from espalier.messages.evaluation import (
 )
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.payload import unpack_tensors
+from espalier.storage.client_state import PrivateState
 
 
 def require_own_text(site: Site, header: Header) -> None:
@@ -51,18 +57,35 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
         )
 
 
+Evaluation = Callable[[], Losses]
+"""Prepared evaluation, which reads private text when it is called."""
+
 Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
 """Model to evaluate: edits of the base model, a smaller model, or edits of a smaller model."""
 
 
-def answer(
+def evaluate_once(site: Site, request: Letter, evaluation: Evaluation) -> Letter:
+    """Answer an evaluation, which is answered once in a run."""
+    number = request.header.server_round
+
+    def results(state: PrivateState) -> Mapping[str, object]:
+        """Return the hashes of the results that are evaluated."""
+        own = state.documents(number)
+        own.pop(request.header.kind, None)
+        # The final result is pushed as if for one more round.
+        return {"own": own, "pushed": state.documents(number + 1), "model": state.brought()}
+
+    return answer_once(site, request, lambda _: evaluation(), results)
+
+
+def prepare_evaluation(
     site: Site,
     request: Letter,
     alone: Evaluated,
     federated: Callable[[], Evaluated],
     before: Evaluated = dense,
-) -> Letter:
-    """Evaluate a client's local result on the evaluation text, and all models on its held-out text.
+) -> Evaluation:
+    """Prepare to evaluate the local result on evaluation text, and all models on held-out text.
 
     Parameters
     ----------
@@ -70,7 +93,6 @@ def answer(
     federated : function that returns the federated result, called only if it is evaluated
     before : model that clients began with, the dense model by default
     """
-    started = time.monotonic()
     require_many_at_a_site(site, request)
     texts: dict[str, torch.Tensor] = {}
     if WINDOWS_BLOB in request.blobs:
@@ -79,25 +101,29 @@ def answer(
             name: torch.from_numpy(arrays[name]).to(torch.int64)
             for name in request.scalars["names"]
         }
-    report = Losses(losses=[], own_losses=[], seconds=0.0)
-    if texts:
-        report.losses = [round(loss, LOSS_DIGITS) for loss in _losses(site, texts, alone).values()]
+    models: dict[str, Evaluated] = {}
     if request.scalars["own_text"]:
-        windows = held_out_windows(
-            site.settings, site.node, site.model.encode, request.header.client
-        )
-        models: dict[str, Evaluated] = {
-            "dense": before,
-            "local_only": alone,
-            "federated": federated(),
-        }
-        losses = [
-            _losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""]
-            for name in OWN_TEXT_MODELS
-        ]
-        report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
-    report.seconds = time.monotonic() - started
-    return reply_to(request, report)
+        models = {"dense": before, "local_only": alone, "federated": federated()}
+
+    def evaluation() -> Losses:
+        started = time.monotonic()
+        report = Losses(losses=[], own_losses=[], seconds=0.0)
+        if texts:
+            losses = _losses(site, texts, alone).values()
+            report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
+        if models:
+            windows = held_out_windows(
+                site.settings, site.node, site.model.encode, request.header.client
+            )
+            own = [
+                _losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""]
+                for name in OWN_TEXT_MODELS
+            ]
+            report.own_losses = [round(loss, LOSS_DIGITS) for loss in own]
+        report.seconds = time.monotonic() - started
+        return report
+
+    return evaluation
 
 
 def _losses(

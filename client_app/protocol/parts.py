@@ -1,8 +1,6 @@
 """Replies in parts: computed once, stored in the client state, sent part by part."""
 
 from client_app.site import Site, reply_to
-from espalier.errors import InputError
-from espalier.messages.contracts import contract_for
 from espalier.messages.message import Letter, NoScalars
 
 
@@ -12,17 +10,10 @@ def hand_out(site: Site, request: Letter) -> Letter:
     Raises
     ------
     InputError
-        The number of hashes does not match the part, or a blob does not exist.
+        A blob does not exist.
     """
-    hashes = request.scalars["blob_sha256"]
-    keys = sorted(
-        contract_for(request, lambda: site.model.plan, site.settings).up.specs(NoScalars())
-    )
-    if len(hashes) != len(keys):
-        raise InputError(
-            f"fetch: part {request.header.part} has {len(keys)} blobs, {len(hashes)} were asked for"
-        )
+    hashes_of = site.contract.up.blob_sha256
+    assert hashes_of is not None
     store = site.state(request.header).blobs(request.header.server_round)
-    return reply_to(
-        request, NoScalars(), {key: store.get(blob) for key, blob in zip(keys, hashes, strict=True)}
-    )
+    blobs = {key: store.get(blob) for key, blob in hashes_of(NoScalars()).items()}
+    return reply_to(request, NoScalars(), blobs)

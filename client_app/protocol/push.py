@@ -54,18 +54,35 @@ def taken(
     return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
 
 
-def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """Return the blobs that a ``train`` request begins with.
+def brought(site: Site, request: Letter, first: int = 0) -> dict[str, bytes]:
+    """Return the blobs that the work on a ``train`` request begins with.
 
-    All parts but the last were pushed before; the last part is in the request.
+    All parts but the last were pushed before; the last part is in the request. Without blobs in the
+    request, the work begins without any.
 
     Raises
     ------
     InputError
         The server has not pushed all parts.
     """
-    store, hashes, _ = taken(site, request.header, num_parts - 1)
+    store = site.state(request.header).blobs(request.header.server_round)
+    hashes = pushed_hashes(site, request, first)
     return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+
+
+def pushed_hashes(site: Site, request: Letter, first: int = 0) -> dict[str, str]:
+    """Return the SHA-256 of the blobs in the pushed parts of ``brought``, by key.
+
+    Both directions have the same parts, and ``first`` is the number of the first one.
+
+    Raises
+    ------
+    InputError
+        The server has not pushed all parts.
+    """
+    num_parts = site.contract.num_parts - 1 if request.blobs else 0
+    _, hashes, _ = taken(site, request.header, num_parts, first)
+    return hashes
 
 
 def _name(part: int) -> str:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from client_app.protocol.evaluation import require_many_at_a_site, require_own_text
-from client_app.site import Site, reply_to
+from client_app.protocol.evaluation import Evaluation, require_many_at_a_site, require_own_text
+from client_app.site import Site
 from espalier.data.client_items import held_out_items
 from espalier.data.tasks.scored_items import ScoredItems, from_arrays
 from espalier.errors import InputError
@@ -69,36 +69,44 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
         )
 
 
-def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) -> Letter:
-    """Score the client's local result on public items, and all models on its own items.
+def prepare_task_evaluation(
+    site: Site, request: Letter, model_of: Callable[[str], Any]
+) -> Evaluation:
+    """Prepare to score the client's local result on public items, and all models on its own items.
 
     Parameters
     ----------
     model_of : function that returns the whole model, in evaluation mode, for a name of
         ``OWN_TEXT_MODELS``. It is called one by one for the models that are evaluated.
     """
-    started = time.monotonic()
-    size = site.settings.training.batch_size
     require_many_at_a_site(site, request)
     classes = site.model.family.kind == "encoder"
-    device = site.computing.device
-    report = Losses(losses=[], own_losses=[], seconds=0.0)
+    items = None
     if TEST_BLOB in request.blobs:
         items = from_arrays(unpack_tensors(request.blobs[TEST_BLOB]))
         _require_that_model_takes(site, items, classes)
-        scores = score(model_of("local_only"), items, classes, size, device)
-        if not all(map(math.isfinite, scores.values())):
-            raise InputError(
-                "evaluate: the scores of this client's model on the public test items are NaN or"
-                " infinite; set dtype to 'float32', or lower training.learning-rate"
-            )
-        report.test_scores = [
-            round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]
-        ]
-    if request.scalars["own_text"]:
-        own = _own_items(site, request.header)
-        for name in OWN_TEXT_MODELS:
-            loss = score(model_of(name), own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
-            report.own_losses.append(round(loss, LOSS_DIGITS))
-    report.seconds = time.monotonic() - started
-    return reply_to(request, report)
+
+    def evaluation() -> Losses:
+        started = time.monotonic()
+        size = site.settings.training.batch_size
+        device = site.computing.device
+        report = Losses(losses=[], own_losses=[], seconds=0.0)
+        if items is not None:
+            scores = score(model_of("local_only"), items, classes, size, device)
+            if not all(map(math.isfinite, scores.values())):
+                raise InputError(
+                    "evaluate: the scores of this client's model on the public test items are NaN"
+                    " or infinite; set dtype to 'float32', or lower training.learning-rate"
+                )
+            report.test_scores = [
+                round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]
+            ]
+        if request.scalars["own_text"]:
+            own = _own_items(site, request.header)
+            for name in OWN_TEXT_MODELS:
+                loss = score(model_of(name), own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
+                report.own_losses.append(round(loss, LOSS_DIGITS))
+        report.seconds = time.monotonic() - started
+        return report
+
+    return evaluation

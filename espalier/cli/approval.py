@@ -4,80 +4,76 @@ A person at a site runs them; the node need not be stopped.
 """
 
 import argparse
-from typing import Any
 
 from espalier.launch.app_folder import installed_app
 from espalier.launch.app_process import run_in_app
 
-RELEASE = "release"
-CHECK_LOG = "check-log"
-COMMANDS = (RELEASE, CHECK_LOG)
+RELEASE = "client_app.policy.approval_command"
+"""Module of the app that lists, approves and refuses replies."""
+CHECK_LOG = "client_app.policy.log_check"
+"""Module of the app that verifies egress logs."""
 
 
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add both commands to the parser."""
-    release = commands.add_parser(
-        RELEASE,
+def add_release(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``espalier release`` to the parser."""
+    parser = commands.add_parser(
+        "release",
         help="list the replies that wait for approval (hold-replies), and release or refuse them",
     )
-    release.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
-    release.add_argument(
+    parser.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
+    parser.add_argument(
         "ids", nargs="*", metavar="ID", help="beginning of the id of a reply to release"
     )
-    release.add_argument(
+    parser.add_argument(
         "--all",
         action="store_true",
         help="release all replies that wait now, except those that are refused",
     )
-    release.add_argument(
+    parser.add_argument(
         "--refuse",
         action="append",
         default=[],
         metavar="ID",
         help="id of a reply that must not leave",
     )
-    release.add_argument(
+    parser.add_argument(
         "--reason",
         default="",
         metavar="TEXT",
-        help="reason for a refusal; it stays in the site's log",
+        help="reason for a refusal; it is written to the site's log",
     )
-    release.add_argument(
+    parser.add_argument(
         "--show",
         action="append",
         default=[],
         metavar="ID",
         help="show the content of a reply, and its files",
     )
-    check = commands.add_parser(CHECK_LOG, help="verify the log of what left a site")
-    check.add_argument(
-        "where",
-        metavar="FILE | STATE-DIR",
-        help="a log, or a state-dir, which has the logs in egress/",
+    parser.set_defaults(execute=release)
+
+
+def add_check_log(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``espalier check-log`` to the parser."""
+    parser = commands.add_parser("check-log", help="verify the log of what left a site")
+    parser.add_argument(
+        "where", metavar="FILE | STATE-DIR", help="a log, or a state-dir with logs in egress/"
     )
-    check.add_argument(
+    parser.add_argument(
         "--head",
         action="append",
         default=[],
         metavar="HASH",
         help="a hash that was noted earlier and must be in the log",
     )
+    parser.set_defaults(execute=check_log)
 
 
-def run_approval(given: argparse.Namespace) -> int:
-    """Run the command and return its exit code.
+def release(given: argparse.Namespace) -> int:
+    """List, show, approve or refuse replies, and return the exit code."""
+    keys = ("state_dir", "ids", "all", "refuse", "reason", "show")
+    return run_in_app(installed_app(), RELEASE, {key: getattr(given, key) for key in keys})
 
-    Raises
-    ------
-    InputError
-        The app is not found.
-    """
-    document: dict[str, Any]
-    if given.command == RELEASE:
-        keys = ("state_dir", "ids", "all", "refuse", "reason", "show")
-        module = "client_app.policy.approval_command"
-        document = {key: getattr(given, key) for key in keys}
-    else:
-        module = "client_app.policy.log_check"
-        document = {"where": given.where, "heads": given.head}
-    return run_in_app(installed_app(), module, document)
+
+def check_log(given: argparse.Namespace) -> int:
+    """Verify egress logs, and return the exit code."""
+    return run_in_app(installed_app(), CHECK_LOG, {"where": given.where, "heads": given.head})

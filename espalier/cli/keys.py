@@ -14,7 +14,9 @@ Does not cover: transport of a folder to its owner. A private key that need not 
 made where it stays: the command makes a site's key pair without an authority too.
 """
 
+import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -41,10 +43,55 @@ from espalier.launch.authority import (
 )
 from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
 
-OWNER_ALONE = 0o600
+OWNER_ONLY = 0o600
 EVERYBODY = 0o644
 FOLDER_OF_KEYS = 0o700
-NEVER_OVERWRITTEN = "is there, and no key is overwritten"
+NEVER_OVERWRITTEN = "exists already, and keys are never overwritten"
+
+
+def add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "keys", help="make certificates for TLS and a key pair for each site; existing files stay"
+    )
+    parser.add_argument(
+        "directory",
+        metavar="DIRECTORY",
+        help="folder for the files; use the same folder again to add a site",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="name or address under which sites reach the server",
+    )
+    parser.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of a site, as in its --node-config",
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=365,
+        help="number of days for which the certificate of the server is valid; default 365",
+    )
+    parser.set_defaults(execute=show_made_keys)
+
+
+def show_made_keys(given: argparse.Namespace) -> int:
+    """Make keys and certificates, and print which folder is for which recipient."""
+    try:
+        for line in make_keys(Path(given.directory), given.server, given.site, given.days):
+            print(line)
+    except OSError as error:
+        where = error.filename or given.directory
+        print(f"espalier: keys: {where}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
 
 
 @dataclass(frozen=True)
@@ -144,15 +191,15 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
             members = sorted({*sites, *keys.sites()})
         _make_server(keys, servers, days)
         yield (
-            f"{keys.authority}: stays with you; only another certificate of a server takes ca.key,"
-            " so keep that elsewhere"
+            f"{keys.authority}: stays with you; ca.key is needed only for another server"
+            " certificate, so store it elsewhere"
         )
     for name in sites:
         _make_pair(keys, name)
-        yield f"{keys.site(name)}: for {name} alone"
+        yield f"{keys.site(name)}: only for {name}"
     public = ", ".join(f"{name}{PUBLIC}" for name in members)
     if keys.at_hand is None:
-        yield f"send the server {public} and nothing else; ca.crt comes back"
+        yield f"send {public} to the server, and no other file; you get ca.crt back"
         return
     for name in members:
         _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
@@ -176,10 +223,10 @@ def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
         key.public_key(), names_of_server(servers), days, authority
     )
     if new:
-        _write(keys.authority_key, pem_of(authority[1]), OWNER_ALONE)
+        _write(keys.authority_key, pem_of(authority[1]), OWNER_ONLY)
         _write(keys.certificate, authority[0].public_bytes(Encoding.PEM), EVERYBODY)
     private, public = keys.of_server()
-    _write(private, pem_of(key), OWNER_ALONE)
+    _write(private, pem_of(key), OWNER_ONLY)
     _write(public, certificate.public_bytes(Encoding.PEM), EVERYBODY)
     _hand_on(keys.certificate, keys.server / keys.certificate.name)
 
@@ -188,29 +235,29 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
     lines = (
         []
         if servers or sites
-        else ["name a --server, and each --site; or a --site alone for a key pair of its own"]
+        else ["give --server and each --site, or only a --site for a new key pair"]
     )
     if not 1 <= days <= AUTHORITY_DAYS:
-        lines.append(f"--days {days}: must be 1 to {AUTHORITY_DAYS}")
+        lines.append(f"--days {days}: must be from 1 to {AUTHORITY_DAYS}")
     for name in dict.fromkeys(sites):
         if not is_site_name(name) or name in ("", ".", ".."):
             lines.append(
-                f"--site {name!r}: is no name of a site; {SITE_NAME[1:-2]} are its characters,"
-                f" {MOST_NAME} at most"
+                f"--site {name!r}: is not a valid site name; it has at most {MOST_NAME}"
+                f" characters of {SITE_NAME[1:-2]}"
             )
         elif sites.count(name) > 1:
             lines.append(f"--site {name!r}: is given more than once")
         else:
             there = (keys.private_key(name), keys.public_key(name), keys.at_server(name))
             lines += [
-                f"{file}: {NEVER_OVERWRITTEN}; leave --site {name} out, or move it away"
+                f"{file}: {NEVER_OVERWRITTEN}; omit --site {name}, or move the file away"
                 for file in there
                 if file.exists()
             ]
     try:
         names_of_server(servers)
-    except EspalierError as mistake:
-        lines.append(str(mistake))
+    except EspalierError as error:
+        lines.append(str(error))
     if servers:
         lines += _of_server(keys)
     if lines:
@@ -218,15 +265,14 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
 
 
 def _of_server(keys: Keys) -> Iterator[str]:
-    remedy = "leave --server out, or move server.key and server.pem away for new ones"
+    remedy = "omit --server, or move server.key and server.pem away to make new ones"
     yield from (
         f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists()
     )
     if keys.at_hand is not None or keys.authority_key.exists():
         missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
         yield from (
-            f"{file}: is kept elsewhere; bring it back for as long as this takes"
-            for file in missing
+            f"{file}: is missing; copy it here until the new files are made" for file in missing
         )
 
 
@@ -235,7 +281,7 @@ def _make_pair(keys: Keys, name: str) -> None:
     key = new_key()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(keys.private_key(name), private, OWNER_ALONE)
+    _write(keys.private_key(name), private, OWNER_ONLY)
     _write(keys.public_key(name), public + f" {name}\n".encode(), EVERYBODY)
 
 

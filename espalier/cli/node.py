@@ -5,6 +5,7 @@ process isolation, and ``client_app.node.warm_node``, which claims the SuperNode
 secret that is made for this run of the command.
 """
 
+import argparse
 import os
 import secrets
 import subprocess
@@ -12,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from espalier.environment.loopback import past_proxies
 from espalier.errors import EspalierError, InputError
@@ -22,8 +24,9 @@ from espalier.flower.node_config import read_node_config
 from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
 from espalier.flower.supernode_log import SupernodeLog
 from espalier.identity.site_keys import fingerprint, private_key
+from espalier.launch.app_folder import installed_app
 from espalier.launch.app_process import started_in_app
-from espalier.launch.child_processes import kept
+from espalier.launch.child_processes import kept, take_interrupts
 from espalier.launch.free_port import free_port
 from espalier.settings.node import claimed_name, parse_node
 
@@ -39,6 +42,52 @@ STOP_SECONDS = 20.0
 MOST_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
 MOST_PORT = 65535
+
+
+def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "node",
+        help=(
+            "start a warm SuperNode that runs only the installed program; takes the options of"
+            " flower-supernode"
+        ),
+        epilog=(
+            "All further options are those of flower-supernode (flower-supernode --help):"
+            " --superlink, --root-certificates, --auth-supernode-private-key, --node-config."
+        ),
+    )
+    parser.add_argument(
+        "--warm-seconds",
+        type=float,
+        default=900.0,
+        help="seconds after which a worker without a task ends; default 900",
+    )
+    parser.add_argument(
+        "--most-idle-megabytes",
+        type=int,
+        default=0,
+        metavar="N",
+        help=(
+            "memory that a worker may hold between tasks; above it, the worker drops its model, and"
+            " ends if that is not enough; default 0: half of the machine's memory"
+        ),
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="loopback port on which the node hands out tasks; default: a free port",
+    )
+    parser.set_defaults(execute=node)
+
+
+def node(given: argparse.Namespace) -> int:
+    """Run a SuperNode; options that the command does not know go to ``flower-supernode``."""
+    take_interrupts()
+    return run_node(
+        installed_app(), given.further, given.port, given.warm_seconds, given.most_idle_megabytes
+    )
 
 
 def run_node(
@@ -63,48 +112,57 @@ def run_node(
     _check(words, port, warm_seconds, most_idle_megabytes)
     address = f"{LOOPBACK}:{port or free_port()}"
     secret = secrets.token_bytes(32)
-    with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
-        file = Path(folder) / "secret"
-        file.touch(mode=0o600)
-        file.write_bytes(secret)
-        command = [
+    order = {
+        "address": address,
+        "warm-seconds": warm_seconds,
+        "secret": secret.hex(),
+        "most-idle-bytes": most_idle_megabytes * MEGA,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="espalier-node-") as folder,
+        _supernode(words, address, secret, Path(folder)) as supernode,
+    ):
+        log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
+        log.start()
+        with started_in_app(app, WARM_NODE, order) as desk:
+            while supernode.poll() is None:
+                if desk.poll() is not None:
+                    print(
+                        "espalier: the process that handles the node's tasks ended; the node ends"
+                        " too",
+                        file=sys.stderr,
+                    )
+                    return 1
+                time.sleep(POLL_SECONDS)
+        log.join(LOG_SECONDS)
+        return supernode.returncode
+
+
+def _supernode(
+    words: Sequence[str], address: str, secret: bytes, folder: Path
+) -> AbstractContextManager[subprocess.Popen[Any]]:
+    """Start ``flower-supernode``, which reads the secret from a file in ``folder``."""
+    file = folder / "secret"
+    file.touch(mode=0o600)
+    file.write_bytes(secret)
+    return kept(
+        [
             sys.executable,
             "-P",
             "-m",
             SUPERNODE_MODULE,
             *process_supernode(words, address, str(file)),
-        ]
-        streams = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-            "errors": "replace",
-            "bufsize": 1,
-        }
-        environment = {**os.environ, **past_proxies(os.environ)}
-        with kept(
-            command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams
-        ) as supernode:
-            log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
-            log.start()
-            order = {
-                "address": address,
-                "warm-seconds": warm_seconds,
-                "secret": secret.hex(),
-                "most-idle-bytes": most_idle_megabytes * MEGA,
-            }
-            with started_in_app(app, WARM_NODE, order) as desk:
-                while supernode.poll() is None:
-                    if desk.poll() is not None:
-                        print(
-                            "espalier: the process that takes the node's tasks ended; the node"
-                            " ends too",
-                            file=sys.stderr,
-                        )
-                        return 1
-                    time.sleep(POLL_SECONDS)
-            log.join(LOG_SECONDS)
-            return supernode.returncode
+        ],
+        folder,
+        {**os.environ, **past_proxies(os.environ)},
+        Path.cwd(),
+        grace=STOP_SECONDS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        bufsize=1,
+    )
 
 
 def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
@@ -113,7 +171,8 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
         {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
     ):
         raise InputError(
-            f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
+            f"{', '.join(own)}: espalier node sets this option itself, or does not allow it;"
+            " omit it"
         )
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     for config in _values_of(NODE_CONFIG, words):
@@ -124,11 +183,11 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
         )
     if most_idle_megabytes < 0:
         raise InputError(
-            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the"
-            " machine has"
+            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 means half of"
+            " the machine's memory"
         )
     if not 0 <= port <= MOST_PORT:
-        raise InputError(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
+        raise InputError(f"--port {port}: must be from 1 to {MOST_PORT}, or 0 for a free port")
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:

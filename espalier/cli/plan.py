@@ -1,12 +1,12 @@
 """``espalier plan``: estimate what a run would take, from the same words as ``espalier run``."""
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
+from espalier.cli.arguments import add_app, add_words
 from espalier.errors import InputError
+from espalier.launch.app_folder import find_app
 from espalier.launch.app_process import run_in_app
+from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
 
 PLAN = "server_app.estimate.command"
@@ -15,17 +15,12 @@ LEAST_SPEED = 1e-6
 MOST_SPEED = 1e9
 
 
-def add_plan(commands: Any) -> argparse.ArgumentParser:
+def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "plan", help="estimate the bytes, memory, disk space and time of a run; needs no weights"
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="preset | key=value",
-        help="the run, as for espalier run; default: the demo",
-    )
+    add_words(parser, "the run, as for espalier run; default: the demo")
     parser.add_argument(
         "--teraflops",
         type=float,
@@ -39,17 +34,11 @@ def add_plan(commands: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="measure the speed of this machine instead of --teraflops",
     )
-    return parser
+    add_app(parser)
+    parser.set_defaults(execute=plan)
 
 
-def plan(
-    app: Path,
-    words: Sequence[str],
-    teraflops: float | None,
-    megabits: float | None,
-    *,
-    measure: bool,
-) -> int:
+def plan(given: argparse.Namespace) -> int:
     """Print the estimate; return 0, or 2 if the run's settings or its model are wrong.
 
     Raises
@@ -57,14 +46,15 @@ def plan(
     InputError
         A word is no setting, or a speed is invalid.
     """
-    for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
+    take_interrupts()
+    app = find_app(given.app)
+    speeds = {"teraflops": given.teraflops, "megabits": given.megabits}
+    for name, value in speeds.items():
         if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
-            raise InputError(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
-    if measure and teraflops is not None:
+            raise InputError(f"--{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
+    if given.measure and given.teraflops is not None:
         raise InputError(
-            f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both"
+            f"--teraflops {given.teraflops:g} --measure: give the speed or measure it, not both"
         )
-    run, _ = configuration(app, words, on_this_machine=True, works=False)
-    return run_in_app(
-        app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure}
-    )
+    run, _ = configuration(app, given.words, on_this_machine=True, works=False)
+    return run_in_app(app, PLAN, {"run": run, **speeds, "measure": given.measure})

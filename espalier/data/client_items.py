@@ -62,8 +62,9 @@ def client_items(
     train, held_out = split_items(own)
     if not train:
         raise InputError(
-            f"data: the client has no items of the task {task.name} to train on; items that are"
-            " equal count once, and one in ten is held out; give it some, or a larger data.alpha"
+            f"data: the client has no training items of the task {task.name}; duplicates count"
+            " once, and one item in ten is held out; give the client more items, or raise"
+            " data.alpha"
         )
     return train, held_out
 
@@ -133,10 +134,11 @@ def held_out_items(
     )
     if predictions < LEAST_PREDICTIONS or len(found) < LEAST_ITEMS:
         text = (
-            f"evaluation.own-text: the client's held-out items are fewer than {LEAST_ITEMS}, or"
-            f" give fewer than {LEAST_PREDICTIONS} predictions (tokens of answers, or classes), and"
-            " a mean over them says too much about single ones; give the client more items, or"
-            f" raise task.max-test-items, which is {settings.task.max_test_items} (0 takes all)"
+            f"evaluation.own-text: the client has fewer than {LEAST_ITEMS} held-out items, or"
+            f" they give fewer than {LEAST_PREDICTIONS} predictions (answer tokens or classes),"
+            " and their mean would reveal too much about single items; give the client more"
+            f" items, or raise task.max-test-items = {settings.task.max_test_items} (0 means"
+            " all)"
         )
         raise InputError(text, text)
     return found
@@ -200,7 +202,7 @@ def _require_other_split(settings: RunSettings, task: Task) -> None:
     names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
     if names & {task.hub.test, "all"}:
         raise InputError(
-            f"data.hub-split = {split!r}: clients train on {task.hub.test!r}, which has the public"
-            f" test items of the task {task.name}; choose another split, or name other test items"
-            " in task.test-path"
+            f"data.hub-split = {split!r}: {task.hub.test!r} contains the public test items of"
+            f" the task {task.name}, and clients must not train on them; choose another split,"
+            " or name other test items in task.test-path"
         )

@@ -117,7 +117,7 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
     if len(files) < num_clients:
         raise InputError(
             f"data.path = {directory!r}: by-file needs a directory with"
-            f" {count(num_clients, 'file')}, one per client; it has {len(files)}"
+            f" {count(num_clients, 'file')}, one per client; this one has {len(files)}"
         )
     return files[client]
 
@@ -172,7 +172,7 @@ def training_windows(
         if isinstance(own, IndexedPassages) and own.corpus.folder
         else None
     )
-    what = f"data: the client's text, of which {ONCE},"
+    what = f"data: the client's text ({ONCE})"
     return all_windows(own, encode, data.window_tokens, what, "data.window-tokens", folder)
 
 
@@ -202,8 +202,8 @@ def held_out_windows(
     predictions = len(windows) * (settings.evaluation.window_tokens - 1)
     if predictions < LEAST_PREDICTIONS:
         text = (
-            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and a mean over them says"
-            " too much about single words; give the client more text, or raise"
+            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and their mean would"
+            " reveal too much about single words; give the client more text, or raise"
             " evaluation.max-windows or evaluation.window-tokens"
         )
         raise InputError(text, text)

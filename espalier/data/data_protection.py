@@ -20,7 +20,7 @@ from espalier.settings.task import TEXT
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OUTWARD = "data-path: this site's data cannot be used for this run; the log of its node says why"
+OUTWARD = "data-path: this site's data cannot be used for this run; the node's log gives the reason"
 
 
 def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
@@ -33,9 +33,9 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
     def reading(*args: P.args, **named: P.kwargs) -> R:
         try:
             return read(*args, **named)
-        except EspalierError as mistake:
-            if mistake.told is None:
-                mistake.told = OUTWARD
+        except EspalierError as error:
+            if error.told is None:
+                error.told = OUTWARD
             raise
 
     return reading
@@ -47,8 +47,8 @@ def no_data() -> EspalierError:
     In a deployment the run's ``[data]`` can name no file, because sites have their own.
     """
     text = (
-        "data-path: this site names no file of its own, and the run's data.path names none either;"
-        " give the site one, with data-path in --node-config"
+        "data-path: neither this site nor the run's data.path names a file; set data-path in"
+        " --node-config"
     )
     return InputError(text, text)
 
@@ -56,8 +56,8 @@ def no_data() -> EspalierError:
 def not_allowed() -> EspalierError:
     """Return the error for a site that does not permit evaluation on its own data."""
     text = (
-        "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in"
-        " --node-config"
+        "evaluation.own-text: this site does not allow it; its owner can allow it with"
+        " own-text=true in --node-config"
     )
     return InputError(text, text)
 
@@ -78,13 +78,13 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
         has = f"records of the task {node.data_task}" if node.data_task else "text"
         wants = f"records of the task {task}" if task != TEXT else "text"
         _refuse(
-            f"data-task: this site's data-path holds {has}, the run wants {wants}; if it has them,"
-            " its owner says so there"
+            f"data-task: this site's data-path contains {has}, but the run needs {wants}; if the"
+            " file contains them, its owner sets data-task in --node-config"
         )
     if not node.data_path and (task != TEXT or data.source not in BUILT_IN_TEXTS):
         _refuse(
-            "data-path: this site names no file of its own, and opens none that a run names"
-            f" (data.source = '{data.source}'); give the site one, with data-path in --node-config"
+            "data-path: this site names no file, and does not open files that a run names"
+            f" (data.source = '{data.source}'); set data-path in --node-config"
         )
 
 
@@ -100,8 +100,8 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
     """
     if tokens < (least := node.fewest_tokens()):
         _refuse(
-            f"least-tokens = {least}: an answer would rest on fewer; {remedy}, or lower"
-            " least-tokens in --node-config"
+            f"least-tokens = {least}: the answer would be computed from fewer tokens; {remedy},"
+            " or lower least-tokens in --node-config"
         )
 
 

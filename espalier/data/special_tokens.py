@@ -63,9 +63,9 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
         if plain and len(places) == 1:
             return tuple(whole[places[0] + len(plain) :])
     raise InputError(
-        "tokenizer: which tokens it adds behind a text cannot be told, because its special tokens"
-        " change or hide the others; take a model whose tokenizer adds them before or behind the"
-        " text"
+        "tokenizer: the tokens that it adds to the end of a text cannot be determined, because"
+        " its special tokens change or hide the others; use a model whose tokenizer adds tokens"
+        " only before or after the text"
     )
 
 

@@ -159,8 +159,8 @@ class TokenPieces:
             wanted = (len(self) if following is None else following.start) - piece.start
             if len(self._last[1]) != wanted:
                 raise RuntimeError(
-                    f"piece {number} of a text has {len(self._last[1])} tokens, {wanted} were"
-                    " counted"
+                    f"piece {number} of a text has {len(self._last[1])} tokens, but {wanted}"
+                    " were counted"
                 )
         return self._last[1]
 
@@ -192,7 +192,7 @@ class TokenPieces:
         tokens = self._behind(open_piece, self._text(open_piece.moved, body, None), ())
         # The last piece does not fit its context, so the text is encoded whole.
         if tokens is None:
-            beat("tokenising all of a text that cannot be cut")
+            beat("tokenising a text that cannot be split")
             pieces = [Piece(0, 0, 0, 0)]
             tokens = list(self.encode(self.between.join(self.passages)))
         self._last = len(pieces) - 1, np.array(tokens, dtype=np.int64)

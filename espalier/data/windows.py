@@ -16,7 +16,7 @@ from espalier.data.files.file_text import FileText
 from espalier.data.token_pieces import Encode, TokenPieces
 from espalier.errors import InputError
 
-ONCE = "passages that are equal count once"
+ONCE = "duplicate passages count once"
 """Hint in errors about a client's text that is too short, because its file may be long."""
 
 
@@ -42,8 +42,8 @@ def calibration_windows(
     if not isinstance(tokens, TokenPieces) or available < num_windows:
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise InputError(
-            f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens,"
-            f" data.windows = {num_windows} are needed; {ONCE}; {remedy}",
+            f"data: the client's text gives {count(available, 'window')} of {window_tokens}"
+            f" tokens, but data.windows = {num_windows} are needed; {ONCE}; {remedy}",
             f"data: the client's text gives too few windows of data.window-tokens = {window_tokens}"
             f" tokens; {ONCE}; {remedy}",
         )

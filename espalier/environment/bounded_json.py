@@ -51,7 +51,7 @@ def read_json(
 def require_short(characters: int, most: int) -> None:
     """Raise UnboundedJsonError if a document has more than ``most`` characters."""
     if characters > most:
-        raise UnboundedJsonError(f"it has {characters} characters, at most {most} are read")
+        raise UnboundedJsonError(f"it has {characters} characters; at most {most} are allowed")
 
 
 def require_flat(text: str) -> None:
@@ -69,7 +69,7 @@ def require_flat(text: str) -> None:
             depth += 1
             if depth > MOST_DEPTH:
                 raise UnboundedJsonError(
-                    f"its lists and objects are nested more than {MOST_DEPTH} deep"
+                    f"its lists and objects are nested more than {MOST_DEPTH} levels deep"
                 )
         elif first in "]}":
             depth -= 1

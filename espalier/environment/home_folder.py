@@ -18,5 +18,5 @@ def at_home(path: str) -> Path:
     except RuntimeError:
         who = Path(path).parts[0]
         raise InputError(
-            f"{path!r}: {who} has no home directory on this machine; write the path from / on"
+            f"{path!r}: {who} has no home directory on this machine; write an absolute path"
         ) from None

@@ -23,9 +23,9 @@ def require_model(name: str) -> None:
     if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
         folder = name.rpartition("/")[2]
         raise InputError(
-            f"model = {name!r}: there is no directory {Path(name).absolute()}. If it is the name of"
-            f" a model on the Hugging Face hub, download it first (hf download {name} --local-dir"
-            f" {folder}) and give its directory (model={folder})"
+            f"model = {name!r}: there is no directory {Path(name).absolute()}. If this is the"
+            f" name of a model on the Hugging Face hub, download it first (hf download {name}"
+            f" --local-dir {folder}) and name its directory (model={folder})"
         )
 
 
@@ -39,7 +39,7 @@ def require_data(source: str, path: str) -> None:
     """
     if source in ("text", "jsonl") and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
         raise InputError(
-            f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, and"
-            f" data.source = {source!r} reads one. If it is the name of a dataset on the Hugging"
-            " Face hub, set data.source = 'hub'"
+            f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, but"
+            f" data.source = {source!r} needs one. If this is the name of a dataset on the"
+            " Hugging Face hub, set data.source = 'hub'"
         )

@@ -109,9 +109,9 @@ def _room(how: Generation, max_tokens: int) -> int:
     """Return the maximum number of tokens of a prompt."""
     if (room := max_tokens - how.max_new_tokens) < 1:
         raise InputError(
-            f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens},"
-            " which leaves none for the prompt; lower task.answer-tokens, or take a model that"
-            " takes more"
+            f"the model accepts {max_tokens} tokens and an answer may have {how.max_new_tokens},"
+            " so no token is left for the prompt; lower task.answer-tokens, or use a model that"
+            " accepts more tokens"
         )
     return room
 

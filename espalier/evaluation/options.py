@@ -39,7 +39,7 @@ def log_likelihoods(
     """
     found: dict[Encoded, float] = {}
     for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
-        batch = collate([Encoded(tokens, 1) for tokens in rows], 0, "all")
+        batch = collate([Encoded(tokens, 1) for tokens in rows], 0)
         places, asked = _asked(rows, batch.attention_mask.shape)
         logits = logits_at(
             model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device)

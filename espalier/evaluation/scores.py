@@ -85,9 +85,7 @@ def _score_classes(
     pad = model.config.pad_token_id or 0
     for start in beats(range(0, len(order), batch_size), "scoring batch"):
         places = order[start : start + batch_size]
-        batch = collate(
-            [Encoded(items.requests[place].token_ids, 1) for place in places], pad, "all"
-        )
+        batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad)
         logits = model(
             input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
         ).logits

@@ -65,10 +65,9 @@ def warn_of_open_control_api(address: str) -> None:
     """Print a warning if the Control API used for a run can be reached from another machine."""
     if elsewhere := listens_elsewhere(address):
         print(
-            "espalier: warning: the SuperLink's Control API can be reached at"
-            f" {', '.join(elsewhere)}, not by this machine alone. Whoever reaches it can start runs"
-            f" at all sites; start the SuperLink with --host 127.0.0.1{_proxy_remedy()}"
-            " (docs/deployment.md)",
+            "espalier: warning: other machines can reach the SuperLink's Control API at"
+            f" {', '.join(elsewhere)}. Everyone who can reach it can start runs at all sites;"
+            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/deployment.md)",
             file=sys.stderr,
         )
 
@@ -77,15 +76,16 @@ def warn_of_answering_control_api(superlink: str, root_certificates: str | None)
     """Print a warning if runs can be started at the address that a site uses."""
     if answers(superlink, root_certificates):
         print(
-            f"espalier: warning: {superlink}, where this site connects, also takes runs, from"
-            " whoever reaches it. Ask whoever runs the federation to keep the Control API on their"
-            f" own machine{_proxy_remedy()} (docs/deployment.md)",
+            f"espalier: warning: {superlink}, to which this site connects, also accepts runs"
+            " from everyone who can reach it. Ask the operator of the federation to make the"
+            f" Control API reachable only from their own machine{_proxy_remedy()}"
+            " (docs/deployment.md)",
             file=sys.stderr,
         )
 
 
 def _proxy_remedy() -> str:
-    return ", behind a reverse proxy that passes /v1/fleet/ alone" if sites_share_port() else ""
+    return ", behind a reverse proxy that passes only /v1/fleet/" if sites_share_port() else ""
 
 
 def _own_addresses() -> list[str]:

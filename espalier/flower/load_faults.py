@@ -40,7 +40,7 @@ def load_remedy() -> str:
     name = Path(__file__).parent.parent.parent.name
     folder = name if name.startswith("espalier.espalier.") else "espalier.espalier.*"
     return (
-        f"{NOT_LOADED}: its copy may be incomplete, or a library may be missing there, as its log"
-        f" says; stop the node's runs, remove apps/{folder} in its FLWR_HOME (~/.flwr where none is"
-        " set), and begin again"
+        f"{NOT_LOADED}: its copy may be incomplete, or a library may be missing there (see the"
+        f" node's log); stop the node's runs, remove apps/{folder} in its FLWR_HOME (default"
+        " ~/.flwr), and start again"
     )

@@ -21,8 +21,8 @@ def read_node_config(text: str) -> dict[str, Any]:
 
     if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
         raise InputError(
-            f"node-config: {rest!r} is no key=value, and Flower would pass over it; write"
-            " key=value, without blanks"
+            f"node-config: {rest!r} is not key=value, and Flower would ignore it; write"
+            " key=value without spaces"
         )
     try:
         return dict(parse_config_args([text]))
@@ -34,6 +34,6 @@ def read_node_config(text: str) -> dict[str, Any]:
     except Exception:
         # The library that Flower uses may raise any exception.
         raise InputError(
-            f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or a"
-            " string in its own quotes, for instance 'site=\"hospital-a\" windows=16'"
+            f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or"
+            " a string in quotes, for example 'site=\"hospital-a\" windows=16'"
         ) from None

@@ -106,11 +106,11 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
 
 def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
     """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
-    beside = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(
+    installed = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(
         SUPERLINK
     )
-    if beside.is_absolute() and beside.exists():
-        return beside
+    if installed.is_absolute() and installed.exists():
+        return installed
     variables = dict(
         line.split("=", 1) for line in (entry / "environ").read_text().split("\0") if "=" in line
     )

@@ -67,7 +67,7 @@ class SupernodeLog:
                 self._reason = found[1]
             if line != ERROR_ENDS:
                 return []
-            return self.rest() if not self._reason else self._told()
+            return self.rest() if not self._reason else self._error_lines()
         if line.startswith((" ", "\t")) or not line:
             return []
         if self._reason and line == NOT_CONNECTED:
@@ -81,12 +81,12 @@ class SupernodeLog:
         self._held = []
         return held
 
-    def _told(self) -> list[str]:
+    def _error_lines(self) -> list[str]:
         self._held.clear()
         return [f"espalier: {why_refused(self._reason, self)}"]
 
     def _connected(self, node_id: str) -> str:
-        who = f"as {self.site}" if self.site else "as a node without a site name of its own"
+        who = f"as {self.site}" if self.site else "as a node without a site name"
         key = f", with the key {self.fingerprint}" if self.fingerprint else ""
         return (
             f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
@@ -98,19 +98,19 @@ def why_refused(reason: str, node: SupernodeLog) -> str:
     at = f"the SuperLink {node.superlink}"
     if UNKNOWN_KEY in reason:
         return (
-            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); have it"
-            f" registered there, once: flwr supernode register {node.site or 'NAME'}.key.pub"
-            " CONNECTION"
+            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); register it"
+            f" there once: flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
         )
     if KEY_WANTED in reason:
         return (
-            f"{at} takes only nodes whose key is registered there, and this one was started without"
-            " a key; give --auth-supernode-private-key KEY, and have KEY.pub registered there:"
-            " flwr supernode register KEY.pub CONNECTION"
+            f"{at} accepts only nodes with a registered key, and this node was started without a"
+            " key; give --auth-supernode-private-key KEY, and register KEY.pub there: flwr"
+            " supernode register KEY.pub CONNECTION"
         )
     if STILL_CONNECTED in reason:
         return (
-            f"{at} counts a node with this key as connected still, for up to a minute after it was"
-            " killed; start this one again then, and give each node a key of its own"
+            f"{at} still counts a node with this key as connected, for up to a minute after that"
+            " node was killed; start this node again after that minute, and give each node its"
+            " own key"
         )
     return f"{at} refused this node: {reason}"

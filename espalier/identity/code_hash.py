@@ -119,7 +119,7 @@ def _require_few_entries(bundle: bytes) -> None:
     start = len(bundle) - END_RECORD.size
     # The last two bytes are the length of a comment, which Flower's bundles do not have.
     if start < 0 or not bundle.startswith(END, start) or bundle[-2:] != b"\0\0":
-        raise zipfile.BadZipFile("the bundle does not end as Flower's bundles do")
+        raise zipfile.BadZipFile("the end of the bundle is not that of a Flower bundle")
     if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
         raise zipfile.BadZipFile("the bundle is a ZIP64 file, which Flower's bundles are not")
     size = END_RECORD.unpack_from(bundle, start)[5]
@@ -128,8 +128,8 @@ def _require_few_entries(bundle: bytes) -> None:
         or bundle.count(ENTRY, start - size, start) > MOST_ENTRIES
     ):
         raise zipfile.BadZipFile(
-            f"the bundle lists more than {MOST_ENTRIES} files, or more than {MOST_DIRECTORY_BYTES}"
-            " bytes of them"
+            f"the bundle lists more than {MOST_ENTRIES} files, or its list has more than"
+            f" {MOST_DIRECTORY_BYTES} bytes"
         )
 
 
@@ -141,11 +141,10 @@ def _of_program(bundle: bytes) -> str:
         if sum(file.compress_size for file in files) > len(bundle) or len(
             {file.filename for file in files}
         ) < len(files):
-            raise zipfile.BadZipFile("files of the bundle lie over each other")
+            raise zipfile.BadZipFile("files of the bundle overlap")
         if strange := [file.filename for file in files if file.compress_type not in PACKED]:
             raise zipfile.BadZipFile(
-                f"{strange[0][:200]!r} in the bundle is packed in another way than Flower's"
-                " bundles are"
+                f"{strange[0][:200]!r} in the bundle is not packed as in Flower's bundles"
             )
         found = list[tuple[str, bytes]]()
         left = MOST_BYTES

@@ -59,21 +59,24 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
         ) from None
     # A file of another user, for instance root in a container, is not for this user to change.
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
+        raise InputError(
+            f"site-key = {path!r}: other users of this machine can read it; run: chmod 600 {path}"
+        )
     try:
         key = load_ssh_private_key(data, None)
     except TypeError:
         raise InputError(
-            f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key"
-            " without one"
+            f"site-key = {path!r}: the key has a passphrase, which a node cannot enter; name a"
+            " key without a passphrase"
         ) from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
         raise InputError(
-            f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}"
+            f"site-key = {path!r}: is not a private key in OpenSSH format; {MAKE_ONE}"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
         raise InputError(
-            f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}"
+            f"site-key = {path!r}: is not an ECDSA key on a curve that a SuperNode accepts;"
+            f" {MAKE_ONE}"
         )
     return key
 
@@ -105,15 +108,15 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
         try:
             name = _site(file)
             key = public_key(file)
-        except EspalierError as mistake:
-            lines.append(str(mistake))
+        except EspalierError as error:
+            lines.append(str(error))
             continue
         other = holders.setdefault(_bytes_of(key), name)
         if other != name:
-            lines.append(f"{file.name}: is the key of {other} too; each site has a key of its own")
+            lines.append(f"{file.name}: is also the key of {other}; each site needs its own key")
         found[name] = key
     if not files:
-        lines.append(f"holds no key; put the NAME{PUBLIC} of each site there")
+        lines.append(f"contains no key; put the NAME{PUBLIC} of each site there")
     if lines:
         raise InputError(f"site-keys = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
     return found
@@ -129,7 +132,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
     """
     if not _site(file):
         raise InputError(
-            f"{file.name}: is not named NAME{PUBLIC} after a site; rename it, or take it away"
+            f"{file.name}: is not named NAME{PUBLIC} after a site; rename or remove it"
         )
     try:
         with open(file, "rb") as opened:
@@ -138,12 +141,12 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
         raise InputError(f"{file.name}: cannot be read ({error.strerror})") from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
         raise InputError(
-            f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}"
+            f"{file.name}: is not a public key in OpenSSH format; ask the site for its {file.name}"
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
         raise InputError(
-            f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site"
-            f" {MAKE_ONE}"
+            f"{file.name}: is not an ECDSA key on a curve that a SuperLink accepts; ask the site"
+            f" to {MAKE_ONE}"
         )
     return key
 

@@ -48,9 +48,7 @@ def _first_app(candidates: Sequence[Path]) -> Path:
         if _is_app(candidate):
             return candidate.resolve()
     tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
-    raise InputError(
-        f"no Espalier app in {tried}; install Espalier, or name a checkout of it with --app"
-    )
+    raise InputError(f"no Espalier app in {tried}; install Espalier, or name a checkout with --app")
 
 
 def _is_app(folder: Path) -> bool:

@@ -60,8 +60,8 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
                 found.append(x509.DNSName(name))
             else:
                 wrong.append(
-                    f"--server {name!r}: is no host name or address; give it without scheme and"
-                    " port"
+                    f"--server {name!r}: is not a host name or address; write it without scheme"
+                    " and port"
                 )
     if wrong:
         raise InputError("\n".join(wrong))
@@ -102,8 +102,8 @@ def new_server_certificate(
     # The authority may have been made moments ago with the same lifetime, hence a day of tolerance.
     if end - timedelta(days=1) > issuer.not_valid_after_utc:
         raise InputError(
-            f"--days {days}: the authority's own certificate ends on"
-            f" {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer"
+            f"--days {days}: the certificate of the authority expires on"
+            f" {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer days"
         )
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Espalier server")])
     by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
@@ -139,14 +139,16 @@ def read_authority(
         signing_key = load_pem_private_key(key, None)
     except (ValueError, TypeError):
         raise InputError(
-            "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; bring them back"
-            " from a copy"
+            "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; restore both"
+            " from a backup"
         ) from None
     if (
         not isinstance(signing_key, ec.EllipticCurvePrivateKey)
         or read.public_key() != signing_key.public_key()
     ):
-        raise InputError("ca: ca.key is not the key of ca.crt; bring the one back that is")
+        raise InputError(
+            "ca: ca.key is not the key of ca.crt; restore the key that belongs to ca.crt"
+        )
     return read, signing_key
 
 

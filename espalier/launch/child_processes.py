@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from espalier.launch import keeper
 from espalier.launch.keeper import STOP, TOKEN, carrying, end_all
@@ -111,3 +111,15 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def take_interrupts() -> None:
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP."""
+    for number in INTERRUPTS:
+        # ``nohup`` makes a process ignore SIGHUP, which must stay so.
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

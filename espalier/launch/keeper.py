@@ -67,13 +67,13 @@ def main(folder: str, grace: float, command: list[str]) -> int:
     _adopt_orphans()
     started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     code = None
-    told = None
-    while code is None and told is None and not ends:
+    received = None
+    while code is None and received is None and not ends:
         if select.select([0], [], [], POLL_SECONDS)[0]:
-            told = os.read(0, 1)
+            received = os.read(0, 1)
         code = _reap(started.pid)
     end_all(lambda: _own(os.environ.get(TOKEN, "")), grace)
-    if told == b"" and folder:
+    if received == b"" and folder:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if code is None else code if code >= 0 else 128 - code
 

@@ -29,8 +29,8 @@ def require_address(address: str) -> None:
     found = ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found[1]) <= MOST_PORT:
         raise InputError(
-            f"--superlink {address!r}: is no HOST:PORT; write a name or an address without http://"
-            f" in front, and a port from 1 to {MOST_PORT} behind it, for instance 127.0.0.1:9093"
+            f"--superlink {address!r}: is not HOST:PORT; write a name or address without"
+            f" http://, and a port from 1 to {MOST_PORT}, for example 127.0.0.1:9093"
         )
 
 
@@ -49,15 +49,15 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
-    told = False
+    announced = False
     while not _listens(host.strip("[]"), int(port)):
         if time.monotonic() >= end:
             return False
-        if not told:
-            told = True
+        if not announced:
+            announced = True
             print(
-                f"espalier: nothing listens at {address} yet; waiting for the SuperLink,"
-                f" {seconds:g} s at most",
+                f"espalier: nothing listens at {address} yet; waiting at most {seconds:g} s for"
+                " the SuperLink",
                 file=sys.stderr,
             )
         time.sleep(POLL_SECONDS)

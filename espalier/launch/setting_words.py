@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from espalier.errors import InputError
 
-FORM = "settings are given as key=value, without dashes in front and without blanks"
+FORM = "settings have the form key=value, without leading dashes and without spaces"
 
 
 def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
@@ -28,8 +28,8 @@ def explain_options(options: Sequence[str], words: Sequence[str], keys: Collecti
     words : all words, among which the value of an option is searched
     keys : keys of the settings
     """
-    told = [_explained(option, words, keys) for option in options]
-    return "\n".join(line for line in told if line)
+    lines = [_explained(option, words, keys) for option in options]
+    return "\n".join(line for line in lines if line)
 
 
 def _explained(option: str, words: Sequence[str], keys: Collection[str]) -> str:

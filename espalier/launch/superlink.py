@@ -44,8 +44,9 @@ LOG_END = 2000
 """Number of characters at the end of a SuperLink's log that errors quote."""
 
 CERTIFICATES = (
-    " A SuperLink with certificates says the same to whoever comes without: give their authority's"
-    " with --root-certificates, and reach the SuperLink by a name that they hold."
+    " A SuperLink with TLS gives the same error to a client without certificates: name the"
+    " authority's certificate with --root-certificates, and use a host name that the"
+    " SuperLink's certificate contains."
 )
 """Hint that is added to Flower's error if a Control API cannot be reached."""
 
@@ -129,24 +130,24 @@ class SuperLink:
         return str(run["status"]), str(run.get("status-details", ""))
 
     def _what_became_of_it(self, answer: str) -> str:
-        told = " ".join(answer.split())
+        reason = " ".join(answer.split())
         if self.process is None:
             return (
-                f"the SuperLink at {self.address} does not answer, or lost the run: {told}\nif it"
-                " was killed, start it again with the same --database; its nodes come back by"
-                " themselves"
+                f"the SuperLink at {self.address} does not answer, or lost the run: {reason}\nif"
+                " it was killed, start it again with the same --database; its nodes reconnect"
+                " by themselves"
             )
         if (code := self._exit_code(self.process)) is None:
-            return f"the SuperLink of this run does not answer: {told}"
+            return f"the SuperLink of this run does not answer: {reason}"
         if code > BY_SIGNAL:
             return (
-                f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the run"
-                " had ended"
+                f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the"
+                " run had ended"
             )
         end = (self.folder / LOG).read_text(errors="replace")[-LOG_END:]
         return (
-            f"the SuperLink of this run ended with exit code {code} before the run had; the end of"
-            f" its log:\n{end}"
+            f"the SuperLink of this run ended with exit code {code} before the run did; the end"
+            f" of its log:\n{end}"
         )
 
     def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
@@ -231,8 +232,8 @@ def _flower_home(connection: str) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
     except OSError as error:
         raise InputError(
-            f"no temporary directory can be made ({error.strerror}); set TMPDIR to one that you can"
-            " write"
+            f"no temporary directory can be created ({error.strerror}); set TMPDIR to a writable"
+            " directory"
         ) from None
     (folder / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
@@ -283,11 +284,11 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 def _program(name: str) -> str:
     """Return the path of a program, preferably of the one next to this Python."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    found = str(installed) if installed.exists() else shutil.which(name)
     if found is None:
         raise InputError(
-            f"{name} is not installed; install Espalier again, which brings Flower along (README,"
-            " 'Set up and run')"
+            f"{name} is not installed; install Espalier again, which also installs Flower"
+            " (README, 'Set up and run')"
         )
     return found

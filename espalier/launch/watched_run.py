@@ -56,10 +56,9 @@ class WatchedRun:
     def how_to_go_on(self) -> str:
         """Return the command that resumes the run, in a message for the user."""
         if not self.directory:
-            return "the run had not begun its work; give the same command again"
+            return "the run had not started; give the same command again"
         words = [word for word in self.arguments if not word.startswith("resume-from=")]
         command = shlex.join(["espalier", *words, f"resume-from={self.directory}"])
         return (
-            f"what was finished is in {self.directory}; to go on after the last finished round:\n "
-            f" {command}"
+            f"finished rounds are in {self.directory}; to resume after the last one:\n  {command}"
         )

@@ -10,9 +10,10 @@ Does not cover: a client that encodes other data in the permitted bits, or what 
 tensors themselves reveal. The ``observer`` sentence of each contract describes the latter.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
@@ -22,8 +23,11 @@ from espalier.messages.payload import TensorSpec, tensor_specs
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensor specs by blob key and tensor name."""
 
-CheckValues = Callable[[str, bytes], None]
-"""Function of a blob's key and bytes that raises ``ProtocolError`` if values are out of range."""
+CheckValues = Callable[[str, bytes], Any]
+"""Function of a blob's key and bytes that raises ``ProtocolError`` if values are out of range.
+
+It may return the blob's tensors as it decoded them, by name.
+"""
 
 HEADER_ROOM = 64 * 1024
 """Bytes that the safetensors header of a blob may take in addition to its data."""
@@ -67,12 +71,27 @@ class Contract:
     """Reply, from client to server."""
     observer: str
     """Description of what a person who reads the client's reply learns."""
-    num_parts: int = 1
-    """Number of parts in which the reply is sent."""
+    parts: Sequence[Sequence[str]] = ((),)
+    """Blob keys of each part in which the reply is sent."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts in which the reply is sent."""
+        return len(self.parts)
 
 
-def check(letter: Letter, side: Side) -> Scalars:
+def check(letter: Letter, side: Side, *, keep: bool = False) -> Scalars:
     """Check a message against one side of its contract and return its fields.
+
+    Parameters
+    ----------
+    letter
+        The message.
+    side
+        Side of the contract.
+    keep
+        True to keep in ``letter.tensors`` what the check of values decoded. Otherwise only the
+        tensors of one blob are in memory.
 
     Raises
     ------
@@ -96,7 +115,9 @@ def check(letter: Letter, side: Side) -> Scalars:
     for key, blob in letter.blobs.items():
         _check_blob(key, blob, expected[key])
         if side.check_values is not None:
-            side.check_values(key, blob)
+            tensors = side.check_values(key, blob)
+            if keep and tensors is not None:
+                letter.tensors[key] = tensors
     if side.check_scalars is not None:
         side.check_scalars(scalars)
     if side.blob_sha256 is not None:

@@ -66,12 +66,12 @@ class SignedEnrolment(Enrolment):
 
 
 TELLS = (
-    "the site's name, hashes of its program and base model, its device, threads and capability, "
+    "The site's name, hashes of its program and base model, its device, threads and capability,"
+    " whether a person there approves its replies, and versions."
 )
-TELLS += "whether a person there approves its replies, and versions"
 SIGNED = (
-    "; in runs with `site-keys` alone a signature of all this, which proves that who sent it has"
-    " the site's key"
+    " Only in runs with `site-keys`: a signature of all this, which proves that the sender has the"
+    " site's key."
 )
 
 _REFUSED_BY = re.compile(r"site ([A-Za-z0-9._-]{1,64}): ")

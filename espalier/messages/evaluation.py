@@ -233,17 +233,17 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
         down=Side(Texts, blobs),
         up=Side(Losses, check_scalars=a_loss_per_text),
         observer=(
-            "how well the client's own local result predicts public text, one number per text, and"
-            " does on public test items, one number per metric, rounded to three decimals and told"
-            " once in a run (a server that makes up the texts learns which of them the result"
-            " predicts better; `least-tokens` says on how much data that rests at least); with"
-            " `evaluation.own-text`, where the site allows it, how well the dense, its own and the"
-            " federated model predict its own held-out text or items: one number each, a mean over"
-            " at least 1000 predicted tokens of text, 1000 classified items, or 1000 tokens of at"
-            " least 100 answers, in which no prediction counts over 20 nats, rounded to three"
-            " decimals (a server that chooses the model learns counts of tokens or classes, and one"
-            " that takes the difference of two such means, one of which has an item more, learns"
-            " that item's; so a site allows this only to a server that it trusts with them); and"
-            " how long it took"
+            "How well the client's local baseline predicts the evaluation texts, one number per"
+            " text, or the public test items, one number per metric, rounded to three decimals and"
+            " answered once per run. A server that makes up the texts learns which of them it"
+            " predicts better; `least-tokens` sets the minimum amount of data behind the model."
+            " With `evaluation.own-text`, if the site allows it: how well the dense, the client's"
+            " own and the federated model predict its own held-out text or items, one number each."
+            " It is a mean over at least 1000 predicted tokens of text, 1000 classified items, or"
+            " 1000 tokens of at least 100 answers, in which no prediction counts more than 20 nats,"
+            " rounded to three decimals. A server that chooses the model learns counts of tokens or"
+            " classes from it, and the loss of a single item from the difference of two such means."
+            " So a site allows it only to a server that it trusts with these numbers. Also how long"
+            " the evaluation took."
         ),
     )

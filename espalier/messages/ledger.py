@@ -9,9 +9,8 @@ from typing import Any, Literal
 from flwr.app import RecordDict
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import EspalierError
 from espalier.messages.message import Header, Letter, num_bytes
-from espalier.messages.payload import DTYPE_BYTES, tensor_specs
+from espalier.messages.payload import DTYPE_BYTES, data_bytes
 from espalier.models.plan import ModelPlan, block_key
 
 
@@ -76,7 +75,7 @@ class Ledger:
                 {
                     **common,
                     "block": key,
-                    "raw_bytes": _raw_bytes(blob),
+                    "raw_bytes": data_bytes(blob),
                     "wire_bytes": len(blob),
                     **dense,
                 }
@@ -192,10 +191,3 @@ def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
         )
         for block in plan.blocks
     }
-
-
-def _raw_bytes(blob: bytes) -> int | None:
-    try:
-        return sum(spec.num_bytes for spec in tensor_specs(blob).values())
-    except EspalierError:
-        return None

@@ -16,7 +16,8 @@ from espalier.messages.message import MOST_SECONDS, Letter, Scalars, validate
 from espalier.settings.run import RunSettings
 
 OBSERVER = (
-    "that the client has made what it makes by itself, which stays there, and how long it took"
+    "That the client has made its local baseline or its own model, which stays there, and how long"
+    " it took."
 )
 
 
@@ -49,7 +50,7 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         raise ProtocolError(
             f"message: clients of {settings.method} make nothing alone after their rounds"
         )
-    largest = settings.lora.largest_rank if settings.tunes else 0
+    largest = settings.lora.rank if settings.tunes else 0
     order = validate(Alone, request.scalars)
     if order.fits and not settings.job.fits_alone(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
@@ -70,7 +71,7 @@ def _sent_with(settings: RunSettings) -> str:
     """Return the settings that are needed for such a message; empty if the defaults are enough."""
     given = settings.job.MAKES_ALONE_WITH.items()
     chosen = ", ".join(f"`{key}` = {_words(value)}" for key, value in given)
-    return f"; it is sent with {chosen} alone" if chosen else ""
+    return f" It is sent only with {chosen}." if chosen else ""
 
 
 def _words(value: str | int | tuple[str, ...]) -> str:

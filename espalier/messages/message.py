@@ -127,6 +127,8 @@ class Letter:
     """Values of the fields by name."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     """Safetensors blobs by key."""
+    tensors: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Decoded tensors of blobs, by key and name, if a check kept them (``contract.check``)."""
 
 
 def write(letter: Letter) -> RecordDict:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract, Side
 from espalier.messages.message import MOST_SECONDS, Letter, NoScalars, Scalars
-from espalier.models.plan import cut_into_parts
+from espalier.messages.payload import views
+from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.run import RunSettings
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -49,20 +51,20 @@ class Report(Scalars):
 class Reply:
     """Description of the reply to a ``train``, from which the contracts of all its parts follow."""
 
-    order: type[Scalars]
-    """Fields of ``train``."""
-    part_order: type[PartRequest]
-    """Fields of ``fetch``."""
-    report: type[Report]
-    """Fields of the reply to ``train``; later parts have none."""
     specs: BlockSpecs
     """Tensor specs of all blobs, in the order of the hashes in the report."""
-    parts: Sequence[Sequence[str]]
-    """Blob keys of each part."""
     observer: str
     """Description of what a person who reads the first part learns."""
-    more: str
+    more: str = "the same of further blocks, as in train"
     """Description of what a person who reads a later part learns."""
+    order: type[Scalars] = NoScalars
+    """Fields of ``train``."""
+    part_order: type[PartRequest] = PartRequest
+    """Fields of ``fetch``."""
+    report: type[Report] = Report
+    """Fields of the reply to ``train``; later parts have none."""
+    parts: Sequence[Sequence[str]] | None = None
+    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     brought: BlockSpecs = field(default_factory=dict)
     """Specs of the blobs of a ``train`` request."""
     fetched_with: BlockSpecs = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Reply:
     check_report: Callable[[Scalars], None] | None = None
     """Check of the fields of a reply."""
 
-    def contract(self, request: Letter, method: str) -> Contract:
+    def contract(self, request: Letter, run: RunSettings) -> Contract:
         """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
         Raises
@@ -86,12 +88,13 @@ class Reply:
         """
         header = request.header
         fetched = request.header.kind == "fetch"
-        if header.part >= len(self.parts) or (header.part > 0) != fetched:
+        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
+        if header.part >= len(parts) or (header.part > 0) != fetched:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
-                f" {len(self.parts)}"
+                f" {len(parts)}"
             )
-        part = self.parts[header.part]
+        part = parts[header.part]
 
         def check_down(asked: Scalars) -> None:
             if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
@@ -113,8 +116,8 @@ class Reply:
         brought = self.fetched_with if fetched else self.brought
         return Contract(
             kind=header.kind,
-            method=method,
-            num_parts=len(self.parts),
+            method=run.method,
+            parts=parts,
             down=Side(
                 self.part_order if fetched else self.order, brought, self.check_brought, check_down
             ),
@@ -136,14 +139,17 @@ class Delivery:
     Each part has a contract of its own.
     """
 
-    order: type[Scalars]
-    """Fields of every part."""
     specs: BlockSpecs
     """Tensor specs of all blobs."""
-    parts: Sequence[Sequence[str]]
-    """Blob keys of each part."""
-    observer: str
+    observer: str = (
+        "That the federated result arrived, and nothing else. It is sent with"
+        " `evaluation.own-text`."
+    )
     """Description of what a person who reads the client's answer learns."""
+    order: type[Scalars] = NoScalars
+    """Fields of every part."""
+    parts: Sequence[Sequence[str]] | None = None
+    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
     check_order: Callable[[Scalars], None] | None = None
@@ -153,7 +159,7 @@ class Delivery:
     beside: BlockSpecs = field(default_factory=dict)
     """Specs of blobs that every part includes."""
 
-    def contract(self, request: Letter, method: str) -> Contract:
+    def contract(self, request: Letter, run: RunSettings) -> Contract:
         """Return the contract of one part.
 
         Raises
@@ -162,14 +168,53 @@ class Delivery:
             If there is no such part.
         """
         part = request.header.part - self.first
-        if not 0 <= part < len(self.parts):
+        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
+        if not 0 <= part < len(parts):
             raise ProtocolError(
                 f"message: part {request.header.part} of a deliver does not exist, there are"
-                f" {len(self.parts)}"
+                f" {len(parts)}"
             )
-        blobs = {key: self.specs[key] for key in self.parts[part]} | dict(self.beside)
+        blobs = {key: self.specs[key] for key in parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
-        return Contract("deliver", method, down, Side(NoScalars), self.observer)
+        return Contract("deliver", run.method, down, Side(NoScalars), self.observer)
+
+
+def values_within(most: float) -> CheckValues:
+    """Return a check that no value of a blob is NaN or has a magnitude above ``most``.
+
+    It does not fit tensors in bfloat16, of which NumPy reads the bits.
+    """
+
+    def check(key: str, blob: bytes) -> None:
+        for name, values in views(blob).items():
+            if not (np.abs(values) <= most).all():
+                raise ProtocolError(f"{key} {name}: a number is not finite, or beyond {most:g}")
+
+    return check
+
+
+MakeContract = Callable[[Letter, PlanOf, RunSettings], Contract]
+"""Function of a request, of a function that returns the plan, and of the settings."""
+
+
+def contracts_of(
+    reply: Callable[[ModelPlan, RunSettings], Reply],
+) -> tuple[MakeContract, MakeContract]:
+    """Return ``contract`` and ``delivery`` of a method whose result has the tensors of a reply.
+
+    The result is pushed to clients that evaluate it on their own text.
+    """
+
+    def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+        return reply(plan_of(), run).contract(request, run)
+
+    def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+        require_result_wanted(run)
+        sent = reply(plan_of(), run)
+        result = Delivery(sent.specs, parts=sent.parts, check_values=sent.check_values)
+        return result.contract(request, run)
+
+    return contract, delivery
 
 
 def require_result_wanted(run: RunSettings) -> None:

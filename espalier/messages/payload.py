@@ -125,6 +125,11 @@ def views(blob: bytes) -> dict[str, NDArray]:
     return found
 
 
+def data_bytes(blob: bytes) -> int:
+    """Return the size in bytes of the tensors in a checked blob, without its header."""
+    return len(blob) - 8 - int(struct.unpack("<Q", blob[:8])[0])
+
+
 def packed_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """Return the size in bytes of the blob that ``pack_tensors`` makes of such tensors."""
     order = sorted(

@@ -14,7 +14,7 @@ from espalier.messages.message import NoScalars, Scalars
 
 MOST_CHARACTERS = 2000
 """Maximum number of characters of a reason."""
-OBSERVER = "that the node has heard that it takes no part"
+OBSERVER = "That the node has received the refusal."
 
 
 class Refusal(Scalars):

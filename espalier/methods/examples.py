@@ -1,10 +1,10 @@
 """Example requests of every method, kind and form, for a small model.
 
 The privacy table shows their contracts, and the fuzzers send variants of them. The forms of a
-method's requests follow from its row in the table of methods, its settings, and ``EXAMPLES`` of its
-contracts. ``EXAMPLES`` has fields by kind, or by kind and round if they differ between rounds, and
-a list if there are several forms. Requests that are equal for all methods need no example: the
-hashes of a ``fetch``, an ``enrol``, the texts of an ``evaluate``.
+method's requests follow from its row in the table of methods, its settings, and, if requests have
+fields, ``EXAMPLES`` of its contracts. ``EXAMPLES`` has fields by kind, or by kind and round if they
+differ between rounds, and a list if there are several forms. Requests that are equal for all
+methods need no example: the hashes of a ``fetch``, an ``enrol``, the texts of an ``evaluate``.
 """
 
 from collections.abc import Mapping
@@ -103,10 +103,15 @@ def rounds(method: str, kind: Kind) -> list[int]:
     }
     usual = [single[kind]] if kind in single else differ
     # Keys with a round are tuples; the others hold for every round.
-    examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
+    examples = (key for key in _examples(method) if not isinstance(key, str))
     return usual + sorted(
         place for of_kind, place in examples if of_kind == kind and place not in usual
     )
+
+
+def _examples(method: str) -> Mapping[Any, Any]:
+    found: Mapping[Any, Any] = getattr(of_method(method), "EXAMPLES", {})
+    return found
 
 
 def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
@@ -126,7 +131,7 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
             own_text=own_text,
         )
         return [texts.model_dump()]
-    examples = of_method(run.method).EXAMPLES
+    examples = _examples(run.method)
     found = examples.get((kind, server_round), examples.get(kind, {}))
     hashes = {"blob_sha256": [HASH]} if kind == "fetch" else {}
     return [{**scalars, **hashes} for scalars in ([found] if isinstance(found, Mapping) else found)]

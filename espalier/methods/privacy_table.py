@@ -43,8 +43,8 @@ HEAD = "an encoder's classification head"
 MASKS = "a generator of masks"
 UNITS = "a bit per group and channel"
 FAILURE = (
-    "why the client could not do its part; it may name a setting with its value, a limit or a path"
-    " of the site, never what was found or counted in its data"
+    "Why the client could not do its part. The text may name a setting with its value, a limit or a"
+    " path of the site, but never what was found or counted in its data."
 )
 
 

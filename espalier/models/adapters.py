@@ -147,9 +147,8 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     Raises
     ------
     InputError
-        If the model has no such matrix or block, a pattern names a matrix without an adapter, a
-        rank exceeds the smaller side of its matrix, or alpha / rank of an adapter is outside
-        ``SCALINGS``.
+        If the model has no such matrix or block, the rank exceeds the smaller side of a matrix, or
+        alpha / rank is outside ``SCALINGS``.
     """
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)
@@ -163,14 +162,11 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
         raise InputError(
             f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
         )
-    # A pattern names a matrix in all blocks (``attn.q``) or in one (``3.attn.q``).
-    adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
-    for key, named in lora.named_in_patterns().items():
-        if unused := [name for name in named if name not in adapted]:
-            raise InputError(
-                f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and"
-                " lora.layers, or remove it"
-            )
+    if not SCALINGS[0] <= lora.scaling <= SCALINGS[1]:
+        raise InputError(
+            f"lora.alpha: alpha / rank is {lora.scaling:g}; choose them so that it is"
+            f" {SCALINGS[0]:g} to {SCALINGS[1]:g}"
+        )
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
     if lora.keep_zeros and plan.head_features:
         raise InputError(
@@ -198,20 +194,10 @@ def _adapters(
 ) -> Iterator[Adapter]:
     for linear in plan.blocks[index].linears:
         if linear.name in chosen:
-            rank = lora.rank_of(index, linear.name)
-            if rank > min(linear.shape):
+            if lora.rank > min(linear.shape):
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
-                key = "rank" if rank == lora.rank else "rank-pattern"
                 raise InputError(
-                    f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index}"
-                    f" ({shape}); lower it"
+                    f"lora.rank: {lora.rank} is larger than a side of {linear.name} in block"
+                    f" {index} ({shape}); lower it"
                 )
-            scaling = lora.scaling_of(index, linear.name)
-            if not SCALINGS[0] <= scaling <= SCALINGS[1]:
-                key = "alpha-pattern" if lora.has_own_alpha(index, linear.name) else "alpha"
-                told = f"alpha / rank of {linear.name} in block {index} is {scaling:g}"
-                raise InputError(
-                    f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to"
-                    f" {SCALINGS[1]:g}"
-                )
-            yield Adapter(linear, rank, scaling)
+            yield Adapter(linear, lora.rank, lora.scaling)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from espalier.models.plan import ModelPlan, block_key
-from espalier.models.structure import LANES, units_of
+from espalier.models.structure import RESIDUAL_KINDS, sizes_of
 
 GENERATOR_KEY = "generator"
 """Key of the blob with the tensors that belong to no block."""
@@ -53,16 +53,16 @@ class GeneratorShape:
             block_key(block.index): {} for block in plan.blocks
         }
         common = found[GENERATOR_KEY] = {
-            CODES: (len(plan.blocks) * len(LANES), self.code),
+            CODES: (len(plan.blocks) * len(RESIDUAL_KINDS), self.code),
             TRUNK: (self.width, self.embedding + self.code),
             TRUNK_BIAS: (self.width,),
             NORM: (self.width,),
             NORM_BIAS: (self.width,),
         }
         for block in plan.blocks:
-            for kind in LANES:
+            for kind in RESIDUAL_KINDS:
                 of = found[block_key(block.index)] if self.heads == "per-gate" else common
-                of[head_name(kind)] = (getattr(units_of(plan, block), kind), self.width)
+                of[head_name(kind)] = (getattr(sizes_of(plan, block), kind), self.width)
         return {key: tensors for key, tensors in found.items() if tensors}
 
     def head_key(self, block: int) -> str:

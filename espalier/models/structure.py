@@ -1,10 +1,10 @@
 """Structure of a smaller model: the parts of a base model that it keeps.
 
-A structure is a value with a JSON form and a hash. A block consists of units of several kinds: its
-attention groups, that is, key-value groups (rows of query, key and value, columns of the attention
-output; one head in multi-head attention); its FFN channels (rows of gate and up, a column of down);
-and the residual dimensions that attention and FFN read and write (SFT-P, section 3.1). A structure
-lists the kept units by their number in the base, and the kept blocks by their number in the base.
+A structure is a value with a JSON form and a hash. A block consists of prunable groups of two kinds:
+its attention groups, that is, key-value groups (rows of query, key and value, columns of the
+attention output; one head in multi-head attention), and its FFN channels (rows of gate and up, a
+column of down). It also has residual dimensions, which attention and FFN read and write (SFT-P,
+section 3.1). A structure lists kept blocks, groups and dimensions by their number in the base.
 Every plan, contract and byte count of a smaller model is a function of the base's plan and a
 structure.
 """
@@ -23,12 +23,12 @@ VERSION = 1
 """Version of the JSON form."""
 
 Numbers = tuple[int, ...]
-"""Ascending numbers of units."""
+"""Ascending numbers of groups or residual dimensions."""
 
 
 @dataclass(frozen=True)
-class Units:
-    """Number of units of each kind in a block."""
+class Sizes:
+    """Number of groups and residual dimensions of each kind in a block."""
 
     groups: int
     """Number of attention groups (key-value groups)."""
@@ -44,21 +44,25 @@ class Units:
     """Number of residual dimensions to which the output of down is added."""
 
 
-KINDS = tuple(field.name for field in fields(Units))
-"""Kinds of units."""
-LANES = ("attn_reads", "attn_writes", "mlp_reads", "mlp_writes")
+KINDS = tuple(field.name for field in fields(Sizes))
+"""Kinds of prunable groups and of residual dimensions."""
+GROUP_KINDS = KINDS[:2]
+"""Kinds of prunable groups: attention groups and FFN channels."""
+RESIDUAL_KINDS = KINDS[2:]
 """Kinds of residual dimensions."""
 
 ROWS = {
     "attn.q": "groups", "attn.k": "groups", "attn.v": "groups", "attn.o": "attn_writes",
     "mlp.gate": "channels", "mlp.up": "channels", "mlp.down": "mlp_writes",
 }  # fmt: skip
-"""Kind of unit to which the rows and bias values of a matrix belong."""
+"""Kind to which the rows and bias values of a matrix belong."""
 COLUMNS = {
     "attn.q": "attn_reads", "attn.k": "attn_reads", "attn.v": "attn_reads", "attn.o": "groups",
     "mlp.gate": "mlp_reads", "mlp.up": "mlp_reads", "mlp.down": "channels",
 }  # fmt: skip
-"""Kind of unit to which the columns of a matrix belong."""
+"""Kind to which the columns of a matrix belong."""
+READERS = {kind: linear for linear, kind in COLUMNS.items() if kind in GROUP_KINDS}
+"""Matrix that reads the output of each kind of group; each of its columns belongs to one group."""
 ADDED_BIASES = ("attn.o", "mlp.down")
 """Matrices that may get a bias that the base lacks.
 
@@ -68,7 +72,7 @@ It adds the mean output of the cut groups (FLAP, section 3.3).
 
 @dataclass(frozen=True)
 class BlockStructure:
-    """Kept block: its number in the base, and the kept units of each kind, ascending."""
+    """Kept block: its number in the base, and the kept numbers of each kind, ascending."""
 
     source: int
     """Number of the block in the base."""
@@ -80,14 +84,14 @@ class BlockStructure:
     mlp_writes: Numbers
 
     def kept(self, kind: str) -> Numbers:
-        """Return the numbers of the kept units of a kind."""
+        """Return the kept numbers of a kind."""
         found: Numbers = getattr(self, kind)
         return found
 
     @property
-    def units(self) -> Units:
-        """Number of kept units of each kind."""
-        return Units(**{kind: len(self.kept(kind)) for kind in KINDS})
+    def sizes(self) -> Sizes:
+        """Number of kept groups and residual dimensions of each kind."""
+        return Sizes(**{kind: len(self.kept(kind)) for kind in KINDS})
 
 
 @dataclass(frozen=True)
@@ -97,12 +101,12 @@ class Structure:
     Raises
     ------
     InputError
-        If no block is kept, a block or unit does not exist or is out of order, a block keeps no
-        unit of a kind, or ``added_biases`` names another matrix.
+        If no block is kept, a block or number does not exist or is out of order, a block keeps
+        nothing of a kind, or ``added_biases`` names another matrix.
     """
 
-    base: tuple[Units, ...]
-    """Number of units of each block of the base."""
+    base: tuple[Sizes, ...]
+    """Sizes of each block of the base."""
     blocks: tuple[BlockStructure, ...]
     """Kept blocks, in order."""
     added_biases: tuple[str, ...] = ()
@@ -132,9 +136,9 @@ class Structure:
     @staticmethod
     def whole(plan: ModelPlan) -> "Structure":
         """Return the structure that keeps the whole model."""
-        base = tuple(units_of(plan, block) for block in plan.blocks)
+        base = tuple(sizes_of(plan, block) for block in plan.blocks)
         return Structure(
-            base, tuple(_whole_block(index, units) for index, units in enumerate(base))
+            base, tuple(_whole_block(index, sizes) for index, sizes in enumerate(base))
         )
 
     def with_blocks(self, sources: Sequence[int]) -> "Structure":
@@ -156,12 +160,12 @@ class Structure:
         return replace(self, blocks=tuple(known[source] for source in sources))
 
     def keeping(self, kept: Mapping[int, Mapping[str, Sequence[int]]]) -> "Structure":
-        """Return the structure with other kept units in some blocks.
+        """Return the structure with other kept numbers in some blocks.
 
         Parameters
         ----------
         kept
-            Numbers of kept units by number of the block in the base and kind. Other blocks and
+            Kept numbers by number of the block in the base and kind. Other blocks and
             kinds stay the same.
         """
 
@@ -186,7 +190,7 @@ class Structure:
             If the base of this structure is another model, or if both cut residual dimensions with
             different ``norm_of_read``.
         """
-        if self.base != tuple(block.units for block in inner.blocks):
+        if self.base != tuple(block.sizes for block in inner.blocks):
             raise InputError(
                 "structure: it is of another model than the one that it is to be put upon"
             )
@@ -201,7 +205,7 @@ class Structure:
         added = tuple(
             name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
         )
-        if self.norm_of_read != inner.norm_of_read and self.cuts_lanes and inner.cuts_lanes:
+        if self.norm_of_read != inner.norm_of_read and self.cuts_residual and inner.cuts_residual:
             raise InputError(
                 "structure: the two models that are put together have other norms (norm_of_read);"
                 " prune them alike"
@@ -213,20 +217,22 @@ class Structure:
     @property
     def is_whole(self) -> bool:
         """True if nothing is cut and nothing is added."""
-        return self.cuts_no_unit and len(self.blocks) == len(self.base) and not self.added_biases
+        return (
+            self.keeps_whole_blocks and len(self.blocks) == len(self.base) and not self.added_biases
+        )
 
     @property
-    def cuts_no_unit(self) -> bool:
+    def keeps_whole_blocks(self) -> bool:
         """True if the kept blocks are complete."""
-        return all(block.units == self.base[block.source] for block in self.blocks)
+        return all(block.sizes == self.base[block.source] for block in self.blocks)
 
     @property
-    def cuts_lanes(self) -> bool:
+    def cuts_residual(self) -> bool:
         """True if a block reads or writes fewer residual dimensions than in the base."""
         return any(
             len(block.kept(kind)) < getattr(self.base[block.source], kind)
             for block in self.blocks
-            for kind in LANES
+            for kind in RESIDUAL_KINDS
         )
 
     # ----- JSON -----
@@ -235,7 +241,7 @@ class Structure:
         """Return the JSON form, in which numbers are written as ranges: ``"0-3,7"``."""
         return {
             "version": VERSION,
-            "base": [{kind: getattr(units, kind) for kind in KINDS} for units in self.base],
+            "base": [{kind: getattr(sizes, kind) for kind in KINDS} for sizes in self.base],
             "blocks": [
                 {"source": block.source, **{kind: as_ranges(block.kept(kind)) for kind in KINDS}}
                 for block in self.blocks
@@ -264,7 +270,7 @@ class Structure:
             if document["version"] != VERSION:
                 raise InputError(f"version = {document['version']!r}, this release reads {VERSION}")
             base = tuple(
-                Units(**{kind: _count(units[kind]) for kind in KINDS}) for units in document["base"]
+                Sizes(**{kind: _count(sizes[kind]) for kind in KINDS}) for sizes in document["base"]
             )
             blocks = tuple(
                 BlockStructure(
@@ -278,8 +284,8 @@ class Structure:
                 tuple(document["added_biases"]),
                 bool(document.get("norm_of_read", False)),
             )
-        except EspalierError as mistake:
-            raise InputError(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
+        except EspalierError as error:
+            raise InputError(f"{where}: {str(error).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{where}: is not the structure of a model; write it anew") from None
 
@@ -289,14 +295,14 @@ class Structure:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-def _whole_block(index: int, units: Units) -> BlockStructure:
-    return BlockStructure(index, **{kind: tuple(range(getattr(units, kind))) for kind in KINDS})
+def _whole_block(index: int, sizes: Sizes) -> BlockStructure:
+    return BlockStructure(index, **{kind: tuple(range(getattr(sizes, kind))) for kind in KINDS})
 
 
-def units_of(plan: ModelPlan, block: BlockPlan) -> Units:
-    """Return the number of units of each kind in a block."""
+def sizes_of(plan: ModelPlan, block: BlockPlan) -> Sizes:
+    """Return the number of groups and residual dimensions of each kind in a block."""
     shapes = {linear.name: linear.shape for linear in block.linears}
-    return Units(
+    return Sizes(
         shapes["attn.k"][0] // plan.head_dim,
         shapes["mlp.up"][0],
         shapes["attn.q"][1],
@@ -306,8 +312,8 @@ def units_of(plan: ModelPlan, block: BlockPlan) -> Units:
     )
 
 
-def unit_size(plan: ModelPlan, linear: str, kind: str) -> int:
-    """Return the number of rows or columns of a matrix that belong to one unit of a kind."""
+def group_size(plan: ModelPlan, linear: str, kind: str) -> int:
+    """Return the number of rows or columns of a matrix that belong to one group or dimension."""
     if kind != "groups":
         return 1
     # An attention group has one key-value head and ``heads_per_group`` query heads.
@@ -322,11 +328,11 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
     InputError
         If the structure belongs to another model.
     """
-    if structure.base != (found := tuple(units_of(plan, block) for block in plan.blocks)):
+    if structure.base != (found := tuple(sizes_of(plan, block) for block in plan.blocks)):
         many = (
             f"{len(structure.base)} blocks"
             if len(structure.base) != len(found)
-            else "blocks of other units"
+            else "blocks of other sizes"
         )
         raise InputError(
             f"structure: it is of a model with {many}, not of this one; name the base that it was"
@@ -354,7 +360,7 @@ def _cut_linear(
     plan: ModelPlan, linear: LinearPlan, index: int, block: BlockStructure, structure: Structure
 ) -> LinearPlan:
     rows, columns = (
-        len(block.kept(of[linear.name])) * unit_size(plan, linear.name, of[linear.name])
+        len(block.kept(of[linear.name])) * group_size(plan, linear.name, of[linear.name])
         for of in (ROWS, COLUMNS)
     )
     # The blocks of the smaller model are numbered without gaps.
@@ -363,20 +369,57 @@ def _cut_linear(
     return replace(linear, shape=(rows, columns), parameter=parameter, bias=bias)
 
 
-def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
+def kind_of(linear: str) -> tuple[str, int]:
+    """Return the kind of a matrix's prunable groups, and their axis: 0 for rows, 1 for columns."""
+    return (ROWS[linear], 0) if ROWS[linear] in GROUP_KINDS else (COLUMNS[linear], 1)
+
+
+def kept_indices(
+    plan: ModelPlan,
+    structure: Structure,
+    block: BlockStructure,
+    linear: str,
+    kinds: Mapping[str, str],
+) -> Sequence[int] | None:
+    """Return the rows or columns of a matrix of the base that a block keeps; None for all of them.
+
+    Parameters
+    ----------
+    plan
+        Plan of the base.
+    structure
+        Structure to keep.
+    block
+        Block of the structure.
+    linear
+        Canonical name of the matrix.
+    kinds
+        ``ROWS`` or ``COLUMNS``.
+    """
+    kind = kinds[linear]
+    kept = block.kept(kind)
+    if len(kept) == getattr(structure.base[block.source], kind):
+        return None
+    size = group_size(plan, linear, kind)
+    # The rows or columns of a group are contiguous.
+    return kept if size == 1 else [group * size + at for group in kept for at in range(size)]
+
+
+def group_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
     """Return the number of parameters of one attention group and of one FFN channel of a block.
 
     Bias values of the removed rows are included.
     """
-    costs = {"groups": 0, "channels": 0}
+    costs = dict.fromkeys(GROUP_KINDS, 0)
     for linear in block.linears:
         rows = ROWS[linear.name]
         columns = COLUMNS[linear.name]
         if rows in costs:
-            costs[rows] += unit_size(plan, linear.name, rows) * (linear.shape[1] + linear.bias)
+            costs[rows] += group_size(plan, linear.name, rows) * (linear.shape[1] + linear.bias)
         if columns in costs:
-            costs[columns] += unit_size(plan, linear.name, columns) * linear.shape[0]
-    return costs["groups"], costs["channels"]
+            costs[columns] += group_size(plan, linear.name, columns) * linear.shape[0]
+    groups, channels = costs.values()
+    return groups, channels
 
 
 def as_ranges(numbers: Sequence[int]) -> str:
@@ -393,7 +436,7 @@ def as_ranges(numbers: Sequence[int]) -> str:
 
 
 MOST_NUMBERS = 1 << 24
-"""Maximum length of a range; no model has as many units of a kind in a block."""
+"""Maximum length of a range; no model has as many groups of a kind in a block."""
 
 
 def from_ranges(text: str) -> Numbers:

@@ -7,8 +7,11 @@ from pydantic import Field
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith, Table
 
+AUTO = "auto"
+MEASURED = "measured"
+"""Values of ``fleet`` that name no fleet."""
+
 Payload = Literal["float32", "bfloat16", "nf4"]
-ROUNDED = ("bfloat16", "nf4")
 
 
 class FederationSettings(Table):
@@ -54,47 +57,33 @@ class FederationSettings(Table):
         description=(
             "Maximum norm of a client's change of a tensor, as a multiple of the median client's;"
             " a larger change is scaled down. For single numbers the limit is twice this ratio:"
-            " rows of fedspallm's SparseGPT, directions of slicegpt's moments, and distances of"
-            " llm-streamline's cosines from 1. 1000000: no limit. The limit needs at least three"
-            " clients. `summary.json` lists the clients that were limited (`capped`)."
-        ),
-    )
-    max_capability_ratio: float = Field(
-        4.0,
-        ge=1,
-        description=(
-            "Maximum capability of a node as a multiple of the median capability; a larger stated"
-            " value is reduced."
+            " rows of fedspallm's SparseGPT, directions of slicegpt's moments, distances of"
+            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. 1000000:"
+            " no limit. The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
     payload: Payload = Field(
         "float32",
         description=(
             "Wire format of adapters and of llm-streamline's layer: 4 bytes per number, 2 with"
-            " `bfloat16`, 0.5625 with `nf4`."
+            " `bfloat16`, 0.5625 with `nf4`. With `bfloat16` and `nf4` a client sends the change that"
+            " its training made; what rounding loses is added to the next update."
         ),
     )
-    rounding: Literal["differences", "values"] = Field(
-        "differences",
+
+    fleet: str = Field(
+        AUTO,
+        min_length=1,
         description=(
-            "Numbers that are rounded to `bfloat16` or `nf4`: the change that a round's training"
-            " made, or the adapters' values. The number of bytes is the same."
-        ),
-    )
-    error_feedback: bool = Field(
-        True, description="Add what rounding to the wire format loses to the next update."
-    )
-    keep_optimizer: bool = Field(
-        False,
-        description=(
-            "Continue a client's AdamW from round to round instead of starting anew; its moments"
-            " stay at the client. Not with `svd`."
+            "Virtual devices that determine `virtual_seconds` in summary and ledger, and with"
+            " fedspine the times in rewards: `full`, `low`, `medium` or `high` of `conf/devices`,"
+            " or a file. `measured`: no virtual devices; fedspine's rewards then depend on the"
+            " seconds that clients measure, which differ from run to run. `auto`: with fedspine"
+            " `full` in a simulation, otherwise `measured`."
         ),
     )
 
     READ_WITH: ClassVar[ReadWith] = {
-        "rounding": {"payload": ROUNDED},
-        "error-feedback": {"payload": ROUNDED},
         "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
     }
 
@@ -116,7 +105,15 @@ class FederationSettings(Table):
 
         The server then adds the change to its own global adapters.
         """
-        return self.payload != "float32" and self.rounding == "differences"
+        return self.payload != "float32"
+
+    def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
+        """Return the name of the run's fleet; empty without virtual devices."""
+        if "fleet" not in job.FEDERATION:
+            return ""
+        automatic = job.FLEET if simulation else MEASURED
+        chosen = automatic if self.fleet == AUTO else self.fleet
+        return "" if chosen == MEASURED else chosen
 
     def clients_of_round(self, clients: int) -> int:
         """Return how many of ``clients`` clients take part in a round, at least one."""

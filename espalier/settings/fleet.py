@@ -18,7 +18,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
-from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table, mistake_lines
 
 ANYWHERE = "any"
@@ -194,28 +193,3 @@ def read_fleet(path: Path) -> Fleet:
         if not (found := error.errors()[0])["loc"]:
             lines = [found["msg"].removeprefix("Value error, ")]
         raise InputError("\n  ".join([f"{path} is no fleet:", *lines])) from None
-
-
-NONE = "none"
-
-
-class TimedSettings(MethodSettings):
-    """Settings that name the virtual devices of a run."""
-
-    fleet: str = Field(
-        NONE,
-        min_length=1,
-        description=(
-            "Virtual devices that determine `virtual_seconds` in summary and ledger: `full`,"
-            " `low`, `medium` or `high` of `conf/devices`, or a file. `none`: no virtual times."
-        ),
-    )
-
-    def fleet_name(self, *, simulation: bool) -> str:
-        """Return the name of the run's fleet; empty without a fleet."""
-        return "" if self.fleet == NONE else self.fleet
-
-    @property
-    def fleet_is_named(self) -> bool:
-        """True if the settings name a fleet that applies in a simulation and in a deployment."""
-        return self.fleet_name(simulation=False) != ""

@@ -1,9 +1,6 @@
 """Settings of the LoRA adapters that a tuning method trains."""
 
-import math
 import re
-from collections.abc import Mapping
-from functools import lru_cache
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,16 +53,6 @@ class LoraSettings(Table):
     layers: str = Field(
         "all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`."
     )
-    rank_pattern: str = Field(
-        "", description="Different ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
-    )
-    alpha_pattern: str = Field(
-        "",
-        description=(
-            "Different alphas of some matrices, in the same format; without an entry `alpha /"
-            " rank` is the same for all matrices."
-        ),
-    )
     merge: bool = Field(
         False,
         description=(
@@ -117,20 +104,6 @@ class LoraSettings(Table):
                 raise ValueError(f"the range {part.strip()} ends before it begins")
         return value
 
-    @field_validator("rank_pattern")
-    @classmethod
-    def _ranks_are_numbers(cls, value: str) -> str:
-        if any(not number.is_integer() or number < 1 for number in _pattern(value).values()):
-            raise ValueError("ranks must be positive integers")
-        return value
-
-    @field_validator("alpha_pattern")
-    @classmethod
-    def _alphas_are_numbers(cls, value: str) -> str:
-        if not all(0 < number < math.inf for number in _pattern(value).values()):
-            raise ValueError("alphas must be numbers greater than 0")
-        return value
-
     def target_names(self, linears: list[str]) -> list[str]:
         """Return the adapted matrices of a block with these linears.
 
@@ -153,72 +126,7 @@ class LoraSettings(Table):
             found |= set(range(int(first), int(last or first) + 1))
         return sorted(found)
 
-    def rank_of(self, block: int, linear: str) -> int:
-        """Return the rank of one matrix's adapter."""
-        return int(_of_pattern(self.rank_pattern, block, linear) or self.rank)
-
-    def scaling_of(self, block: int, linear: str) -> float:
-        """Return the factor of ``B A`` for one matrix.
-
-        It is ``alpha / rank`` of the matrix if ``alpha-pattern`` names it, otherwise that of the
-        table. So a different rank does not change the strength of an adapter, which is the
-        paper's reason for ``alpha / rank``.
-        """
-        alpha = _of_pattern(self.alpha_pattern, block, linear)
-        return self.alpha / self.rank if alpha is None else alpha / self.rank_of(block, linear)
-
-    def has_own_alpha(self, block: int, linear: str) -> bool:
-        """Return whether ``alpha-pattern`` names this matrix."""
-        return _of_pattern(self.alpha_pattern, block, linear) is not None
-
     @property
-    def largest_rank(self) -> int:
-        """Largest rank that a matrix may have."""
-        named = _pattern(self.rank_pattern).values()
-        return int(max([self.rank, *named] if self.rank_is_used else named))
-
-    @property
-    def rank_is_used(self) -> bool:
-        """True if a matrix may have ``rank`` itself.
-
-        It is False if ``rank-pattern`` names all targets.
-        """
-        return self.targets == "all" or not _pattern(self.rank_pattern).keys() >= set(
-            self.target_names([])
-        )
-
-    def named_in_patterns(self) -> dict[str, list[str]]:
-        """Return the names in each pattern, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
-        return {
-            "rank-pattern": list(_pattern(self.rank_pattern)),
-            "alpha-pattern": list(_pattern(self.alpha_pattern)),
-        }
-
-
-def _of_pattern(text: str, block: int, linear: str) -> float | None:
-    """Return a pattern's value for one matrix, or None; an entry with the block's number wins."""
-    pattern = _pattern(text)
-    return pattern.get(f"{block}.{linear}", pattern.get(linear))
-
-
-@lru_cache(maxsize=64)
-def _pattern(text: str) -> Mapping[str, float]:
-    """Return a mapping from name, with or without a block number, to value.
-
-    Raises
-    ------
-    ValueError
-        A part is no ``name=number``, or a name occurs twice.
-    """
-    values: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(rf"((?:[0-9]+\.)?{_LINEAR})=([0-9.]+)", part)
-        if match is None:
-            raise ValueError(f"{part!r} is no name=number, for instance mlp.up=4 or 0.attn.q=16")
-        if match[1] in values:
-            raise ValueError(f"{match[1]} is named twice")
-        try:
-            values[match[1]] = float(match[2])
-        except ValueError:
-            raise ValueError(f"{match[2]!r} is no number") from None
-    return values
+    def scaling(self) -> float:
+        """Factor of ``B A``: ``alpha / rank``."""
+        return self.alpha / self.rank

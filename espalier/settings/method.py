@@ -1,10 +1,12 @@
-"""Base class of the methods' own settings tables.
+"""Base class of the methods' own settings tables, and keys that two of them share.
 
 Callers read these attributes instead of asking which method a run uses.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from espalier.settings.table import Table
 
@@ -26,6 +28,8 @@ class MethodSettings(Table):
     """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
     """Allowed values of ``federation.client-weights``; ``paper`` stands for the first."""
+    FLEET: ClassVar[str] = "measured"
+    """Meaning of ``federation.fleet = 'auto'`` in a simulation."""
     FIRST_DELIVERY: ClassVar[int] = 1
     """First round in which the server may push something to a client (``deliver``)."""
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
@@ -72,8 +76,9 @@ class MethodSettings(Table):
 
         Returns
         -------
-        Mapping from the name of a limit in the site policy to the keys that cause the demand, in
-        words, and its amount.
+        Mapping
+            From the name of a limit in the site policy to the keys that cause the demand, in
+            words, and its amount.
         """
         return {}
 
@@ -95,3 +100,23 @@ class MethodSettings(Table):
     ) -> list[str]:
         """Return one error line per conflict within this table or with the shared tables."""
         return []
+
+
+class PublicTextSettings(MethodSettings):
+    """Settings of the public text."""
+
+    public_text: str = Field(
+        "code",
+        min_length=1,
+        description=(
+            "Public text that the server reads: `documentation` or `code` (the 10% that no client"
+            " has), or the path of a text file. It must not be one of `evaluation.texts`."
+        ),
+    )
+    public_windows: int = Field(
+        64,
+        ge=1,
+        description=(
+            "Number of samples of the public text, of `evaluation.window-tokens` tokens each."
+        ),
+    )

@@ -30,30 +30,24 @@ class Row:
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
     """
-    delivery: str
+    contracts: str
+    """Module with ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``."""
+    delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
 
     It works without torch if it only transfers bytes.
     """
-    contracts: str
-    """Module with ``contract`` (for train and fetch), ``delivery`` and ``EXAMPLES``."""
-    outcome: str
+    outcome: str = "server_app.artifacts.edited_model:EditedOutcome"
     """Output of a run, a ``server_app.artifacts.outcome.Outcome`` class.
 
     It defines which files are written, what is measured and what is compared.
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    messages: str = ""
-    """Messages of a run for its estimate, a ``server_app.estimate.messages.base.Messages`` class.
-
-    If it is empty, ``espalier plan`` does not support the method.
-    """
-    work: str = ""
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class.
-
-    If it is empty, ``espalier plan`` does not support the method.
-    """
+    messages: str = "server_app.estimate.messages.base:Messages"
+    """Messages of a run for its estimate, a ``server_app.estimate.messages.base.Messages`` class."""
+    work: str = "server_app.estimate.work.block_walk:ByBlock"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -77,7 +71,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:Tuning",
         work="server_app.estimate.work.training:Tuned",
@@ -90,7 +83,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm.settings:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedprllm.contract",
         messages="server_app.estimate.messages.masks:Masks",
         work="server_app.estimate.work.block_walk:Masking",
@@ -152,20 +144,17 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap.settings:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.flap.contract",
         messages="server_app.estimate.messages.cuts:CutsWithBiases",
         work="server_app.estimate.work.block_walk:Fluctuations",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
-        federates=False,
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
         settings="espalier.methods.hetlora.settings:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:HetLoRA",
         work="server_app.estimate.work.training:Tuned",
@@ -175,19 +164,17 @@ METHODS: dict[str, Row] = {
     ),
     "llm-pruner": Row(
         title=(
-            "LLM-Pruner (units by what the loss would change without them, scores summed over"
+            "LLM-Pruner (groups by what the loss would change without them, scores summed over"
             " clients)"
         ),
         settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_pruner.contract",
         messages="server_app.estimate.messages.cuts:CutsThatRescale",
         work="server_app.estimate.work.whole_model:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
-        federates=False,
     ),
     "llm-streamline": Row(
         title=(
@@ -197,7 +184,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline.settings:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.llm_streamline.contract",
         messages="server_app.estimate.messages.replacement_layer:Layer",
         work="server_app.estimate.work.whole_model:OneLayer",
@@ -212,7 +198,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p.settings:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.sft_p.contract",
         messages="server_app.estimate.messages.adapters:SftP",
         work="server_app.estimate.work.training:Masked",
@@ -227,11 +212,10 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt.settings:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
-        delivery="client_app.protocol.push:take",
         contracts="espalier.methods.slicegpt.contract",
         messages="server_app.estimate.messages.cuts:Bases",
         work="server_app.estimate.work.block_walk:Components",
-        outcome="server_app.artifacts.structured_model:StructuredOutcome",
+        outcome="server_app.artifacts.sliced_model:SlicedOutcome",
         baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
     ),
 }

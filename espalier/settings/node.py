@@ -24,25 +24,16 @@ LEAST_TOKENS = 2048
 """Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
 
 LEAST_THREADS = 8
-"""Default maximum of a run's threads on a machine with fewer processors."""
+"""Maximum of a run's threads on a machine with fewer processors."""
 
 MOST = {
     "most_steps": 10_000,
-    "most_sequences": 1_000_000,
     "most_batch_tokens": 262_144,
     "most_windows": 4096,
     "most_rounds": 1000,
     "most_runs": 100,
 }
 """Default limits of a site whose owner sets none."""
-
-REPLACED = {
-    "least-samples": (
-        "least-samples: is no key any more; least-tokens counts tokens in place of training"
-        " sequences, for instance 2048 where it was 8 with sequences of 256 tokens"
-    )
-}
-"""Keys of earlier versions and the error line for each."""
 
 SHOWN_PATH = 200
 """Maximum number of characters of an unusable path in an error."""
@@ -60,15 +51,13 @@ MOST_NAME = 64
 """Pattern and maximum length of a site's name."""
 
 
+FLOWER_KEYS = ("partition-id", "num-partitions")
+"""Keys of the configuration that Flower sets in a simulation; they are no settings."""
+
+
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
-    partition_id: int = Field(
-        -1, ge=-1, description="Set by Flower in a simulation; never set by hand."
-    )
-    num_partitions: int = Field(
-        0, ge=0, description="Set by Flower in a simulation; never set by hand."
-    )
     site: str = Field(
         "",
         max_length=MOST_NAME,
@@ -93,13 +82,11 @@ class NodeSettings(Table):
     data_path: str = Field(
         "",
         description=(
-            "File with the site's own text, or with its records of a task, used whole. Without it"
+            "File with the site's own text, or with its records of a task, used whole: JSON Lines"
+            " if its name ends with `.jsonl` or `.json`, otherwise text. Without it"
             " the site has only Python's documentation and code; a run cannot open files here by"
             " name."
         ),
-    )
-    data_format: Literal["", "text", "jsonl"] = Field(
-        "", description="Format of `data-path`; empty: by its extension."
     )
     data_field: str = Field(
         "", description="Field of a JSON Lines record that holds the text; empty: `text`."
@@ -158,13 +145,8 @@ class NodeSettings(Table):
         ge=0,
         description=(
             "Maximum number of training steps in a round, times accumulation; 0: 10000. In a"
-            " simulation 0 means no limit, as for the next six keys."
+            " simulation 0 means no limit, as for the next four keys."
         ),
-    )
-    most_sequences: int = Field(
-        0,
-        ge=0,
-        description="Maximum number of sequences in all steps of a round together; 0: 1000000.",
     )
     most_batch_tokens: int = Field(
         0,
@@ -188,13 +170,6 @@ class NodeSettings(Table):
         description=(
             "Maximum number of rounds of a run, including those that fedspallm adds if layers are"
             " left; 0: 1000."
-        ),
-    )
-    most_threads: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Maximum number of threads that a run may ask for; 0: one per processor, at least 8."
         ),
     )
     most_runs: int = Field(
@@ -255,7 +230,10 @@ class NodeSettings(Table):
         "", description="Device of this site; empty: as the run says."
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says."
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads of this site; 0: as the run says, at most one per processor, or 8.",
     )
     activations: Literal["", "memory", "disk"] = Field(
         "", description="Storage of hidden states at this site; empty: as the run says."
@@ -343,12 +321,19 @@ class NodeSettings(Table):
             return given
         if self.simulated:
             return None
-        return max(LEAST_THREADS, os.cpu_count() or 1) if limit == "most_threads" else MOST[limit]
+        return MOST[limit]
+
+    def most_threads(self) -> int | None:
+        """Return the maximum number of threads that a run may ask for; None means no limit.
+
+        It is one per processor, at least 8, unless the owner chose a number or the node is simulated.
+        """
+        if self.threads or self.simulated:
+            return None
+        return max(LEAST_THREADS, os.cpu_count() or 1)
 
     def file_format(self) -> Literal["text", "jsonl"]:
-        """Return the format of ``data_path``, by default according to the file name's extension."""
-        if self.data_format:
-            return self.data_format
+        """Return the format of ``data_path``, according to the file name's extension."""
         return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
 
 
@@ -372,11 +357,13 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     InputError
         The message has one line per wrong key or value.
     """
-    mistakes = [line for key, line in REPLACED.items() if key in config]
+    mistakes = list[str]()
     try:
-        settings = NodeSettings.model_validate(
-            {key: value for key, value in config.items() if key not in REPLACED}
-        )
+        own = {key: value for key, value in config.items() if key not in FLOWER_KEYS}
+        if not own.get("site"):
+            # Flower numbers the nodes of a simulation.
+            own["site"] = claimed_name(config)
+        settings = NodeSettings.model_validate(own)
         settings._simulated = simulated
     except ValidationError as error:
         mistakes += mistake_lines(
@@ -404,7 +391,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             mistakes.append(str(mistake))
     if config.get("site") in (".", ".."):
         mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
-    if not config.get("site") and config.get("partition-id", -1) == -1:
+    if not config.get("site") and not claimed_name(config):
         mistakes.append(
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
         )
@@ -447,11 +434,6 @@ def claimed_name(config: Mapping[str, Any]) -> str:
     if site:
         return str(site) if is_site_name(site) and site not in (".", "..") else ""
     return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
-
-
-def site_id(settings: NodeSettings) -> str:
-    """Return the name under which a node takes part: ``site``, or one with its partition id."""
-    return settings.site or f"node-{settings.partition_id:05d}"
 
 
 def _unusable(path: str, *, missing: bool) -> str:

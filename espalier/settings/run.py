@@ -138,15 +138,16 @@ class EvaluationSettings(Table):
         description=(
             "Compare the result with the local baselines and the centralized baseline. `false`"
             " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
-            " dense model is always evaluated, and so are the clients' own models with `sft-p` and"
-            " `fedspine`, because they are the result."
+            " dense model is always evaluated. With `sft-p` and `fedspine` so are the clients' own"
+            " models, because they are the result."
         ),
     )
     local_only: bool = Field(
         True,
         description=(
             "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
-            " this takes them another training."
+            " this takes them another training. With `sft-p` and `fedspine` they evaluate their own"
+            " models, which are the result."
         ),
     )
     own_text: bool = Field(
@@ -296,17 +297,6 @@ class RunSettings(Table):
             " with the clients that have answered, if they are a quorum, and the others are"
             " dropped. 0: a day, or ten times `deadline-seconds` times `attempts` if that is"
             " longer; in a simulation no limit."
-        ),
-    )
-    export_check: Literal["streamed", "transformers"] = Field(
-        "streamed",
-        description=(
-            "Loading of a result into plain transformers and peft to check it, for every method,"
-            " at the server and at clients that write a model of their own. `streamed`: the weights"
-            " stay in the files and are read when a module computes, so that models larger than"
-            " memory can be checked. A base model in NF4, which bitsandbytes cannot read this way,"
-            " is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in"
-            " memory."
         ),
     )
     data: DataSettings = DataSettings()

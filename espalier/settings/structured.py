@@ -1,6 +1,6 @@
 """Settings shared by methods that produce a smaller model: output format and pruning ratio."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,18 +30,11 @@ class CutSettings(Table):
         gt=0,
         lt=1,
         description=(
-            "Minimum pruning ratio: the fraction of the parameters that is removed. It is exceeded"
-            " by less than one prunable group; with `selection` of `block` or `kind` by less than"
+            "Minimum pruning ratio: the fraction of the parameters of the blocks' prunable groups that"
+            " is removed. It is exceeded by less than one prunable group; with `selection` of `block` or `kind` by less than"
             " one in each block, or of each kind in each block. A prunable group is a key-value"
             " group of attention (a head, if each has its own keys and values) or a feed-forward"
             " channel."
-        ),
-    )
-    share_of: Literal["blocks", "model"] = Field(
-        "blocks",
-        description=(
-            "Parameters to which `share` refers: those of the blocks that can be removed, or those"
-            " of the whole model with its embeddings."
         ),
     )
     channel_multiple: int = Field(
@@ -65,6 +58,10 @@ class CutSettings(Table):
 
 class StructuredSettings(CutSettings, SmallerSettings):
     """Settings of structured pruning: pruning ratio and format of the smaller model."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio")
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
+    """Clients count by their tokens; this cannot be chosen."""
 
 
 class PersonalModelSettings(MethodSettings):

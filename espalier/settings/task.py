@@ -1,42 +1,38 @@
 """Settings of the task that a tuning method trains and tests on."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from espalier.settings.methods import part
 from espalier.settings.table import Table
 
 TEXT = "text"
 """Name of the language-modeling task on the clients' own text."""
 
 
-NUM_CLASSES = {"sst2": 2, "mnli": 3, "boolq": 2}
-"""Number of classes of the tasks that an encoder can do."""
+def tasks() -> Mapping[str, Any]:
+    """Return all other tasks by name, an ``espalier.data.tasks.task.Task`` each.
+
+    The table is imported when it is first needed, as the parts of a method are.
+    """
+    found: Mapping[str, Any] = part("espalier.data.tasks.catalogue:TASKS")
+    return found
 
 
-WRITTEN = ("gsm8k",)
-"""Tasks whose test items are answered with generated text."""
+def _known(name: str) -> str:
+    known = [TEXT, *tasks()]
+    if name not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+    return name
 
 
 class TaskSettings(Table):
     """Table ``[task]``."""
 
-    name: Literal[
-        "text",
-        "sst2",
-        "mnli",
-        "boolq",
-        "arc-easy",
-        "arc-challenge",
-        "openbookqa",
-        "mmlu",
-        "piqa",
-        "hellaswag",
-        "winogrande",
-        "gsm8k",
-        "dolly",
-        "alpaca",
-    ] = Field(
+    name: Annotated[str, AfterValidator(_known)] = Field(
         "text",
         description=(
             "`text`: samples of the clients' text; otherwise a task whose records are in"
@@ -79,15 +75,8 @@ class TaskSettings(Table):
             " needs positions for them after the longest prompt (the demo model has 256 in total)."
         ),
     )
-    loss_on: Literal["answer", "all"] = Field(
-        "answer",
-        description=(
-            "Tokens that count in the training loss: those of the answer, or also those of the"
-            " prompt."
-        ),
-    )
 
     @property
     def num_classes(self) -> int:
         """Number of classes for an encoder; 0 if encoders cannot do the task."""
-        return NUM_CLASSES.get(self.name, 0)
+        return 0 if self.name == TEXT else len(tasks()[self.name].classes)

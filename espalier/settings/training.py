@@ -2,16 +2,12 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from espalier.settings.table import Table
 
-LEAST_GRADIENT_NORM = 1e-3
-"""Minimum of ``max-gradient-norm``.
-
-AdamW divides a gradient by its own magnitude plus an epsilon of 1e-8. A gradient far below that
-value would not be normalised, so the update would reveal its magnitude.
-"""
+BETAS = (0.9, 0.999)
+"""Betas of AdamW."""
 
 MOST_LEARNING_RATE = 0.1
 """Maximum learning rate.
@@ -38,12 +34,9 @@ class TrainingSettings(Table):
         "float32",
         description=(
             "Number format of the frozen base model. `nf4` quantises the blocks' linear layers to"
-            " 4 bits (needs the extra `nf4`), once per node; later they are read from"
+            " 4 bits with double quantisation (needs the extra `nf4`), once per node; later they are read from"
             " `<state-dir>/quantised`."
         ),
-    )
-    double_quantisation: bool = Field(
-        True, description="Also quantise the constants of the NF4 quantisation."
     )
     steps: int = Field(10, ge=1, description="Number of optimiser steps of a client in a round.")
     batch_size: int = Field(4, ge=1, description="Number of sequences in a forward pass.")
@@ -67,11 +60,6 @@ class TrainingSettings(Table):
             " at most 1."
         ),
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="First beta of AdamW.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Second beta of AdamW.")
-    max_gradient_norm: float = Field(
-        1.0, ge=0, description="Norm to which gradients are clipped, 0.001 or more; 0: no clipping."
-    )
     proximal: float = Field(
         0.0,
         ge=0,
@@ -84,16 +72,6 @@ class TrainingSettings(Table):
             "Recompute activations in the backward pass, which takes less memory and more time."
         ),
     )
-
-    @field_validator("max_gradient_norm")
-    @classmethod
-    def _leaves_a_gradient(cls, value: float) -> float:
-        if 0 < value < LEAST_GRADIENT_NORM:
-            raise ValueError(
-                f"is below {LEAST_GRADIENT_NORM}, so that AdamW would send gradients as they are;"
-                " raise it, or take 0"
-            )
-        return value
 
     @model_validator(mode="after")
     def _no_step_is_forgotten(self) -> "TrainingSettings":

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.settings.task import TEXT, WRITTEN
+from espalier.settings.task import TEXT, tasks
 
-OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "loss-on")
+OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens")
 """Keys of ``[task]`` that apply only to tasks with items, not to text."""
 
 
@@ -21,8 +21,9 @@ def not_read(
 
     Returns
     -------
-    Mapping from an unread key to the key whose value is the reason, and to the values, in words,
-    with which it would be read.
+    Mapping
+        From an unread key to the key whose value is the reason, and to the values, in words, with
+        which it would be read.
     """
     found: dict[str, tuple[str, str]] = {}
 
@@ -46,10 +47,9 @@ def not_read(
                 "data.field",
                 "data.partition-field",
             )
-        if task not in WRITTEN:
-            note("task.name", one_of("task.name", WRITTEN), "task.answer-tokens")
-        if flat["training.base"] != "nf4":
-            note("training.base", "training.base = 'nf4'", "training.double-quantisation")
+        generated = tuple(name for name, one in tasks().items() if one.generation)
+        if task not in generated:
+            note("task.name", one_of("task.name", generated), "task.answer-tokens")
     if source not in ("jsonl", "hub"):
         note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":

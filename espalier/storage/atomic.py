@@ -39,7 +39,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {error.strerror}; choose another directory or free it"
+            f"cannot write {path}: {error.strerror}; choose another directory or free some space"
         ) from error
     try:
         with os.fdopen(handle, "wb") as file:
@@ -55,7 +55,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             os.unlink(name)
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; the file is as it was before"
+            f"cannot write {path}: {error.strerror or error}; the file is unchanged"
         ) from error
     except BaseException:
         with suppress(FileNotFoundError):
@@ -79,9 +79,7 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
         in the cases of ``replacing``.
     """
     if (key := next(not_finite_keys(value), None)) is not None:
-        raise InputError(
-            f"cannot write {path}: {key} is NaN or infinite; the file is as it was before"
-        )
+        raise InputError(f"cannot write {path}: {key} is NaN or infinite; the file is unchanged")
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
 
 

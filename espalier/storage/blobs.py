@@ -120,10 +120,10 @@ class BlobStore:
         return data
 
     def _missing(self, key: str) -> EspalierError:
-        return InputError(f"{self.root}: there is no blob {key[:12]}; {self._remedy}")
+        return InputError(f"{self.root}: blob {key[:12]} is missing; {self._remedy}")
 
     def _damaged(self, key: str) -> EspalierError:
-        return InputError(f"{self.path(key)}: the bytes are damaged; {self._remedy}")
+        return InputError(f"{self.path(key)}: is damaged; {self._remedy}")
 
     def path(self, key: str) -> Path:
         """Return the path of a blob, which need not exist."""

@@ -93,9 +93,9 @@ class _Stray:
         if entry is not None and not self.open_end and entry.keys() >= CHAINED:
             same = entry[OWN] == own_hash(entry)
             why = (
-                "is not written as it was"
+                "was written again in another form"
                 if same
-                else "does not have its own hash: something in it was changed"
+                else "does not match its own hash: it was changed"
             )
             self.changed = self.changed or f"line {number}: {why}"
         elif entry is not None and not self.open_end:
@@ -104,7 +104,8 @@ class _Stray:
             self.others += 1
         else:
             self.changed = (
-                self.changed or f"line {number}: is no entry of the chain, nor the beginning of one"
+                self.changed
+                or f"line {number}: is neither an entry of the chain nor the beginning of one"
             )
 
 
@@ -155,21 +156,27 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
         return stray.changed
     # Entries without a chain may only precede the first entry of the chain.
     if stray.older and checked.entries:
-        return f"line {stray.first_line}: is no entry of the chain"
-    told = entry.get(UNCHAINED)
-    if stray.num_bytes and told is None:
+        return f"line {stray.first_line}: is not an entry of the chain"
+    recorded = entry.get(UNCHAINED)
+    if stray.num_bytes and recorded is None:
         return (
-            f"line {stray.first_line}: is no entry of the chain, and the entry behind it does not"
-            " tell of it"
+            f"line {stray.first_line}: is not an entry of the chain, and the next entry does not"
+            " mention it"
         )
-    if told is not None and told != {"bytes": stray.num_bytes, "sha256": stray.hash.hexdigest()}:
+    if recorded is not None and recorded != {
+        "bytes": stray.num_bytes,
+        "sha256": stray.hash.hexdigest(),
+    }:
         return (
-            f"line {stray.first_line or number}: what stands before entry {entry[NUMBER]} is not"
-            " what that found there"
+            f"line {stray.first_line or number}: the lines before entry {entry[NUMBER]} are not"
+            " those that the entry recorded"
         )
     origin = {key: str(entry.get(key)) for key in BOUND_TO}
     if checked.origin is not None and origin != checked.origin:
-        return f"line {number}: is of another run or site: {origin['lineage']} at {origin['site']}"
+        return (
+            f"line {number}: belongs to another run or site: {origin['lineage']} at"
+            f" {origin['site']}"
+        )
     expected = checked.entries + 1
     found = entry[NUMBER]
     if found > expected:
@@ -181,14 +188,14 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
         return f"line {number}: is entry {found}, and {missing} missing before it"
     if found < expected:
         return (
-            f"line {number}: is entry {found}, and stands behind entry {checked.entries}: it was"
-            " moved or inserted"
+            f"line {number}: is entry {found}, but follows entry {checked.entries}: it was moved"
+            " or inserted"
         )
     # The first entry is bound to the run and site instead of to an earlier entry.
     if entry[BEFORE] != (checked.head or digest(origin)):
         return (
-            f"line {number}: does not hold the hash of what stands before it: one of the two was"
-            " exchanged"
+            f"line {number}: does not contain the hash of the lines before it: one of them was"
+            " replaced"
         )
     return ""
 
@@ -197,15 +204,15 @@ def _take(
     checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], wanted: Collection[str]
 ) -> None:
     if stray.older:
-        told = (
+        older = (
             f"{count(stray.older, 'entry', 'entries')} of a release without a chain, unchanged"
             " since"
         )
-        checked.notes.append(f"before entry {entry[NUMBER]} stand {told}")
+        checked.notes.append(f"before entry {entry[NUMBER]}: {older}")
     checked.torn += stray.others
     if stray.others:
         checked.notes.append(
-            _torn(number - stray.others, number - 1, f"entry {entry[NUMBER]} tells of it")
+            _torn(number - stray.others, number - 1, f"entry {entry[NUMBER]} mentions it")
         )
     checked.origin = {key: str(entry.get(key)) for key in BOUND_TO}
     checked.unchained += stray.older
@@ -237,13 +244,13 @@ def _end(checked: Checked, stray: _Stray) -> None:
             _torn(
                 stray.first_line,
                 stray.first_line + stray.others - 1,
-                "the next entry will tell of it",
+                "the next entry will mention it",
             )
         )
     elif stray.others == stray.open_end and not checked.entries:
         checked.unchained = stray.older
     else:
-        checked.fault = f"line {stray.first_line}: is no entry of the chain"
+        checked.fault = f"line {stray.first_line}: is not an entry of the chain"
 
 
 def _may_be_torn(line: bytes) -> bool:
@@ -256,14 +263,14 @@ def _may_be_torn(line: bytes) -> bool:
     )
 
 
-def _torn(first: int, last: int, told: str) -> str:
+def _torn(first: int, last: int, mention: str) -> str:
     """Return the note on incomplete lines.
 
     There are several if further processes ended during a write after an incomplete line.
     """
     lines = f"line {first}: is" if first == last else f"lines {first} to {last}: are"
-    left = "a process that ends while it writes leaves such a line, and its reply does not leave"
+    left = "a process that ends while it writes leaves such a line, and its reply is not sent"
     return (
-        f"{lines} torn: {left}; so does who spoils the last entry, which a hash noted before would"
-        f" show; {told}"
+        f"{lines} incomplete: {left}; the last entry can also be damaged on purpose, which shows"
+        f" against a hash that was noted before; {mention}"
     )

@@ -88,8 +88,8 @@ def require_writable(folder: Path, key: str) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this node"
-            " can write, and check as its account"
+            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this"
+            " node can write, and run this check as the node's user"
         ) from error
 
 
@@ -113,8 +113,8 @@ def mark_as_ours(folder: Path, **more: Any) -> None:
     others = _others(folder)
     if others and not is_ours(folder):
         raise InputError(
-            f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name"
-            " another state-dir, or move it"
+            f"{folder}: Espalier did not create this directory, and it contains {others[0]};"
+            " name another state-dir, or move this directory"
         )
     write_json(folder / VERSION_FILE, {"version": VERSION, **more}, OWNER_ONLY_FILE)
 
@@ -248,8 +248,8 @@ class PrivateState:
         document = _read_json(path)
         if (found := document.get("version")) != VERSION:
             raise InputError(
-                f"{self.folder}: private state of version {found}, this program writes {VERSION};"
-                " remove the directory"
+                f"{self.folder}: client state has version {found}, but this program writes"
+                f" version {VERSION}; remove the directory"
             )
         if not isinstance(known := document.get("client", {}), dict):
             raise _damaged(path)
@@ -258,7 +258,7 @@ class PrivateState:
         ]:
             raise InputError(
                 f"message: this site takes part in this run with another {' and '.join(other)};"
-                " begin a new run"
+                " start a new run"
             )
 
     @property
@@ -320,10 +320,6 @@ class PrivateState:
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document that outlasts rounds atomically."""
         write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
-
-    def forget_lasting(self, name: str) -> None:
-        """Delete a document of ``save_lasting`` if it exists."""
-        (self.folder / "lasting" / f"{name}.json").unlink(missing_ok=True)
 
     def load_lasting(self, name: str) -> dict[str, Any] | None:
         """Return a document of ``save_lasting``; None if it was never saved."""

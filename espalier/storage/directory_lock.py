@@ -51,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
             if error.errno not in NO_LOCKS:
                 raise InputError(f"{path}: cannot be locked: {error.strerror}") from None
             warnings.warn(
-                f"{path}: this file system has no locks; nothing keeps a second process away",
+                f"{path}: this file system has no locks; a second process cannot be kept out",
                 stacklevel=3,
             )
         _write(file.fileno(), _oneself())
@@ -134,7 +134,7 @@ def _cannot_be_opened(path: Path, why: str | None) -> EspalierError:
 
 def _held(path: Path) -> EspalierError:
     return InputError(
-        f"{path.parent}: {_holder(path)} is at work there; wait until it has ended, or end it"
+        f"{path.parent}: {_holder(path)} is working there; wait until it has ended, or end it"
     )
 
 

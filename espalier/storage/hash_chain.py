@@ -61,7 +61,7 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def is_whole(entry: Mapping[str, Any] | None, line: bytes) -> bool:

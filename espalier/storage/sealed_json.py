@@ -44,18 +44,15 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
-        raise Damaged(f"{path}: is damaged: it is no JSON document") from None
+        raise Damaged(f"{path}: is damaged: it is not a JSON document") from None
     if not isinstance(document, dict) or not document:
-        raise Damaged(f"{path}: is damaged: it holds no document")
+        raise Damaged(f"{path}: is damaged: it contains no document")
     found = document.get("version", 1)
     # Documents of version 1 have no checksum.
     if SEAL not in document and isinstance(found, int) and found < version:
         raise _other_version(path, found, version)
     if document.pop(SEAL, None) != _digest(document):
-        raise Damaged(
-            f"{path}: is damaged: it does not have its checksum, so that something in it was"
-            " changed"
-        )
+        raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
     if found != version:
         raise _other_version(path, found, version)
     return document
@@ -63,8 +60,8 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
 
 def _other_version(path: Path, found: int, version: int) -> EspalierError:
     return InputError(
-        f"{path}: version {found}, this program reads {version}; resume with the release that"
-        " wrote it"
+        f"{path}: has version {found}, but this program reads version {version}; resume with the"
+        " release that wrote it"
     )
 
 

@@ -109,8 +109,8 @@ class HeldReplies:
                 held = self._read(path)
                 if self.decision(held) is None:
                     found.append(held)
-            except EspalierError as mistake:
-                damaged.append(mistake)
+            except EspalierError as error:
+                damaged.append(error)
         return in_order(found), damaged
 
     def _documents(self) -> list[Path]:
@@ -198,9 +198,9 @@ class HeldReplies:
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
                 raise InputError(
-                    f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it"
-                    f" is gone; remove {self._document(held)}, and the reply is held anew when the"
-                    " server asks again"
+                    f"{store.path(blob['sha256'])}: is missing or differs from the reply that"
+                    f" waits; remove {self._document(held)}; the reply waits again when the"
+                    " server repeats its request"
                 )
 
     def decide(self, held: Held, decision: Decision) -> None:
@@ -244,8 +244,8 @@ class HeldReplies:
         held = Held(found["entry"], found["scalars"], found["later"])
         if found["digest"] != held.digest or path != self._document(held):
             raise InputError(
-                f"{path}: does not describe the reply that it is named for; remove it, and the"
-                " reply is held anew"
+                f"{path}: does not describe the reply that its name gives; remove it; the reply"
+                " waits again when the server repeats its request"
             )
         return held
 

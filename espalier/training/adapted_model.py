@@ -63,7 +63,6 @@ class AdaptedModel:
             num_labels=head["head.out.bias"][0] if head else None,
             seed=derive_seed(settings.seed, HEAD_SEED),
             cache_folder=cache_folder,
-            double_quantisation=chosen.double_quantisation,
         )
         others = trained_whole(model, whole, adapters.whole)
         blocks = len(model.plan.blocks)

@@ -27,6 +27,9 @@ from espalier.training.loop import Loop, Trained
 from espalier.training.numbered_batches import numbered
 from espalier.training.order import sequences_of_step
 
+BETAS = (0.9, 0.95)
+"""Betas of AdamW (section 6.1.2)."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -98,7 +101,6 @@ class Alignment:
     places : block outputs that are compared
     settings : training settings; ``batch_size`` counts samples
     seed : seed of each step's samples and of dropout
-    representation, divergence : alpha and beta of equation 8
     """
 
     student: AdaptedModel
@@ -107,8 +109,6 @@ class Alignment:
     places: Places
     settings: TrainingSettings
     seed: int
-    representation: float
-    divergence: float
 
     def numbers(self) -> list[int]:
         """Return the numbers of the samples that the steps use, ascending."""
@@ -153,6 +153,7 @@ class Alignment:
             numbered,
             self.seed,
             self.settings.steps,
+            betas=BETAS,
         )
         place = {number: at for at, number in enumerate(teacher.numbers)}
         loop.loss = lambda whole, batch, device: self.distance(whole, batch, device, teacher, place)
@@ -174,6 +175,8 @@ class Alignment:
     ) -> Tensor:
         """Return the objective of equation 8, summed over the batch's samples: float32, ().
 
+        Distances and divergence have the same weight (alpha = beta = 1).
+
         Distances of hidden states are mean squares, divided by the mean square of the teacher's
         states, as in FedBiOT's code. In deep layers some channels are thousands of times larger
         than others and would dominate raw sums. The divergence is a mean over tokens, so that it
@@ -184,18 +187,12 @@ class Alignment:
         found = whole(input_ids=self.windows[numbers].to(device), output_hidden_states=True)
         pairs = [*self.places.between.items(), self.places.final]
         total = torch.zeros((), device=device)
-        if self.representation:
-            # The first hidden state is the embedding's, so the output of block i has index i + 1.
-            for of_student, of_teacher in pairs:
-                target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
-                total = (
-                    total
-                    + self.representation
-                    * _distances(found.hidden_states[of_student + 1], target).sum()
-                )
-        if self.divergence:
-            last = teacher.last.of_windows(wanted).to(device, next(whole.parameters()).dtype)
-            total = total + self.divergence * self._divergences(whole, last, found.logits).sum()
+        # The first hidden state is the embedding's, so the output of block i has index i + 1.
+        for of_student, of_teacher in pairs:
+            target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
+            total = total + _distances(found.hidden_states[of_student + 1], target).sum()
+        last = teacher.last.of_windows(wanted).to(device, next(whole.parameters()).dtype)
+        total = total + self._divergences(whole, last, found.logits).sum()
         return total.to(torch.float32)
 
     def _divergences(self, whole: Any, last: Tensor, logits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from espalier.data.tasks.batches import Batch
 from espalier.errors import InputError
 from espalier.progress.beats import beats
 from espalier.seeds import derive_seed
-from espalier.settings.training import TrainingSettings
+from espalier.settings.training import BETAS, TrainingSettings
 from espalier.training.learning_rate import learning_rate
 from espalier.training.loss import Loss, num_counted, summed_loss
 from espalier.training.order import sequences_of_step
@@ -28,6 +28,9 @@ from espalier.training.parameter_groups import Group, grouped
 
 Parameters = Mapping[str, nn.Parameter]
 """Trained parameters by unique names, float32."""
+MAX_GRADIENT_NORM = 1.0
+"""Norm to which the gradients of a step are clipped."""
+
 Moments = Mapping[str, Mapping[str, Tensor]]
 """AdamW's moments (``exp_avg``, ``exp_avg_sq``) and step count (``step``) of each parameter."""
 Observer = Callable[[int, Mapping[str, Tensor]], None]
@@ -78,6 +81,8 @@ class Loop:
     penalty : function that returns a number, which is added to the loss once per step
     loss : loss that is minimised, see ``loss.py`` for its contract
     groups : parameters with their own learning rate or weight decay, see ``Group``
+    betas : betas of AdamW
+    max_gradient_norm : norm to which a step's gradients are clipped
     observer : function that receives every step's gradients of the mean loss, before those of
         penalty and FedProx are added and before clipping. The tensors are copies, so an observer
         can keep them and cannot change the step. A parameter without a gradient is missing, and a
@@ -96,6 +101,8 @@ class Loop:
     loss: Loss = summed_loss
     groups: Sequence[Group] = ()
     observer: Observer | None = None
+    betas: tuple[float, float] = BETAS
+    max_gradient_norm: float = MAX_GRADIENT_NORM
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps, starting with the number ``first_step``.
@@ -149,7 +156,7 @@ class Loop:
             }
             for names, chosen in grouped(self.parameters, self.groups, self.settings)
         ]
-        optimizer = torch.optim.AdamW(groups, betas=(self.settings.beta1, self.settings.beta2))
+        optimizer = torch.optim.AdamW(groups, betas=self.betas)
         for name, kept in moments.items():
             parameter = self.parameters[name]
             here = {
@@ -225,8 +232,7 @@ class Loop:
             # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - value, alpha=self.settings.proximal)
-        limit = self.settings.max_gradient_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), limit)
+        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), self.max_gradient_norm)
         if not (torch.isfinite(norm) and torch.isfinite(torch.tensor(loss))):
             return True
         for group in optimizer.param_groups:

@@ -58,7 +58,6 @@ def kept_model(
         model,
         computing,
         chosen.base,
-        chosen.double_quantisation,
         settings.lora.dropout,
         settings.seed,
         adapters,

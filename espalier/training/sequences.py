@@ -10,7 +10,7 @@ from espalier.data.client_items import client_items
 from espalier.data.client_text import training_windows
 from espalier.data.data_protection import told_at_the_site
 from espalier.data.special_tokens import prompt_encoder
-from espalier.data.tasks.batches import Batch, Counted, collate, collate_texts, require_padding
+from espalier.data.tasks.batches import Batch, collate, collate_texts, require_padding
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import Encoded, encode_pair
 from espalier.data.tasks.item import Item
@@ -40,18 +40,17 @@ class TokenSequences:
     """Encoded items for a language model."""
 
     encoded: tuple[Encoded, ...]
-    counted: Counted
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return a batch of some sequences, padded on the right."""
-        return collate([self.encoded[number] for number in numbers], 0, self.counted)
+        return collate([self.encoded[number] for number in numbers], 0)
 
     def joined(self, other: "TokenSequences") -> "TokenSequences":
         """Return these sequences followed by another party's."""
-        return TokenSequences(self.encoded + other.encoded, self.counted)
+        return TokenSequences(self.encoded + other.encoded)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class WindowSequences:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return a batch of some windows, which all have one length."""
-        return collate([self._encoded(number) for number in numbers], 0, "all")
+        return collate([self._encoded(number) for number in numbers], 0)
 
     def _encoded(self, number: int) -> Encoded:
         for windows in self.windows:
@@ -125,9 +124,7 @@ def client_sequences(
     encode = prompt_encoder(model.tokenizer, model.encode)
     items = in_shares(train, "tokenising items")
     end = model.tokenizer.eos_token_id
-    return TokenSequences(
-        tuple(_encoded(settings, encode, end, item) for item in items), chosen.loss_on
-    )
+    return TokenSequences(tuple(_encoded(settings, encode, end, item) for item in items))
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:

@@ -8,20 +8,11 @@ keep their texts private get the result of one party that has all texts, except 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pruning_kernels.lora.clipping import LEAST_CLIENTS, clip_factors, within_ratio
-
-Metric = Literal["wifv", "ifv", "wifn"]
-"""Metric of a channel.
-
-- ``wifv``: weighted input feature variance
-- ``ifv``: input feature variance
-- ``wifn``: weighted input feature norm
-"""
 
 COLUMNS_AT_ONCE = 512
 """Number of channels that are in memory in float64 at a time."""
@@ -86,8 +77,10 @@ def limited_by_median(
 
     Returns
     -------
-    parts : moments of each party; unchanged for fewer than three parties and within the limits
-    excesses : factor by which each party's worst number exceeds its limit; 1 if none does
+    parts : list of Moments
+        Moments of each party; unchanged for fewer than three parties and within the limits.
+    excesses : list of float
+        Factor by which each party's worst number exceeds its limit; 1 if none does.
     """
     if len(parts) < LEAST_CLIENTS:
         return list(parts), [1.0] * len(parts)
@@ -134,12 +127,10 @@ def _largest_factor(found: Tensor, limited: Tensor) -> float:
     return float((high / low.clamp(min=1e-300)).max())
 
 
-def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
-    """Return the importance of each input channel of a matrix.
+def channel_scores(moments: Moments, weight: Tensor) -> Tensor:
+    """Return the importance of each input channel of a matrix (WIFV, equation 5).
 
-    ``wifv`` is the variance of the channel times the squared norm of its column (equation 5).
-    ``ifv`` is only the variance. ``wifn`` is the mean over rows of the column's magnitudes, times
-    the root mean square of the channel.
+    It is the variance of the channel times the squared norm of its column.
 
     Parameters
     ----------
@@ -150,15 +141,8 @@ def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
     Tensor
         (channels,), float64, on the CPU
     """
-    if metric == "ifv":
-        return moments.variance
     values = weight.to(torch.float32)
-    if metric == "wifv":
-        return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
-    return (
-        values.abs().mean(dim=0, dtype=torch.float64).cpu()
-        * (moments.square_sum / moments.count).sqrt()
-    )
+    return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
 
 
 def standardised(scores: Tensor) -> Tensor:

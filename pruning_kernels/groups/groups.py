@@ -1,12 +1,9 @@
 """Scores of prunable groups, and the choice of groups that a structured cut removes.
 
-A unit is a prunable group, an attention group or an FFN channel. Its weights are rows of some
-matrices and columns of others. This module sums scores over them and chooses. The caller defines
-scores, costs and which groups compete.
+The weights of a prunable group, an attention group or an FFN channel, are rows of some matrices and
+columns of others. This module sums scores over them and chooses. The caller defines scores, costs
+and which groups compete.
 """
-
-import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +27,7 @@ def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
     return lines.view(-1, size).sum(dim=1)
 
 
-def lowest_units(
+def lowest_groups(
     scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone: Tensor | None = None
 ) -> Tensor:
     """Choose the groups with the lowest scores until their costs reach a target.
@@ -70,7 +67,7 @@ def lowest_units(
     cut[order[before < target]] = True
     if (reached := int(costs[cut].sum())) < target:
         raise ValueError(
-            f"{target} parameters are to be cut, and all units but one of each kind and block have"
+            f"{target} parameters are to be cut, and all groups but one of each kind and block have"
             f" {reached}"
         )
     return cut
@@ -88,35 +85,6 @@ def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
     return places == highest[pools]
 
 
-def share_of(total: int, share: float) -> int:
-    """Return the number of parameters that a pruning ratio of a total means, rounded up.
-
-    Float rounding above a whole number is ignored.
-    """
-    return math.ceil(total * share * (1 - 1e-12))
-
-
-def within_each(
-    scores: Tensor, costs: Tensor, pools: Tensor, competing: Tensor, totals: Sequence[int], share: float,
-    gone: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Apply ``lowest_units`` to each set of competing groups, with the same pruning ratio.
-
-    Parameters
-    ----------
-    competing : (groups,), int64: 0 for all, or the number of a block, or of a kind of group in a
-        block
-    totals : for each of these numbers, the number of parameters to which the ratio refers
-    share : pruning ratio
-    """
-    cut = torch.zeros_like(scores, dtype=torch.bool)
-    for number, total in enumerate(totals):
-        own = (competing == number).nonzero().squeeze(1)
-        before = None if gone is None else gone[own]
-        cut[own] = lowest_units(scores[own], costs[own], pools[own], share_of(total, share), before)
-    return cut
-
-
 def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target: int) -> Tensor:
     """Choose groups of two kinds with the lowest sum of scores whose costs reach a target.
 
@@ -128,7 +96,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     Parameters
     ----------
     scores : (groups,), floating, not negative
-    costs, pools : (groups,), int64, see ``lowest_units``
+    costs, pools : (groups,), int64, see ``lowest_groups``
     kinds : (groups,), int64: 0 or 1
     target : number of parameters to cut
 
@@ -162,7 +130,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     if not possible.any():
         reached = int(spent[0][-1] + spent[1][-1])
         raise ValueError(
-            f"{target} parameters are to be cut, and all units but one of each kind and block have"
+            f"{target} parameters are to be cut, and all groups but one of each kind and block have"
             f" {reached}"
         )
     total = torch.where(possible, lost[0] + lost[1][rest.clamp_max(len(spent[1]) - 1)], torch.inf)

@@ -3,14 +3,13 @@
 Source: Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers". Rearrangement
 selects again which prunable groups of a kind a block loses, with the same number of groups, by the
 Fisher information of all pairs of masks. Rescaling finds, by least squares, the factors with which
-the remaining groups best reproduce the output of all groups. A unit is a prunable group, an
-attention group or an FFN channel; the caller defines it.
+the remaining groups best reproduce the output of all groups.
 """
 
 import torch
 from torch import Tensor
 
-UNITS_AT_ONCE = 1024
+GROUPS_AT_ONCE = 1024
 """Number of groups whose products with all groups are computed at a time in float64."""
 
 
@@ -36,12 +35,12 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
         gradients``, or its best approximation of rank ``rows`` (its strongest directions).
     """
     exact = gradients.to("cpu", torch.float64)
-    windows, units = exact.shape
-    if min(windows, units) > rows:
+    windows, groups = exact.shape
+    if min(windows, groups) > rows:
         _, strengths, directions = torch.linalg.svd(exact, full_matrices=False)
         exact = strengths[:rows, None] * directions[:rows]
     found = torch.linalg.qr(exact, mode="r").R
-    return torch.cat([found, found.new_zeros(rows - len(found), units)])
+    return torch.cat([found, found.new_zeros(rows - len(found), groups)])
 
 
 def packed_factor(factor: Tensor) -> Tensor:
@@ -52,10 +51,10 @@ def packed_factor(factor: Tensor) -> Tensor:
     return torch.cat([row[place:] for place, row in enumerate(factor)])
 
 
-def unpacked_factor(flat: Tensor, rows: int, units: int) -> Tensor:
+def unpacked_factor(flat: Tensor, rows: int, groups: int) -> Tensor:
     """Invert ``packed_factor``: return the factor (rows, groups)."""
-    full = flat.new_zeros(rows, units)
-    for place, row in enumerate(flat.split(list(range(units, units - rows, -1)))):
+    full = flat.new_zeros(rows, groups)
+    for place, row in enumerate(flat.split(list(range(groups, groups - rows, -1)))):
         full[place, place:] = row
     return full
 
@@ -87,13 +86,13 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     own = exact.square().sum(dim=0)
     staying = (~now).nonzero().squeeze(1)
     total = exact[:, now].sum(dim=1)
-    for unit in staying[torch.sort(own[staying], stable=True).indices].tolist():
-        now[unit] = True
-        total = total + exact[:, unit]
+    for group in staying[torch.sort(own[staying], stable=True).indices].tolist():
+        now[group] = True
+        total = total + exact[:, group]
         # Decrease of the sum for the return of each group.
         saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)
         back = int(saved.argmax())
-        back = back if saved[back] > saved[unit] else unit
+        back = back if saved[back] > saved[group] else group
         now[back] = False
         total = total - exact[:, back]
     return now
@@ -119,7 +118,7 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
         squares problem. Its row sums are ``A^T b``, with b the output of all groups.
     """
     pieces = []
-    for start in range(0, weight.shape[1], step := UNITS_AT_ONCE * size):
+    for start in range(0, weight.shape[1], step := GROUPS_AT_ONCE * size):
         own = weight[:, start : start + step].to(torch.float64)
         for_all = [own.T @ columns.to(torch.float64) for columns in weight.split(step, dim=1)]
         products = torch.cat(for_all, dim=1).mul_(moments[start : start + step])

@@ -148,8 +148,10 @@ def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Ten
 
     Returns
     -------
-    limited : ``own`` itself if no direction exceeds the bound
-    largest : factor by which the worst direction exceeds the bound; 1 if none does
+    limited : Tensor
+        ``own`` itself if no direction exceeds the bound.
+    largest : float
+        Factor by which the worst direction exceeds the bound; 1 if none does.
 
     Notes
     -----

@@ -43,7 +43,7 @@ class Gradients:
     """(rank, in_features), any float dtype."""
 
 
-def unit_importance(
+def group_importance(
     weight: Tensor | RowReader,
     factors: Factors,
     gradients: Gradients,
@@ -169,7 +169,7 @@ def _require(
         )
     if side not in (0, 1) or size < 1 or factors.shape[side] % size:
         raise ValueError(
-            f"units of {size} on side {side} do not fill a matrix {factors.shape}; sides are 0"
+            f"groups of {size} on side {side} do not fill a matrix {factors.shape}; sides are 0"
             " and 1"
         )
     if rows_at_once < 1:
@@ -200,7 +200,7 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
     """
     if not matrices or len({tuple(own.shape) for own in matrices}) != 1 or matrices[0].ndim != 1:
         raise ValueError(
-            "matrices of one unit give vectors of one length, got"
+            "matrices of one group give vectors of one length, got"
             f" {[tuple(own.shape) for own in matrices]}"
         )
     total = torch.zeros_like(matrices[0], dtype=torch.float64)

@@ -13,7 +13,7 @@ from pruning_kernels.selection.comparison_groups import ComparisonGroup, parse_p
 from pruning_kernels.selection.scores import ria_factors, ria_sums, wanda_factors
 from pruning_kernels.selection.selection import select_lowest
 from pruning_kernels.sparsegpt import sparsegpt
-from pruning_kernels.sparsegpt.sparsegpt import PAPER_DAMPING, Factor, sparsegpt_score
+from pruning_kernels.sparsegpt.sparsegpt import Factor, sparsegpt_score
 
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]
 
@@ -38,10 +38,8 @@ class LocalPruning:
     metric: LocalMetric
     sparsity: float
     group: ComparisonGroup
-    damping: float = PAPER_DAMPING
-    """SparseGPT: fraction of the Gram matrix's mean diagonal that is added to the diagonal."""
     damping_mean: DampingMean = "live"
-    """SparseGPT: channels of this mean."""
+    """SparseGPT: channels over whose mean diagonal damping is relative."""
 
     @property
     def needs_grams(self) -> bool:

@@ -73,7 +73,7 @@ class AdapterOutcome(Outcome[Adapters]):
         target = self.run.folder.path / "adapter"
         stream = BlockStream(run.model, run.computing)
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_adapter(stream, result.edits, target, windows, run.settings.export_check)
+        check_adapter(stream, result.edits, target, windows)
         run.progress.note(
             "exported", "exported     adapter/ loads in plain peft to the same logits"
         )
@@ -93,7 +93,7 @@ class AdapterOutcome(Outcome[Adapters]):
         export_edited(
             run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
         )
-        check_export(stream, result.edits, target, windows, run.settings.export_check)
+        check_export(stream, result.edits, target, windows)
         run.progress.note(
             "exported", "exported     model/, with the adapter merged, reloads to the same logits"
         )
@@ -109,11 +109,10 @@ class AdapterOutcome(Outcome[Adapters]):
         target = self.run.folder.path / "adapter"
         tests = self.tests
         head = result.tensors(HEAD_KEY)
-        how = run.settings.export_check
         meant = edited_encoder(
             run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device
         )
-        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes, how)
+        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes)
         run.progress.note(
             "exported",
             "exported     adapter/, with the head, loads in plain peft to the same logits",
@@ -124,9 +123,7 @@ class AdapterOutcome(Outcome[Adapters]):
             card = merged_card(run.settings, run.model, result.report())
             classes = task_named(run.settings.task.name).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
-            check_encoder(
-                run.model, result.edits, head, tests.num_classes, merged_model, target, how
-            )
+            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target)
             run.progress.note(
                 "exported", "exported     model/, with adapter and head, reloads to the same logits"
             )

@@ -36,7 +36,7 @@ class EditedOutcome(Outcome[E]):
         stream = BlockStream(run.model, run.computing)
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
         export_edited(run.model, edits, target, card)
-        check_export(stream, edits, target, windows, run.settings.export_check)
+        check_export(stream, edits, target, windows)
         run.progress.note(
             "exported",
             "exported     model/ reloads to the same logits",

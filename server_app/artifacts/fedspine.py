@@ -58,7 +58,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         run = self.run
         structure = result.structure_of(client)
         model = OpenedModel(run.model.directory, structure)
-        adapters = result.plan_for(client, run.settings.lora.largest_rank)
+        adapters = result.plan_for(client, run.settings.lora.rank)
         tensors = {
             key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
         }
@@ -74,9 +74,8 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
 
     def note_times(self, result: RefinedResult) -> None:
         """Record the times of the simulated fleet's clock, or those that the devices measured."""
-        pretended = (
-            self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
-        )
+        settings = self.run.settings
+        pretended = settings.federation.fleet_name(settings.job, simulation=self.run.simulation)
         self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
 
     def write(self, result: RefinedResult) -> None:
@@ -101,7 +100,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {
                 "client": client,
-                "pruned": result.units.share(result.cut_of(client)),
+                "pruned": result.groups.share(result.cut_of(client)),
                 "lora_rank": ranks.get(client),
                 "structure": result.structure_of(client).to_json(),
             }
@@ -115,7 +114,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         self._note_who_has_cut_less(result)
         models = where_models_are(run, kept=job.keep_models)
         self.summary.where = (
-            f"the adapter is in {target}, what each client keeps of the model in structures/;"
+            f"the adapter is in {target}, the structure of each client's model in structures/;"
             f" {models}"
         )
 
@@ -123,11 +122,11 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
         job = self.run.settings.of(FedSpineSettings)
         clients = [seat.client for seat in self.summary.roster.active()]
-        wanted = result.units.wanted(job)
+        wanted = result.groups.wanted(job)
         behind = [
             client
             for client in clients
-            if not result.units.reaches(result.cut_of(client), wanted, job)
+            if not result.groups.reaches(result.cut_of(client), wanted, job)
         ]
         if behind:
             where = {
@@ -138,6 +137,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share ="
-                f" {job.share:g}{where}; raise federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not reach fedspine.share"
+                f" = {job.share:g}{where}; raise federation.rounds{others}."
             )

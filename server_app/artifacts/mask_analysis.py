@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from espalier.hf.structured.lane_gates import Gate, LaneGates
-from espalier.models.structure import LANES
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
+from espalier.models.structure import RESIDUAL_KINDS
 from espalier.training.sft_p.mask_history import LOOKED_AT, masks_of, steps_to_budget
 
 Masks = Mapping[Gate, Tensor]
 
 
-def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dict[str, Any]:
+def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: ResidualGates) -> dict[str, Any]:
     """Return the analysis of the clients' stored masks, as JSON values.
 
     ``agreement`` is the fraction of residual dimensions, heads and channels on which two clients
@@ -60,20 +60,20 @@ def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
 
     ``mask_figures`` defines both.
     """
-    lanes = sum(len(mask) for mask in one.values())
+    dimensions = sum(len(mask) for mask in one.values())
     alike = sum(int((mask == other[gate]).sum()) for gate, mask in one.items())
     chance = 0.0
     for gate, mask in one.items():
         a = float(mask.double().mean())
         b = float(other[gate].double().mean())
         chance += len(mask) * (a * b + (1 - a) * (1 - b))
-    return alike / lanes, chance / lanes
+    return alike / dimensions, chance / dimensions
 
 
 def _densities(masks: Masks) -> dict[str, list[float]]:
     return {
         kind: [float(mask.double().mean()) for (_, of), mask in sorted(masks.items()) if of == kind]
-        for kind in LANES
+        for kind in RESIDUAL_KINDS
     }
 
 
@@ -130,12 +130,14 @@ def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
     names = [f"client {client}" for client in clients]
     axes.set_xticks(range(len(clients)), names)
     axes.set_yticks(range(len(clients)), names)
-    axes.set_title("share of lanes on which two clients' masks agree")
+    axes.set_title("fraction of residual dimensions on which two clients' masks agree")
     figure.colorbar(image, label="above chance")
 
 
 def _density(figure: Any, figures: Mapping[str, Any]) -> None:
-    for axes, kind in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, LANES, strict=True):
+    for axes, kind in zip(
+        figure.subplots(2, 2, sharex=True, sharey=True).flat, RESIDUAL_KINDS, strict=True
+    ):
         for client, densities in figures["density"].items():
             axes.plot(densities[kind], marker="o", markersize=3, label=f"client {client}")
         axes.set_title(kind.replace("_", " "), fontsize=9)
@@ -143,7 +145,7 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.set_xticks(range(len(densities[kind])))
         axes.grid(alpha=0.3)
     figure.supxlabel("block")
-    figure.supylabel("share of lanes that are on")
+    figure.supylabel("fraction of residual dimensions that are on")
     axes.legend(fontsize=7)
 
 
@@ -156,8 +158,8 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.plot(
             [value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}"
         )
-    axes.set_xlabel("step of training")
-    axes.set_ylabel("T(g) as drawn, over the client's target")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("sampled T(g), relative to the client's target")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 

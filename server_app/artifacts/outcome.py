@@ -95,10 +95,8 @@ class Outcome(ABC, Generic[R]):
             return None
         try:
             return make(part(baseline))
-        except EspalierError as mistake:
-            run.progress.note(
-                "no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake)
-            )
+        except EspalierError as error:
+            run.progress.note("no_baseline", f"no centralized baseline: {error}", reason=str(error))
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
@@ -132,7 +130,7 @@ class Outcome(ABC, Generic[R]):
                 f" {'NaN' if isnan(value) else 'infinity'}"
             )
             if column == "centralized":
-                self.summary.notes.append(f"{what}; that figure is left out.")
+                self.summary.notes.append(f"{what}; this value is omitted.")
             else:
                 self.faults.append(what)
 
@@ -156,7 +154,7 @@ class Outcome(ABC, Generic[R]):
                 f" {settings.training.learning_rate}"
             )
         raise InputError(
-            "; ".join([*self.faults, *(remedies or ["the result is no model that works"])])
+            "; ".join([*self.faults, *(remedies or ["the result is not a usable model"])])
         )
 
     def losses_of(self, model: OneModel) -> dict[str, float]:

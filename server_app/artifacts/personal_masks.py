@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from espalier.hf.export.adapter import export_adapter
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.methods.sft_p.contract import lora_plan
 from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.mask_generator import PREFIX
@@ -75,7 +75,7 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
             client: load(PrivateState(root, run.lineage, seat.site, {}))
             for client, seat in sorted(seats.items())
         }
-        figures = mask_figures(kept, LaneGates(run.model.plan))
+        figures = mask_figures(kept, ResidualGates(run.model.plan))
         write_json(run.folder.path / "masks.json", figures)
         if find_spec("matplotlib") is None:
             run.progress.note(

@@ -49,10 +49,10 @@ class PersonalOutcome(Outcome[R]):
 def where_models_are(run: Run, *, kept: bool) -> str:
     """Return a sentence that names the location of the clients' models."""
     if not kept:
-        return "clients' own models were not kept"
+        return "the clients' own models were not stored"
     if run.simulation:
         return f"each client's model is in {run.folder.path / FOLDER}"
-    return "each client's model is at the client, if its owner gave it a models-dir"
+    return "each client's model is at the client, if its owner set models-dir"
 
 
 def collect_models(run: Run, roster: Roster) -> None:

@@ -1,14 +1,16 @@
 """Pruned model and its masks: ``model/`` and ``masks.safetensors``."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.edits import Edits, PruneMasks
+from espalier.hf.stream.edits import Edits
 from espalier.settings.pruning import PruningSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+from pruning_kernels.votes.bitmask import Words
 from server_app.artifacts.edited_model import EditedOutcome, EditedResult
 from server_app.report.model_card import pruned_card
 from server_app.report.summary import Summary, save_masks
@@ -17,9 +19,8 @@ from server_app.report.summary import Summary, save_masks
 class PrunedResult(EditedResult, Protocol):
     """Result that consists of one pruned model."""
 
-    @property
-    def prune_masks(self) -> PruneMasks:
-        """Prune masks of one block: bool, by canonical linear name."""
+    def packed_masks(self, index: int) -> Mapping[str, Words]:
+        """Return the packed prune masks of one block by canonical linear name."""
 
     def zeros_beyond_masks(self) -> int:
         """Return the number of weights that are zero although no mask prunes them."""
@@ -41,7 +42,7 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         summary.report = result.report()
         summary.zeroed = True
         summary.masked = save_masks(
-            run.model, result.prune_masks, run.folder.path / "masks.safetensors"
+            run.model, result.packed_masks, run.folder.path / "masks.safetensors"
         )
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
         summary.local_sparsity = result.local_sparsity()
@@ -80,17 +81,11 @@ def rounding_notes(summary: Summary) -> list[str]:
     if job.pattern:
         return []
     plan = summary.model.plan
-    method = summary.settings.method
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
-    for who, shown, key, group in (
-        (
-            "local-only and centralized",
-            summary.local_sparsity,
-            "local-comparison-group",
-            job.local_group,
-        ),
-        ("federated", summary.masked, "comparison-group", job.server_group),
+    for who, shown, group in (
+        ("local-only and centralized", summary.local_sparsity, job.local_group),
+        ("federated", summary.masked, job.server_group),
     ):
         share = (
             sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
@@ -98,7 +93,7 @@ def rounding_notes(summary: Summary) -> list[str]:
         if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
             notes.append(
                 # These formatted percentages are those of the table: compare what a reader sees.
-                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses"
-                f" {job.sparsity:g} times its weights, rounded down ({method}.{key} = '{group}')"
+                f"{who}: {share:.2%} instead of {job.sparsity:.2%}, because each {group} of a"
+                f" matrix loses {job.sparsity:.2%} of its weights, rounded down"
             )
     return notes

@@ -31,7 +31,7 @@ class SubModelOutcome(Outcome[SubModelResult]):
             name: perplexity(loss) for name, loss in losses.items()
         }
         self.summary.notes.append(
-            "Local-only is the sub-model with what a client trained on it by itself; dense,"
+            "Local-only is the sub-model that a client trained without the others; dense,"
             " centralized and federated are the full model. The sub-model with the federated"
             " adapter is under report.sub_model_perplexity in summary.json."
         )

@@ -56,8 +56,8 @@ def main(document: Mapping[str, Any]) -> int:
         else:
             with described(at_home(settings.model).absolute()) as directory:
                 lines = planned(settings, open_model(str(directory))).long(speeds)
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
     return 0

@@ -86,7 +86,7 @@ def _client(
         found["the sub-model, and a piece of it"] = size + min(settings.part_bytes, size)
     if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
-        found["the quantised base"] = nf4_bytes(shapes, settings.training.double_quantisation)
+        found["the quantised base"] = nf4_bytes(shapes)
     return found
 
 

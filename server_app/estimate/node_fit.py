@@ -158,8 +158,8 @@ def main(document: Mapping[str, Any]) -> int:
     try:
         for line in planned(document["node"], document["run"]):
             print(line, flush=True)
-    except EspalierError as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
+    except EspalierError as error:
+        print(f"espalier: {error}", file=sys.stderr)
         return 2
     print(
         "\nThe node can take part in such a run (method"

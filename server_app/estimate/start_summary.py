@@ -12,7 +12,6 @@ from espalier.amounts import duration
 from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.speed import GIGA, capability_of_this_process
 from espalier.hf.opening.opened import OpenedModel
-from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 from server_app.estimate.estimate import Plan
 from server_app.estimate.time import STATED_MEGABITS, TERA, Speeds
@@ -29,9 +28,6 @@ def tell_plan(
     simulation: bool,
 ) -> None:
     """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
-    row = METHODS[settings.method]
-    if not (row.messages and row.work):
-        return
     try:
         lines = Plan(settings, model, tests, simulation).short(
             _speeds(computing, simulation=simulation)
@@ -49,9 +45,6 @@ def tell_time_of_sites(
     settings: RunSettings, model: OpenedModel, tests: PublicTests, seats: Sequence[Seat]
 ) -> None:
     """Print the time of a round at sites that measured their speed at enrolment, if any."""
-    row = METHODS[settings.method]
-    if not (row.messages and row.work):
-        return
     try:
         plan = Plan(settings, model, tests, simulation=False)
         times = {

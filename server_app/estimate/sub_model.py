@@ -51,19 +51,14 @@ def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
         OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept)) if gone else base
     )
     left = job.emulator_of(len(kept))
-    aligned = (
-        list(left)
-        if job.aligned == "all"
-        else list(left)[: job.groups if job.drop == "similar" else 0]
-    )
+    aligned = list(left) if job.drop == "uniform" else list(left)[: job.groups]
     return SubModel(model, _files(settings, model), aligned if job.aligns else [])
 
 
 def _files(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
     if settings.of(FedSodaSettings).emulator == "nf4":
-        double = settings.training.double_quantisation
-        weights = {WEIGHTS: quantised_specs(model, double)}
-        config = quantised_config(model, double)
+        weights = {WEIGHTS: quantised_specs(model)}
+        config = quantised_config(model)
     else:
         weights = {}
         for name, (dtype, shape, shard) in specs_of(model).items():

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from espalier.data.tasks.scored_items import to_arrays
-from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind
@@ -34,14 +33,19 @@ class RunTraffic:
     texts: Texts
 
     @cached_property
+    def _kind(self) -> type[Messages]:
+        found: type[Messages] = part(METHODS[self.settings.method].messages)
+        return found
+
+    @cached_property
     def open_questions(self) -> str:
         """Description of what the size depends on apart from the settings; may be empty."""
-        return _kind_of(self.settings).differs(self.settings)
+        return self._kind.differs(self.settings)
 
     @cached_property
     def cases(self) -> Mapping[Case, Messages]:
         """Messages in each case; the same object if the size depends on the settings only."""
-        kind = _kind_of(self.settings)
+        kind = self._kind
         if self.open_questions:
             return {case: kind(self.settings, self.model, self.texts, case) for case in CASES}
         return dict.fromkeys(CASES, kind(self.settings, self.model, self.texts, "usual"))
@@ -78,16 +82,6 @@ class RunTraffic:
         for one in self.exchanges(client, case):
             found.setdefault((one.server_round, one.kind), []).append(one)
         return {key: Traffic.of(several) for key, several in found.items()}
-
-
-def _kind_of(settings: RunSettings) -> type[Messages]:
-    if not (where := METHODS[settings.method].messages):
-        raise InputError(
-            f"method = '{settings.method}': its row in the table of methods names no messages, so"
-            " nothing can be planned"
-        )
-    found: type[Messages] = part(where)
-    return found
 
 
 def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:

@@ -10,15 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from espalier.messages.blobs.cuts import KINDS
-from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
-from espalier.models.structure import unit_size
+from espalier.models.groups import Cut, Groups
+from espalier.models.structure import GROUP_KINDS, group_size, kind_of
 from espalier.settings.federation import Payload
-from espalier.training.unit_importance import kind_of
 from server_app.estimate.messages.base import Case
 
 BYTES: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
@@ -35,8 +31,8 @@ class Pool:
     """Prunable groups of one kind in one block."""
 
     number: int
-    """Number of the pool, as in ``CutUnits.pools``."""
-    units: int
+    """Number of the pool, as in ``Groups.pools``."""
+    count: int
     """Number of groups in the pool."""
     can_go: int
     cost: int
@@ -57,7 +53,7 @@ class UnevenCuts:
         more or fewer parts
     """
 
-    units: CutUnits
+    groups: Groups
     job: FedSpineSettings
     adapters: AdapterPlan
     payload: Payload
@@ -72,11 +68,11 @@ class UnevenCuts:
         here, not which ones.
         """
         pools = self._pools()
-        found = self.units.none
-        targets = self.units.targets(share, self.job)
+        found = self.groups.none
+        targets = self.groups.targets(share, self.job.selection)
         for own, least in targets:
-            competing = [pools[number] for number in np.unique(self.units.pools[own]).tolist()]
-            room = self.units.room(own, self.job)
+            competing = [pools[number] for number in own]
+            room = self.groups.room(own, self.job)
             around = self._around(competing, len(targets))
             fewest = _numbers(competing, max(0, least - room), fewest=True) - around
             most = (
@@ -92,7 +88,8 @@ class UnevenCuts:
                     competing, most if case == "least" else fewest, fewest=case == "most"
                 )
             for pool, gone in zip(competing, counts, strict=True):
-                found[np.flatnonzero(self.units.pools == pool.number)[pool.units - gone :]] = True
+                own_groups = found[self.groups.span(range(pool.number, pool.number + 1))]
+                own_groups[pool.count - gone :] = True
         return found
 
     def _around(self, pools: Sequence[Pool], sets: int) -> int:
@@ -110,22 +107,23 @@ class UnevenCuts:
         )
 
     def _pools(self) -> list[Pool]:
-        numbers, first, counts = np.unique(self.units.pools, return_index=True, return_counts=True)
-        on = [0] * len(numbers)
+        counts = self.groups.counts.tolist()
+        on = [0] * len(counts)
         for index, adapter in self.adapters:
             kind, _ = kind_of(adapter.linear.name)
-            on[2 * index + KINDS.index(kind)] += unit_size(
-                self.units.plan, adapter.linear.name, kind
+            on[2 * index + GROUP_KINDS.index(kind)] += group_size(
+                self.groups.plan, adapter.linear.name, kind
             )
         return [
-            Pool(number, count, count - least, int(self.units.costs[place]), own)
-            for number, place, count, least, own in zip(
-                numbers.tolist(),
-                first,
-                counts.tolist(),
-                self.units.must_stay(self.job),
-                on,
-                strict=True,
+            Pool(number, count, count - least, cost, own)
+            for number, (count, least, cost, own) in enumerate(
+                zip(
+                    counts,
+                    self.groups.must_stay(self.job).tolist(),
+                    self.groups.pool_costs.tolist(),
+                    on,
+                    strict=True,
+                )
             )
         ]
 
@@ -179,11 +177,11 @@ def _spread(pools: Sequence[Pool], amount: int, multiple: int) -> list[int]:
     counts = [0] * len(pools)
     left = amount
     # Attention groups first, because they are few and large; channels then compensate for rounding.
-    for kind in range(len(KINDS)):
-        part = left / sum(pool.units * pool.cost for pool in pools if pool.number % 2 >= kind)
+    for kind in range(len(GROUP_KINDS)):
+        part = left / sum(pool.count * pool.cost for pool in pools if pool.number % 2 >= kind)
         for place, pool in enumerate(pools):
             if pool.number % 2 == kind:
-                counts[place] = min(pool.can_go, int(pool.units * part))
+                counts[place] = min(pool.can_go, int(pool.count * part))
         left = amount - sum(count * pool.cost for count, pool in zip(counts, pools, strict=True))
     # Parameters that are still missing, because groups are only cut as a whole.
     for place, pool in sorted(enumerate(pools), key=lambda one: one[1].cost):
@@ -191,8 +189,8 @@ def _spread(pools: Sequence[Pool], amount: int, multiple: int) -> list[int]:
         counts[place] += more
         left -= more * pool.cost
     for place, pool in enumerate(pools):
-        if counts[place] and KINDS[pool.number % 2] == "channels":
+        if counts[place] and GROUP_KINDS[pool.number % 2] == "channels":
             counts[place] = min(
-                pool.can_go, counts[place] + (pool.units - counts[place]) % multiple
+                pool.can_go, counts[place] + (pool.count - counts[place]) % multiple
             )
     return counts

@@ -26,10 +26,10 @@ from espalier.settings.task import TEXT
 from server_app.report.summary import versions
 
 SOURCES = {
-    "documentation": "the documentation of Python, another part for each client",
-    "code": "source code of Python's standard library, another part for each client",
-    "text": "text files of the run's own",
-    "jsonl": "JSON Lines files of the run's own",
+    "documentation": "the documentation of Python, a different part for each client",
+    "code": "source code of Python's standard library, a different part for each client",
+    "text": "the run's own text files",
+    "jsonl": "the run's own JSON Lines files",
     "hub": "a dataset of the Hugging Face hub",
 }
 PATHS = ("path", "test-path")
@@ -40,8 +40,8 @@ def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> s
     """Return the card of a pruned model; ``sparsity`` is the fraction of zero weights."""
     rows = {
         "sparsity": (
-            f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are"
-            " as they were"
+            f"{sparsity:.2%} of the weights of the decoder blocks' linear layers; all other"
+            " tensors are unchanged"
         )
     }
     return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
@@ -100,7 +100,7 @@ def _card(
         "method": METHODS[settings.method].title,
         **rows,
         "clients": (
-            f"{settings.num_clients} asked for; the run's `summary.json` says which took part"
+            f"{settings.num_clients} requested; the run's `summary.json` lists those that took part"
         ),
         "data": _data(settings),
         "versions": ", ".join(f"{name} {number}" for name, number in used.items()),
@@ -112,7 +112,7 @@ def _card(
         "",
         f"# {base}, {what}",
         "",
-        f"Made by Espalier {used['espalier']} by federated learning.",
+        f"Made with Espalier {used['espalier']} by federated learning.",
         "",
         "| | |",
         "|---|---|",
@@ -120,11 +120,8 @@ def _card(
         "",
         *_how_to_load(model, library),
         "",
-        (
-            "The licence and the limits of the base model hold for what was made from it, too. How"
-            " well it does beside the base"
-        ),
-        "model is in the run's `summary.json`.",
+        "The licence and the limitations of the base model also apply to this one.",
+        "The run's `summary.json` compares it with the base model.",
         "",
         "## Settings",
         "",
@@ -172,8 +169,8 @@ def _data(settings: RunSettings) -> str:
             " tokens"
         )
     return (
-        f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a'
-        " site named as its own"
+        f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from the'
+        " site's own file"
     )
 
 

@@ -94,7 +94,7 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     if result is None or result.is_adapter:
         return []
     more = [
-        f"{shown(now)} {what} where the base has {shown(then)} ({now / then:.1%})"
+        f"{shown(now)} {what}, where the base has {shown(then)} ({now / then:.1%})"
         for what, now, then, shown in (
             ("parameters", result.parameters, base.parameters, "{:,.0f}".format),
             ("on disk", result.num_bytes, base.num_bytes, size),
@@ -108,5 +108,5 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
         for key in HOW_MUCH_GOES
         if key in type(settings.job).model_fields
     ]
-    remedy = f"; raise {keys[0]} for a smaller one" if keys else ""
+    remedy = f"; raise {keys[0]} to make it smaller" if keys else ""
     return [f"the result is larger than its base: {', '.join(more)}{remedy}"]

@@ -1,7 +1,7 @@
 """Summary of a run, with the same format for every method, and the file of masks."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -15,13 +15,12 @@ import espalier
 from espalier.evaluation.perplexity import perplexity
 from espalier.hf.files.checkpoint import ShardWriter
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.edits import PruneMasks
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
 from espalier.settings.run import OWN_TEXT, RunSettings
 from espalier.settings.structured import PersonalModelSettings
 from espalier.storage.atomic import finite_values, replacing, write_json
-from pruning_kernels.votes.bitmask import num_words, pack
+from pruning_kernels.votes.bitmask import Words, count, num_words
 from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
 from strategies.base.evaluation import ClientFigures
 from strategies.base.roster import Roster
@@ -31,40 +30,42 @@ from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")
 SPARSITY_DEFINITION = (
-    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings,"
-    " norms, biases and head excluded)"
+    "weights that the method set to zero / weights of the decoder blocks' linear layers"
+    " (without embeddings, norms, biases and head)"
 )
 LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
 
 
-def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float:
+def save_masks(
+    model: OpenedModel, masks_of: Callable[[int], Mapping[str, Words]], path: Path
+) -> float:
     """Write ``masks.safetensors`` block by block, and return the fraction of pruned weights.
 
     The fraction refers to prunable weights. The file contains one flat packed mask (U64) per pruned
     tensor, under the tensor's own name.
+
+    Parameters
+    ----------
+    model : model that the masks belong to
+    masks_of : function that returns the packed prune masks of a block by canonical linear name
+    path : path of the file
     """
-    linears = [(block.index, linear) for block in model.plan.blocks for linear in block.linears]
-    specs = {
-        linear.parameter: (
-            "U64",
-            (num_words(linear.num_weights),),
-            8 * num_words(linear.num_weights),
-        )
-        for _, linear in linears
+    sizes = {
+        linear.parameter: num_words(linear.num_weights)
+        for block in model.plan.blocks
+        for linear in block.linears
     }
+    specs = {name: ("U64", (words,), 8 * words) for name, words in sizes.items()}
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
     pruned = 0
-    at = -1
-    masks = {}
     with replacing(path) as file:
         writer = ShardWriter(file, specs, {"layout": layout})
-        for index, linear in linears:
-            if index != at:
-                at = index
-                masks = prune_masks(index)
-            mask = masks[linear.name].numpy()
-            pruned += int(np.count_nonzero(mask))
-            writer.write(linear.parameter, pack(mask).astype("<u8").tobytes())
+        for block in model.plan.blocks:
+            masks = masks_of(block.index)
+            for linear in block.linears:
+                words = masks[linear.name]
+                pruned += count(words)
+                writer.write(linear.parameter, words.astype("<u8").tobytes())
     return pruned / model.plan.num_weights
 
 
@@ -141,9 +142,7 @@ class Summary:
         self.local_perplexities.clear()
         self.personal_scores = dict(self.local_scores)
         self.local_scores.clear()
-        self.notes.append(
-            "Federated is the mean over clients, each with a smaller model of its own."
-        )
+        self.notes.append("Federated is the mean over clients, each with its own smaller model.")
 
     def take_sizes(self, run_directory: Path) -> None:
         """Record the sizes of base and result, and warn if the result is larger."""

@@ -74,8 +74,8 @@ def _show_notes(summary: Summary) -> None:
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
-            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written"
-            " answers need task.answer-tokens of it) or task.max-test-tokens allows"
+            f"truncated: {cut} of {count(number, 'test item')}, longer than the model accepts"
+            " (written answers also need task.answer-tokens) or task.max-test-tokens allows"
         )
 
 
@@ -91,8 +91,8 @@ def _show_limited(summary: Summary) -> None:
                 sites[what] = sites.get(what, 0) + 1
     for what, number in sites.items():
         print(
-            f"{what}: some of {count(number, 'client')} limited by the median client's (`capped` in"
-            " summary.json)"
+            f"{what}: values of {count(number, 'client')} were limited relative to the median"
+            " client (`capped` in summary.json)"
         )
 
 

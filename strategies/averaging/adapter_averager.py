@@ -95,10 +95,7 @@ class AdapterAverager:
         return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
     def _reach(self, training: TrainingSettings) -> Reach:
-        earlier = (self.federation.rounds - 1) * training.steps
-        steps_before = earlier if self.federation.keep_optimizer else 0
-        differences = self.federation.sends_differences
-        return Reach(training, steps_before, differences, self._starts)
+        return Reach(training, self.federation.sends_differences, self._starts)
 
     def state(self) -> dict[str, Any]:
         """Return the magnitudes with which clients began, and the fleet's fingerprint."""
@@ -196,7 +193,7 @@ class AdapterAverager:
         """Push the complete result after the last round to the clients, if they need it."""
         self.clock.record(self.adapters().rounds)
         if self._brings_result:
-            largest = self.run.settings.lora.largest_rank
+            largest = self.run.settings.lora.rank
             whole = {seat.client: largest for seat in self.run.rounds.roster.active()}
             self.push(server_round + 1, whole, omitted=0)
 
@@ -335,7 +332,7 @@ class AdapterAverager:
         result.
         """
         if server_round == self.federation.rounds:
-            return [self.run.settings.lora.largest_rank] if self._brings_result else []
+            return [self.run.settings.lora.rank] if self._brings_result else []
         return [self._rank_of(seat) for seat in self.run.rounds.roster.active()]
 
     def _means(

@@ -152,15 +152,14 @@ class AdapterResult:
         """
         federation = self.settings.federation
         name = str(limit)
-        feeds_back = self.job.feeds_back(federation)
-        before = self.lost.get(name, {}).get(key) if feeds_back else None
+        before = self.lost.get(name, {}).get(key) if self.job.feeds_back else None
         residuals = load(self.store.get(before)) if before else None
         cut = self._cut(key, tensors, limit)
         if self.job.delivers_differences(federation):
             cut = differences(cut, self._cut(key, first, limit))
         blob, lost = pack_adapters(cut, federation.payload, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
-        if feeds_back and lost:
+        if self.job.feeds_back and lost:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
 
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:

@@ -13,6 +13,9 @@ from statistics import median_low
 from espalier.errors import InputError
 from strategies.base.rounds import Rounds
 
+MAX_CAPABILITY_RATIO = 4.0
+"""Maximum capability of a node as a multiple of the median capability."""
+
 
 def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
     """Limit each claim to ``most_ratio`` times the median claim.
@@ -94,7 +97,7 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
             f" cannot be compared; set it on every node or to 0 on every node, or set {otherwise}"
         )
     stated = {seat.client: seat.capability for seat in seats}
-    counted = up_to_median(stated, rounds.settings.federation.max_capability_ratio)
+    counted = up_to_median(stated, MAX_CAPABILITY_RATIO)
     note_claims(rounds, "capability", stated, counted)
     return counted
 

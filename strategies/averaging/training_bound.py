@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from espalier.settings.training import TrainingSettings
+from espalier.settings.training import BETAS, TrainingSettings
 
 SLACK = 2.0
 """Allowance for rounding.
@@ -35,8 +35,6 @@ class Reach:
     Parameters
     ----------
     training : training settings of a round
-    steps_before : maximum number of steps in AdamW's moments at the start of a round; 0 if the
-        optimizer starts anew
     differences : True if clients send the change by training instead of the trained values
     starts : largest initial magnitudes, if several bounds have them in common
     """
@@ -44,11 +42,10 @@ class Reach:
     def __init__(
         self,
         training: TrainingSettings,
-        steps_before: int = 0,
         differences: bool = False,
         starts: dict[str, float] | None = None,
     ) -> None:
-        growth, self.distance = _of_a_round(training, steps_before)
+        growth, self.distance = _of_a_round(training)
         self.factor = _change(training, growth) if differences else growth
         """Factor on the magnitude of the initial number."""
         self.starts = {} if starts is None else starts
@@ -74,25 +71,20 @@ class Reach:
         return SLACK * ((self.factor * start if start else 0.0) + self.distance)
 
 
-def _of_a_round(training: TrainingSettings, steps_before: int) -> tuple[float, float]:
+def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
     """Return ``growth`` and ``distance`` of one round of AdamW.
 
     After the round, a number w is at most ``growth * |w| + distance``. Step t of AdamW first
     multiplies w by ``1 - learning_rate * weight_decay``, then moves it by at most ``c_t`` learning
-    rates (see ``largest_step``). The schedule's highest rate is used. Stored moments may have any
-    number of steps, because a client need not take part in every round.
+    rates (see ``largest_step``). The schedule's highest rate is used.
     """
     growth = 1.0
     distance = 0.0
     rate = training.learning_rate
     decay = max(1.0, rate * training.weight_decay - 1.0)
-    moves = [
-        largest_step(training.beta1, training.beta2, step + 1)
-        for step in range(steps_before + training.steps)
-    ]
-    for move in [max(moves)] * training.steps if steps_before else moves:
+    for step in range(training.steps):
         growth = growth * decay
-        distance = distance * decay + rate * move
+        distance = distance * decay + rate * largest_step(*BETAS, step + 1)
     return growth, distance
 
 

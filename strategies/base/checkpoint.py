@@ -27,7 +27,7 @@ class CheckpointFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.blobs = BlobStore(
-            root / "blobs", remedy="end the run and resume it, and it is told what remains"
+            root / "blobs", remedy="end the run and resume it; the error then names what remains"
         )
 
     @property
@@ -98,35 +98,35 @@ class CheckpointFolder:
                 given = f"the run's {name} is not that of {self._last}"
                 raise InputError(f"resume-from: {given}; only deadlines and out-dir may differ")
         if damaged_blobs := self._damaged_blobs(document):
-            raise InputError(self._told(document, damaged_blobs))
+            raise InputError(self._error_text(document, damaged_blobs))
         return document
 
     def _damaged_blobs(self, document: dict[str, Any]) -> list[str]:
         return [key for key in document["blobs"] if not self.blobs.is_whole(key)]
 
-    def _told(self, document: dict[str, Any], damaged: list[str]) -> str:
+    def _error_text(self, document: dict[str, Any], damaged: list[str]) -> str:
         """Return the error text: which blobs are damaged, what remains, and what to do."""
         files = [self.blobs.path(key) for key in damaged]
         named = ", ".join(file.name for file in files[:NAMED])
         named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         of = f"of {len(document['blobs'])} blobs of the checkpoint after round {document['round']}"
         return (
-            f"{self.blobs.root}: damaged or missing is {named}, {of}; the others are whole;"
+            f"{self.blobs.root}: damaged or missing: {named}, {of}; the others are intact;"
             f" {self._remedy(files[0])}"
         )
 
     def _remedy(self, damaged: Path) -> str:
         """Return what remains of the checkpoints, and what to do, as text."""
-        anew = f"bring {damaged} back from a copy, or begin a new run (resume-from = '')"
+        anew = f"restore {damaged} from a backup, or begin a new run (resume-from = '')"
         if not self._previous.exists():
-            return f"no round before it remains: {anew}"
+            return f"no earlier round remains: {anew}"
         try:
             before = read_sealed(self._previous, VERSION)
         except EspalierError as error:
-            return f"nothing whole remains ({error}): {anew}"
+            return f"no intact checkpoint remains ({error}): {anew}"
         if self._damaged_blobs(before):
             return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"
         return (
-            f"the checkpoint after round {before['round']} is whole: move {self._previous} to"
-            f" {self._last} and resume again, and the run goes on from there to the same result"
+            f"the checkpoint after round {before['round']} is intact: move {self._previous} to"
+            f" {self._last} and resume again; the run continues from there, with the same result"
         )

@@ -39,7 +39,7 @@ TELL_SECONDS = 10.0
 """Seconds between two lines on the number of connected sites if nothing changes."""
 
 
-SECOND = "a second node with this site name; give each node a site name of its own"
+SECOND = "a second node with this site name; give each node its own site name"
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Enroller:
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
-        told = -1
-        told_at = 0.0
+        reported = -1
+        reported_at = 0.0
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
@@ -97,9 +97,9 @@ class Enroller:
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if clients is None else sites.keys() & clients.keys())
             now = rounds.clock.now()
-            if found != told or now - told_at >= TELL_SECONDS:
-                told = found
-                told_at = now
+            if found != reported or now - reported_at >= TELL_SECONDS:
+                reported = found
+                reported_at = now
                 self._tell(found, wanted, end - now)
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break
@@ -112,7 +112,7 @@ class Enroller:
             for site in sorted(sites.keys() - clients.keys()):
                 self._tell_node(
                     sites[site][0],
-                    f"the run has its num-clients = {settings.num_clients} sites without it",
+                    f"the run already has its num-clients = {settings.num_clients} sites",
                 )
         self._await_told()
         self._seat(clients, sites)
@@ -129,15 +129,13 @@ class Enroller:
         """
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
-            why = (
-                "the run was begun without it, and a resumed run keeps its clients; begin a new run"
-            )
+            why = "the run began without it, and a resumed run keeps its clients; begin a new run"
             self._refuse(site, why, sites[site][0])
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds
             self._refuse(
                 f"node {node_id}",
-                f"connected, and had not answered {duration(waited)} later; raise enrol-seconds",
+                f"connected, but did not answer within {duration(waited)}; raise enrol-seconds",
             )
 
     def look_for_nodes(self) -> None:
@@ -163,7 +161,7 @@ class Enroller:
         seat.node_id, *self._claims[seat.site] = claims + last
         # The node had been refused as the second one of its name.
         self.rounds.roster.refused.pop(seat.site, None)
-        text = f"seated again {seat.site}: it answers from another node now"
+        text = f"reconnected  {seat.site}: it now answers from another node"
         self.rounds.progress.note("seated_again", text, client=seat.client, site=seat.site)
 
     def _take(
@@ -181,10 +179,7 @@ class Enroller:
             return False
         if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
             if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
-                text = (
-                    f"refused      a second node named {site} was turned away; give each node a"
-                    " site name of its own"
-                )
+                text = f"refused      a second node named {site}; give each node its own site name"
                 self.rounds.progress.note("refused", text, who=site, reason=SECOND)
             self._tell_node(node_id, SECOND)
             self._claims.setdefault(site, []).append(node_id)
@@ -237,22 +232,22 @@ class Enroller:
                     yield node_id, enrolment
 
     def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
-        told: int | None = node_id
+        notified: int | None = node_id
         try:
             if not reply.has_content():
-                told = None
+                notified = None
                 raise InputError(error_of(reply))
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)
-            told, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
+            notified, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
             # The answer of a failed enrolment is not signed, so its site name is only a claim.
             if site and self.keys is not None:
-                site, reason = "", f"says that it is {site}: {reason}"
-        except EspalierError as mistake:
+                site, reason = "", f"claims to be {site}: {reason}"
+        except EspalierError as error:
             site = ""
-            reason = str(mistake)
-        self._refuse(site or f"node {node_id}", reason, told)
+            reason = str(error)
+        self._refuse(site or f"node {node_id}", reason, notified)
         return None
 
     def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
@@ -267,7 +262,7 @@ class Enroller:
         if self.keys is None:
             return validate(Enrolment, letter.scalars)
         signed = validate(SignedEnrolment, letter.scalars)
-        said = f"says that it is {signed.site}"
+        said = f"claims to be {signed.site}"
         if signed.site not in self.keys and self.read_keys is not None:
             # A key file that is just being written is invalid; the node is refused without it.
             with suppress(EspalierError):
@@ -275,17 +270,16 @@ class Enroller:
         key = self.keys.get(signed.site)
         if key is None:
             raise InputError(
-                f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it"
-                " is to take part"
+                f"{said}, but site-keys has no key of this site; put {signed.site}{PUBLIC} there"
+                " if it may take part"
             )
         if not signed.signature:
             raise InputError(
-                f"{said}, and has not signed that; give the node its private key, with site-key in"
-                " --node-config"
+                f"{said}, but did not prove it; set site-key in --node-config to its private key"
             )
         text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
         if not is_signed(key, text, signed.signature):
-            raise InputError(f"{said}, and has not the key of {signed.site} that lies in site-keys")
+            raise InputError(f"{said}, but does not have the key of {signed.site} in site-keys")
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
@@ -338,15 +332,15 @@ class Enroller:
         if enrolment.code_sha256 != self.code_sha256:
             return (
                 f"runs another version of the program ({enrolment.code_sha256[:12]}, the server"
-                f" {self.code_sha256[:12]}); install the same release on server and nodes, or stop"
-                " a SuperLink that another copy of the project started"
+                f" has {self.code_sha256[:12]}); install the same release on server and nodes,"
+                " or stop a SuperLink that another copy of the project started"
             )
         if (
             self.rounds.settings.job.NEEDS_BASE_MODEL
             and enrolment.model_sha256 != self.model_sha256
         ):
             return (
-                f"has another base model ({enrolment.model_sha256[:12]}, the server"
+                f"has another base model ({enrolment.model_sha256[:12]}, the server has"
                 f" {self.model_sha256[:12]}); give the node the same weights, tokenizer and"
                 " config.json with model-path"
             )

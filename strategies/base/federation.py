@@ -269,7 +269,7 @@ class Federation:
             seat.seconds += seconds
             self.run.progress.step(
                 "alone",
-                f"{seat.site} by itself, {duration(seconds, tenths=True)} of work",
+                f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work",
                 client=seat.client,
             )
 

@@ -7,6 +7,7 @@ independent of the number of clients. The order of arrival has no effect on the 
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from pruning_kernels.votes.bitmask import LINE_WORDS, stack_of_masks
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
 LEAST_WORDS = 4096
+HEADERS = 256
+"""Number of headers in memory: one blob is read tensor by tensor, of all clients in turn."""
 INBOX_DTYPES = {
     "U64": torch.uint64,
     "U8": torch.uint8,
@@ -40,6 +43,7 @@ class Inbox:
         shutil.rmtree(root, ignore_errors=True)
         self._arrived: dict[int, set[int]] = {}
         self._expected: dict[int, int] = {}
+        self._located = lru_cache(maxsize=HEADERS)(locate)
 
     def receive(self, replies: Iterable[Message]) -> Iterator[Letter]:
         """Store the blobs of each reply, and yield its letter without them.
@@ -68,7 +72,7 @@ class Inbox:
     def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:
         """Return one tensor of one client."""
         file = self.root / f"{client:05d}" / key
-        offset, spec = locate(file)[tensor]
+        offset, spec = self._located(file)[tensor]
         data = bytearray(spec.num_bytes)
         with open(file, "rb", buffering=0) as opened:
             opened.seek(offset)
@@ -93,14 +97,15 @@ class Inbox:
 
         Yields
         ------
-        (first word, (clients, words) uint64), clients in the given order. The array is reused for
-        the next stretch.
+        tuple of int and array
+            First word, and (clients, words) uint64 with clients in the given order. The array is
+            reused for the next stretch.
         """
         files = [
             self.root / f"{client:05d}" / key
             for client in (self.complete_clients() if clients is None else clients)
         ]
-        places = [locate(file)[tensor] for file in files]
+        places = [self._located(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
         buffer = stack_of_masks(len(files), min(at_once, total))

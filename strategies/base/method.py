@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Scalars
+from espalier.messages.message import NoScalars, Scalars, read
 from espalier.messages.parts import PartRequest
+from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
@@ -129,14 +131,13 @@ class Method(ABC):
         """
         return
 
-    @abstractmethod
-    def summary(self) -> None:
-        """Show the method and its main settings."""
-
     @property
     def num_rounds(self) -> int:
-        """Number of rounds of the run; it may grow during the run if work is left."""
-        return self.run.settings.federation.rounds
+        """Number of rounds of the run; it may grow during the run if work is left.
+
+        By default it is the number that the settings define.
+        """
+        return self.run.settings.job.num_rounds(self.run.settings.federation)
 
     def before_round(self, server_round: int) -> bool:
         """Decide at the server what a round needs, before any message.
@@ -164,9 +165,16 @@ class Method(ABC):
         """
         return None
 
-    @abstractmethod
     def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order of a client in a round."""
+        """Return the order of a client in a round, and the parts of its reply.
+
+        By default it is an order without content, with the parts of its contract.
+        """
+        run = self.run
+        seat = self.rounds.roster.seats[client]
+        order = read(self.rounds.request("train", seat, server_round, NoScalars()).content)
+        contract = contract_for(order, lambda: run.model.plan, run.settings)
+        return ClientOrder(NoScalars(), contract.parts)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes to clients the state that they lost.
@@ -204,6 +212,11 @@ class Method(ABC):
         """
         makes = self.evaluation.asked and self.run.settings.job.makes_alone
         return Alone() if makes else None
+
+    def summary(self) -> None:
+        """Show the method and its main settings, by default its title."""
+        method = self.run.settings.method
+        self.run.progress.note("method", f"{method:<12} {METHODS[method].title}")
 
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint; it holds JSON values only."""

@@ -2,7 +2,6 @@
 
 from filecmp import cmp
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -10,26 +9,11 @@ from espalier.data.public_text import public_text
 from espalier.data.windows import evaluation_windows
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 
 
-class NamesPublicText(Protocol):
-    """Settings table of a method that reads a public text."""
-
-    @property
-    def public_text(self) -> str:
-        """Name of a built-in text, or path of a file."""
-
-    @property
-    def public_windows(self) -> int:
-        """Number of samples."""
-
-    @property
-    def public_window_tokens(self) -> int:
-        """Number of tokens in a sample."""
-
-
-def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> Tensor:
+def public_windows(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
     """Return samples of the public text, shape (windows, tokens), int64.
 
     Raises
@@ -42,20 +26,19 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
     return evaluation_windows(
         public_text(job.public_text, path, what),
         model.encode,
-        job.public_window_tokens,
+        settings.evaluation.window_tokens,
         job.public_windows,
         what,
     )
 
 
-def require_public_text(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> None:
-    """Check that models are not evaluated on the public text, and that its samples fit the model.
+def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
+    """Check that models are not evaluated on the public text.
 
     Raises
     ------
     InputError
-        The text is an evaluation text or the test file, or a sample is longer than the model's
-        context. The message names the key.
+        The text is an evaluation text or the test file. The message names the key.
     """
     method = settings.method
     chosen = job.public_text
@@ -67,14 +50,8 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
         else any(_same(_file(chosen), path) for path in paths)
     ):
         raise InputError(
-            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
-            " would be made for what they are tested on; name another text"
-        )
-    positions = model.num_positions
-    if positions is not None and job.public_window_tokens > positions:
-        raise InputError(
-            f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions}"
-            f" positions ({model.positions_key} in its config.json); set it to {positions} or less"
+            f"{method}.public-text = '{chosen}': evaluation.texts names the same text, so models"
+            " would be made for the text on which they are tested; name another text"
         )
 
 

@@ -76,11 +76,12 @@ class Seat:
         for what, note in self.capped.items():
             if what == "distance":
                 found.append(
-                    f"left out of {count(int(note['times']), 'round')}: its update was up to"
-                    f" {note['factor']:.3g} times as far from the others' as the median client's"
+                    f"excluded from {count(int(note['times']), 'round')}: its update was up to"
+                    f" {note['factor']:.3g} times as far from the others' as that of the median"
+                    " client"
                 )
             elif "claimed" in note:
-                found.append(f"its {what} {note['claimed']:g} counted as {note['counted']:g}")
+                found.append(f"its {what} {note['claimed']:g} was limited to {note['counted']:g}")
         return found
 
     def drop(self, reason: str) -> None:
@@ -123,7 +124,7 @@ class Roster:
         who = printable(who)
         if who not in self.refused and len(self.refused) >= MOST_REFUSED:
             self._beyond += 1
-            self.refused[BEYOND] = f"{self._beyond} more were turned away"
+            self.refused[BEYOND] = f"{self._beyond} more were refused"
             return None
         self.refused[who] = printable(reason)
         return self.refused[who]

@@ -447,8 +447,8 @@ class Rounds:
             return None
         try:
             letter = self.checked(reply, entry.request, entry.seat)
-        except EspalierError as mistake:
-            self._give_up(entry, pending, f"reply refused: {mistake}")
+        except EspalierError as error:
+            self._give_up(entry, pending, f"reply refused: {error}")
             return None
         if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
             pending[:] = [other for other in pending if other.seat is not entry.seat]
@@ -469,7 +469,7 @@ class Rounds:
             self._give_up(
                 pending[0],
                 pending,
-                "no whole answer when the round was over (round-seconds ="
+                "no complete answer at the end of the round (round-seconds ="
                 f" {self.round_seconds():g})",
             )
 
@@ -579,8 +579,8 @@ class Rounds:
 def error_of(reply: Message) -> str:
     """Return Flower's error, with the node's own text and the remedy if there are such."""
     reason = printable(reply.error.reason or "")
-    told = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
-    return f"{told}; the node {load_remedy()}" if could_not_load(reply) else told
+    text = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
+    return f"{text}; the node {load_remedy()}" if could_not_load(reply) else text
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:
@@ -601,8 +601,8 @@ def _with_approval(entry: _Pending, now: float) -> str:
     if not entry.seat.approval:
         return entry.seat.site
     return (
-        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a"
-        " person there approves them)"
+        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; a person there must"
+        " approve its replies)"
     )
 
 
@@ -610,6 +610,6 @@ def _late(seat: Seat) -> str:
     if not seat.approval:
         return "no reply before the deadline"
     return (
-        "no reply before the deadline, and a person there approves its replies (espalier release);"
-        " raise deadline-seconds"
+        "no reply before the deadline; a person there must approve its replies (espalier"
+        " release); raise deadline-seconds"
     )

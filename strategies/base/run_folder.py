@@ -75,7 +75,7 @@ class RunFolder:
     def require_there(self) -> None:
         """Raise InputError if the directory was removed or moved."""
         if not self.is_there():
-            raise InputError(f"{self.path}: was removed or moved while the run was at work")
+            raise InputError(f"{self.path}: was removed or moved while the run was working")
 
     @property
     def checkpoint(self) -> Path:
@@ -94,9 +94,9 @@ class RunFolder:
             errors="replace"
         ):
             raise InputError(
-                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of"
-                " finished rounds; bring it back from a copy, or begin a new run (resume-from"
-                " = '')"
+                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} lists"
+                " finished rounds; restore it from a backup, or begin a new run (resume-from ="
+                " '')"
             )
 
     def restore_ledger(self, state: list[list[int]]) -> None:
@@ -149,5 +149,6 @@ class RunFolder:
             return times
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             raise InputError(
-                f"{path}: is damaged; remove it, nothing but how long run and clients took is in it"
+                f"{path}: is damaged; remove it (it contains only the durations of the run and"
+                " its clients)"
             ) from None

@@ -37,11 +37,7 @@ def require_counting(device: torch.device, asked: str) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        reason = (
-            ""
-            if found == [VOTERS] + [0] * (WEIGHTS - 1)
-            else "the votes that it counts are not those that were given"
-        )
+        reason = "" if found == [VOTERS] + [0] * (WEIGHTS - 1) else "it counts the votes wrongly"
     if reason:
         raise InputError(
             f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton,"

@@ -65,9 +65,7 @@ def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edi
     windows = pooled_windows(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan
-    pooled = LocalPruning(
-        job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean
-    )
+    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
     hashes = []
     for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))

@@ -11,16 +11,15 @@ ties, and its code breaks them at random without a seed.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import NoScalars, Scalars
-from espalier.messages.parts import parts_of
+from espalier.messages.message import Scalars
 from espalier.methods.fedprllm.contract import (
     Decision,
     blocks_of_round,
     decided_parts,
-    mask_blobs,
     votes_key,
 )
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
@@ -81,17 +80,16 @@ class FedPrLLM(Method):
 
         In iterative pruning it carries the decision on the block before (step 7).
         """
-        specs = mask_blobs(self.run.model.plan, self.settings, server_round)
-        parts = parts_of(specs, self.run.settings.part_bytes)
+        order = super().order(server_round, client)
         if self.settings.strategy == "one-shot" or server_round == 1:
-            return ClientOrder(NoScalars(), parts)
+            return order
         before = server_round - 2
         decided = {block_key(before): self.result.blob(before)}
         if self.settings.continue_behind == "masked":
-            return ClientOrder(NoScalars(), parts, decided)
+            return replace(order, blobs=decided)
         votes = {votes_key(before): self.result.votes_blob(before)}
         decision = Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1)
-        return ClientOrder(decision, parts, decided | votes)
+        return replace(order, fields=decision, blobs=decided | votes)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes all decisions to clients that lost their hidden states.

@@ -14,7 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, masked, masked_and_scaled
 from espalier.messages.blobs.mask_tensors import kept_shares, unpack_masks
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.payload import pack_tensors, unpack_tensors, views
 from espalier.methods.fedprllm.contract import votes_dtype
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
@@ -22,7 +22,7 @@ from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
-from pruning_kernels.votes.bitmask import count
+from pruning_kernels.votes.bitmask import Words, count
 from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
@@ -119,6 +119,13 @@ class VoteResult:
     def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
         """Return the prune masks of one block: bool, by canonical linear name."""
         return unpack_masks(self.model.plan.blocks[index], self.blob(index))
+
+    def packed_masks(self, index: int) -> dict[str, Words]:
+        """Return the packed prune masks of one block by canonical linear name."""
+        masks = views(self.blob(index))
+        return {
+            one.name: masks[mask_name(one.name)] for one in self.model.plan.blocks[index].linears
+        }
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one block's dense weights (steps 5 and 6)."""

@@ -98,21 +98,16 @@ class FedSoda(Method):
         job = settings.of(FedSodaSettings)
         method = settings.method
         emulator = job.emulator_of(len(model.plan.blocks))
-        needed = (
-            job.groups * (job.group_layers + 1) if job.drop == "similar" else job.dropped_layers + 1
-        )
+        needed = job.num_dropped + (job.groups if job.drop == "similar" else 1)
         if len(emulator) < needed:
-            what = f"{method}.group-layers = {job.group_layers}, groups = {job.groups}"
-            what = (
-                what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
-            )
             raise InputError(
-                f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them"
+                f"{method}.group-layers = {job.group_layers}, groups = {job.groups}: take {needed}"
+                f" blocks, and the emulator has {len(emulator)}; lower them"
             )
         if job.emulator == "nf4":
             require_quantisable(model.plan)
         require_sub_model(model, job.num_dropped)
-        require_public_text(settings, job, model)
+        require_public_text(settings, job)
         if cls.reads_public_text(job):
             cls.public_windows(settings, model)
 
@@ -195,7 +190,7 @@ class FedSoda(Method):
         starts = list[int]()
         distances = list[float]()
         if job.drop == "uniform":
-            dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
+            dropped = evenly_dropped(emulator, job.num_dropped, job.uniform_rounding)
         else:
             run.progress.begin("comparing", 1)
             stream = BlockStream(run.model, run.computing)
@@ -228,8 +223,6 @@ class FedSoda(Method):
             places=result.places(),
             settings=training,
             seed=derive_seed(run.settings.seed, "alignment", server_round=server_round),
-            representation=job.representation_weight,
-            divergence=job.divergence_weight,
         )
         run.progress.begin("aligning", 1)
         stream = BlockStream(run.model, run.computing)
@@ -241,7 +234,7 @@ class FedSoda(Method):
             {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
         )
         tensors, outcome = alignment.run(teacher, start, adapter)
-        emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
+        emulator.replace(tensors.items(), [run.settings.lora.rank])
         result.aligned = server_round
         first = outcome.losses[0]
         last = outcome.losses[-1]
@@ -295,7 +288,7 @@ class FedSoda(Method):
         aligned = self.result.aligned
         stale = [client for client in clients if self._held.get(client, aligned) != aligned]
         if stale and (emulator := self.result.emulator) is not None:
-            limit = self.run.settings.lora.largest_rank
+            limit = self.run.settings.lora.rank
             told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=aligned)
             lora = (
                 (told, {key: emulator.blob(key, limit) for key in keys})

@@ -107,7 +107,7 @@ class SubModelResult:
         """Blocks of the sub-model whose LoRA is aligned."""
         return (
             list(self._emulator)
-            if self.job.aligned == "all"
+            if self.job.drop == "uniform"
             else [group.smaller for group in self.groups]
         )
 
@@ -244,7 +244,7 @@ def write_sub_model(
     whole = len(kept) == len(base.plan.blocks)
     model = base if whole else _without_others(base, kept)
     if job.emulator == "nf4":
-        write_quantised(model, target, settings.training.double_quantisation)
+        write_quantised(model, target)
     elif whole:
         export_edited(model, dense, target)
     else:

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.kept_weights import kept_specs
+from espalier.messages.blobs.masks import mask_name
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
+from espalier.messages.payload import views
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
-from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.votes.bitmask import Words, count, unpack
+from pruning_kernels.votes.bitmask import Words, count, num_words, unpack
 from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
+from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
 STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
 """Attributes that a checkpoint stores."""
@@ -57,7 +57,6 @@ class KeptResult:
         self.run = settings
         self.settings = settings.of(FedSpaLLMSettings)
         self.model = model
-        self.seed = settings.seed
         self.store = store
         self.versions = [0] * len(model.plan.blocks)
         """Round in which each layer was last pruned; 0 for a dense layer."""
@@ -123,14 +122,12 @@ class KeptResult:
             unanimous += count(pruned_by_all)
             words = pruned_by_all
             if self.settings.mask_expansion:
-                words = self._expanded(block, linear, server_round, weight, votes)
+                words = self._expanded(server_round, weight, votes)
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
-            matrix = PrunedMatrix.of(
-                torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype]
-            )
+            kept = torch.from_numpy(weight)[~prune_mask].to(TORCH_DTYPES[linear.dtype])
             dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
-            zeros += int(((matrix.kept == 0) & (dense != 0)).sum())
-            matrices[linear.name] = matrix
+            zeros += int(((kept == 0) & (dense != 0)).sum())
+            matrices[linear.name] = PrunedMatrix(words, linear.shape, kept)
         self.blobs[block.index] = self.store.put(pack_kept(matrices))
         self.versions[block.index] = server_round
         self.num_kept[block.index] = [
@@ -158,30 +155,18 @@ class KeptResult:
         ]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
-    def _expanded(
-        self,
-        block: BlockPlan,
-        linear: LinearPlan,
-        server_round: int,
-        weight: np.ndarray,
-        votes: VoteCounter,
-    ) -> Words:
+    def _expanded(self, server_round: int, weight: np.ndarray, votes: VoteCounter) -> Words:
         """Return the mask of the most pruned weights at the round's sparsity (equation 7).
 
-        Weights that every client pruned come first. The number of pruned weights is ``int(s * d)``,
-        as in the whole program; the paper rounds up, which makes at most one more weight per
-        matrix.
+        Weights that every client pruned come first. Of weights that equally many clients pruned,
+        those with the smaller mean magnitude come first. The number of pruned weights is
+        ``int(s * d)``, as in the whole program; the paper rounds up, which makes at most one more
+        weight per matrix.
         """
-        sizes: Sizes | None = None
-        if self.settings.ties == "magnitude":
-            sizes = magnitudes(torch.from_numpy(weight))
-        elif self.settings.ties == "random":
-            seed = derive_seed(
-                self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index
-            )
-            sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
         return votes.most_voted(
-            sparsity_of(self.run, server_round), self.settings.server_group, sizes
+            sparsity_of(self.run, server_round),
+            self.settings.server_group,
+            magnitudes(torch.from_numpy(weight)),
         )
 
     def blob(self, index: int) -> bytes:
@@ -202,18 +187,13 @@ class KeptResult:
             else {}
         )
 
-    def prune_masks(self, index: int) -> dict[str, Tensor]:
-        """Return the prune masks of one layer: bool, by canonical linear name."""
-        block = self.model.plan.blocks[index]
-        matrices = self.matrices(index)
-        return {
-            linear.name: (
-                matrices[linear.name].prune_mask
-                if matrices
-                else torch.zeros(linear.shape, dtype=torch.bool)
-            )
-            for linear in block.linears
-        }
+    def packed_masks(self, index: int) -> dict[str, Words]:
+        """Return the packed prune masks of one layer by canonical linear name."""
+        linears = self.model.plan.blocks[index].linears
+        if not self.versions[index]:
+            return {one.name: np.zeros(num_words(one.num_weights), np.uint64) for one in linears}
+        tensors = views(self.blob(index))
+        return {one.name: tensors[mask_name(one.name)] for one in linears}
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one layer's dense weights."""
@@ -224,8 +204,7 @@ class KeptResult:
     def zeros_beyond_masks(self) -> int:
         """Return the number of kept weights that are zero.
 
-        Either every client pruned them, beyond the sparsity of their comparison group, or they were
-        pruned in an earlier round.
+        Every client pruned them, or they were pruned in an earlier round.
         """
         return sum(self.kept_zeros)
 

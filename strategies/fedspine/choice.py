@@ -21,6 +21,9 @@ from strategies.fedspine.reward import Outcome, UsualGains, literal_rewards, sca
 ROUNDING = 1e-9
 """Distance to the target within which a schedule has reached it."""
 
+LEAST_RANK = 2
+"""Minimum rank that is chosen."""
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -67,9 +70,9 @@ class Choices:
     @property
     def space(self) -> ArmSpace:
         """Arm space of a device."""
-        largest = self.settings.lora.largest_rank
+        largest = self.settings.lora.rank
         job = self.job
-        lowest = min(job.rank_min, largest)
+        lowest = min(LEAST_RANK, largest)
         return ArmSpace(
             self.target, step_for(self.target, self.rounds), lowest, largest, job.arm_space
         )
@@ -131,7 +134,7 @@ class Choices:
             ranks_alone = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
             rewards = scaled_rewards(
-                outcomes, self.usual, self.target, largest, job.kappa, of_steps=not ranks_alone
+                outcomes, self.usual, self.target, largest, of_steps=not ranks_alone
             )
         else:
             rewards = literal_rewards(outcomes)

@@ -6,26 +6,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.models.adapters import Adapter
-from espalier.models.structure import unit_size
-from espalier.training.unit_importance import kind_of
+from espalier.models.groups import Cut, Groups
+from espalier.models.structure import group_size, kind_of
 from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.lora.factors import Factors
 
 SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
 
 
-def kept_map(units: CutUnits, cut: Cut, index: int, adapter: Adapter) -> Tensor:
+def kept_map(groups: Groups, cut: Cut, index: int, adapter: Adapter) -> Tensor:
     """Return the rows or columns of a matrix of block ``index`` that remain after a cut: bool.
 
     A matrix is cut only on the side of its groups or channels.
     """
     name = adapter.linear.name
     kind, _ = kind_of(name)
-    return torch.from_numpy(
-        ~np.repeat(units.by_block(cut)[index][kind], unit_size(units.plan, name, kind))
-    )
+    kept = ~cut[groups.at(index, kind)]
+    return torch.from_numpy(np.repeat(kept, group_size(groups.plan, name, kind)))
 
 
 def covered_mean(

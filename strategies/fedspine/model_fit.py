@@ -2,14 +2,12 @@
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.nf4.layout import BLOCK
-from espalier.hf.structured.groups import ModelUnits
-from espalier.messages.blobs.cuts import KINDS
 from espalier.methods.fedspine.contract import trained
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan
-from espalier.models.structure import unit_size
+from espalier.models.structure import GROUP_KINDS, group_size, kind_of
 from espalier.settings.run import RunSettings
-from espalier.training.unit_importance import kind_of
 
 
 def require_falls(settings: RunSettings) -> None:
@@ -29,9 +27,9 @@ def require_falls(settings: RunSettings) -> None:
 def require_share(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse a pruning ratio that would leave a block without a group of each kind."""
     try:
-        ModelUnits.of(plan).share_of_units(plan, settings.of(FedSpineSettings))
-    except EspalierError as mistake:
-        raise InputError(f"{settings.method}.{mistake}") from None
+        Groups.of(plan).reachable(settings.of(FedSpineSettings))
+    except EspalierError as error:
+        raise InputError(f"{settings.method}.{error}") from None
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
@@ -40,7 +38,7 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
     The importance of a group is computed from the gradients of its adapters.
     """
     adapters = trained(plan, settings)
-    of_kind = {kind: list[str]() for kind in KINDS}
+    of_kind = {kind: list[str]() for kind in GROUP_KINDS}
     for linear in plan.blocks[0].linears:
         of_kind[kind_of(linear.name)[0]].append(linear.name)
     for block in plan.blocks:
@@ -60,7 +58,7 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
     if settings.training.base != "nf4":
         return
     multiple = settings.of(FedSpineSettings).channel_multiple
-    group = unit_size(plan, "attn.o", "groups")
+    group = group_size(plan, "attn.o", "groups")
     if multiple % BLOCK:
         raise InputError(
             f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the"

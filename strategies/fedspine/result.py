@@ -8,13 +8,13 @@ from torch import Tensor
 
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.adapters import Shape, pack_adapters
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.methods.fedspine.contract import STRUCTURE, trained
 from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_of_key
-from espalier.models.structure import Structure
+from espalier.models.structure import Structure, kind_of
 from espalier.settings.run import RunSettings
-from espalier.training.unit_importance import kind_of
 from strategies.averaging.adapters import AdapterResult
 from strategies.fedspine.coverage_mean import kept_map
 from strategies.fleet.timed_rounds import DeviceTime, RoundTime
@@ -54,7 +54,7 @@ class RefinedResult(AdapterResult):
 
     def __init__(self, settings: RunSettings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
-        self.units = CutUnits.of(self.model.plan)
+        self.groups = Groups.of(self.model.plan)
         self.cuts: dict[int, str] = {}
         """Hash of each device's cut bits; devices without a cut have no entry."""
         self._plans: dict[tuple[str | None, int], AdapterPlan] = {}
@@ -82,21 +82,21 @@ class RefinedResult(AdapterResult):
         return (
             self.store.get(self.cuts[client])
             if client in self.cuts
-            else self.units.pack(self.units.none)
+            else pack_bits(self.groups.none)
         )
 
     def cut_of(self, client: int) -> Cut:
-        """Return a device's cut: (units,), bool; read-only, because it is cached."""
+        """Return a device's cut; read-only, because it is cached."""
         key = self.cuts.get(client)
         if key not in self._cuts:
-            self._cuts[key] = self.units.read(self.bits(client))
+            self._cuts[key] = read_bits(self.groups, self.bits(client))
         return self._cuts[key]
 
     def structure_of(self, client: int) -> Structure:
         """Return the structure of a device's smaller model."""
         key = self.cuts.get(client)
         if key not in self._structures:
-            self._structures[key] = self.units.structure(self.cut_of(client))
+            self._structures[key] = self.groups.structure(self.cut_of(client))
         return self._structures[key]
 
     def take_cut(self, client: int, bits: bytes) -> bool:
@@ -150,7 +150,7 @@ class RefinedResult(AdapterResult):
         """Return the rows or columns of an adapted matrix that a device keeps: bool."""
         index = block_of_key(key)
         assert index is not None
-        return kept_map(self.units, self.cut_of(client), index, adapter)
+        return kept_map(self.groups, self.cut_of(client), index, adapter)
 
     def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
         """Return the change with a device's rows or columns at their places in the whole matrix."""
@@ -175,6 +175,6 @@ class RefinedResult(AdapterResult):
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""
         pruned = {
-            str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)
+            str(client): self.groups.share(self.cut_of(client)) for client in sorted(self.cuts)
         }
         return super().report() | {"pruned": pruned}

@@ -116,12 +116,15 @@ def gain(outcome: Outcome) -> float:
     return min(1.0, max(0.0, (before - after) / before))
 
 
+KAPPA = 0.1
+"""Relative deviation from the mean time at which a device gets half of the reward."""
+
+
 def scaled_rewards(
     outcomes: Mapping[int, Outcome],
     usual: UsualGains,
     target: float,
     largest_step: float,
-    tolerance: float = 0.1,
     *,
     of_steps: bool = True,
 ) -> dict[int, float]:
@@ -131,7 +134,7 @@ def scaled_rewards(
     0 without a decrease. Pruning: the step divided by ``largest_step``, at most 1; 1 after the
     target is reached (by ratio or by groups), and 1 without ``of_steps``. Importance: relative to
     the largest of the round; 1 if none is positive, 0 if not finite. Time: ``1 / (1 + |T_i - mean
-    T| / (tolerance mean T))``; 1 if the mean is 0. A time that is not finite or negative gives 0
+    T| / (kappa mean T))``; 1 if the mean is 0. A time that is not finite or negative gives 0
     and is not part of the mean.
 
     Parameters
@@ -140,17 +143,15 @@ def scaled_rewards(
     usual : decreases of the loss, this round included
     target : target pruning ratio p*
     largest_step : maximum pruning step Delta_max
-    tolerance : kappa > 0; a device whose time differs from the mean by this fraction gets half
     of_steps : whether pruning steps are chosen, so that they say something about an arm
 
     Raises
     ------
     InputError
-        ``tolerance`` or ``largest_step`` is not a finite positive number.
+        ``largest_step`` is not a finite positive number.
     """
-    for name, value in (("tolerance", tolerance), ("largest step", largest_step)):
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} = {value}: has to be a finite number above 0")
+    if not (math.isfinite(largest_step) and largest_step > 0):
+        raise InputError(f"largest step = {largest_step}: has to be a finite number above 0")
     large = usual.large
     mean = _mean_seconds(outcomes)
     most = max(
@@ -170,9 +171,7 @@ def scaled_rewards(
             if most > 0
             else float(math.isfinite(outcome.importance))
         )
-        rewards[device] = (
-            progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
-        )
+        rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean)
     return rewards
 
 
@@ -231,7 +230,7 @@ def _share(value: float, of: float) -> float:
     return min(1.0, max(0.0, value / of)) if math.isfinite(value) else 0.0
 
 
-def _timeliness(seconds: float, mean: float, tolerance: float) -> float:
+def _timeliness(seconds: float, mean: float) -> float:
     if not (math.isfinite(seconds) and seconds >= 0):
         return 0.0
-    return 1 / (1 + abs(seconds - mean) / half) if (half := tolerance * mean) > 0 else 1.0
+    return 1 / (1 + abs(seconds - mean) / half) if (half := KAPPA * mean) > 0 else 1.0

@@ -19,11 +19,11 @@ import torch
 
 from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.local_baseline import Alone
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, SpineReport
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import Adapter
+from espalier.models.groups import Groups
 from espalier.models.plan import block_key
 from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
@@ -72,8 +72,8 @@ class FedSpine(Method):
             report=SpineReport,
         )
         self.saved.append(self.averager)
-        self.units = CutUnits.of(run.model.plan)
-        self.choices = Choices(run.settings, self.units.wanted(self.job))
+        self.groups = Groups.of(run.model.plan)
+        self.choices = Choices(run.settings, self.groups.wanted(self.job))
         self._arms: dict[int, Arm] = {}
         """Ratio and rank of each device in the round; devices in their first round have none."""
         self._importance: dict[int, float] = {}
@@ -93,7 +93,7 @@ class FedSpine(Method):
         unreachable pruning ratio, bandits that cannot learn, and a fleet with too few devices.
         """
         require_falls(settings)
-        model.require_units()
+        model.require_groups()
         require_adapters(settings, model)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
@@ -104,16 +104,14 @@ class FedSpine(Method):
         job = self.job
         settings = self.run.settings
         ranks = (
-            f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}"
+            f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
             if job.adaptive_rank
             else "one rank"
         )
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
-        text = (
-            f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
-        )
-        fleet = job.fleet_name(simulation=self.run.simulation)
+        text = f"{job.share:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
@@ -163,7 +161,7 @@ class FedSpine(Method):
     def _has_to_cut(self, client: int) -> bool:
         """Return True if a device's ratio of the round is above its present cut."""
         arm = self._arms.get(client)
-        return arm is not None and not self.units.reaches(
+        return arm is not None and not self.groups.reaches(
             self.result.cut_of(client), arm.pruned, self.job
         )
 
@@ -209,7 +207,7 @@ class FedSpine(Method):
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record trained rank, skipped steps and the device's pruning ratio."""
         self.averager.note_report(seat, report)
-        seat.metrics |= {"pruned": self.units.share(self.result.cut_of(seat.client))}
+        seat.metrics |= {"pruned": self.groups.share(self.result.cut_of(seat.client))}
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return a tensor with numbers to which training cannot have led, and why."""
@@ -258,7 +256,7 @@ class FedSpine(Method):
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
             client: DeviceRound(
-                pruned=self.units.share(self.result.cut_of(client)),
+                pruned=self.groups.share(self.result.cut_of(client)),
                 rank=self._report(client).rank,
                 seconds=seconds[client],
                 num_bytes=sent[client],
@@ -292,7 +290,7 @@ class FedSpine(Method):
         settings = self.run.settings
         adapters = self.averager.plan_of(client)
         asked = client in self._questioned
-        bits = bytes_of_bits(adapters, self.units, settings, server_round, asked=asked)
+        bits = bytes_of_bits(adapters, self.groups, settings, server_round, asked=asked)
         return bytes_of_round(adapters, settings, server_round) + bits
 
     def _seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
@@ -312,7 +310,7 @@ class FedSpine(Method):
         arm = self._arms.get(client)
         before = self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
-        arrived = self.units.reaches(self.result.cut_of(client), self.choices.target, self.job)
+        arrived = self.groups.reaches(self.result.cut_of(client), self.choices.target, self.job)
         return Outcome(
             told.loss_before,
             told.loss_after,

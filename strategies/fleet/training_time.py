@@ -8,10 +8,11 @@ from pathlib import Path
 
 from espalier.environment.home_folder import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import bit_specs
 from espalier.methods.fedpetuning.contract import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
-from espalier.settings.fleet import Fleet, TimedSettings, read_fleet
+from espalier.models.groups import Groups
+from espalier.settings.fleet import Fleet, read_fleet
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -45,17 +46,16 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
     InputError
         The fleet does not exist, is not valid, or has too few devices.
     """
-    job = settings.job
-    name = job.fleet_name(simulation=simulation) if isinstance(job, TimedSettings) else ""
+    name = settings.federation.fleet_name(settings.job, simulation=simulation)
     try:
         fleet = fleet_of(name)
         if fleet is not None:
             fleet.require(settings.num_clients)
-    except EspalierError as mistake:
-        assert isinstance(job, TimedSettings)
-        meant = "" if job.fleet == name else f" (in a simulation {name})"
-        reason = str(mistake).removeprefix("fleet: ")
-        raise InputError(f"{settings.method}.fleet = '{job.fleet}'{meant}: {reason}") from None
+    except EspalierError as error:
+        given = settings.federation.fleet
+        meant = "" if given == name else f" (in a simulation {name})"
+        reason = str(error).removeprefix("fleet: ")
+        raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
     return fleet
 
 
@@ -64,8 +64,7 @@ def require_fleet(settings: RunSettings) -> None:
 
     The value ``auto`` is checked later, because it depends on whether the run is a simulation.
     """
-    if isinstance(settings.job, TimedSettings) and settings.job.fleet_is_named:
-        fleet_of_run(settings, simulation=False)
+    fleet_of_run(settings, simulation=False)
 
 
 def fingerprint_of(fleet: Fleet | None) -> str:
@@ -82,14 +81,14 @@ def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: i
 
 
 def bytes_of_bits(
-    adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool
+    adapters: AdapterPlan, groups: Groups, settings: RunSettings, server_round: int, *, asked: bool
 ) -> int:
     """Return the bytes of cut bits that a device receives and sends in a round; 0 in round 1.
 
     They travel with each part of the adapters and each request for a part; the order itself is the
     first request. A device that is asked to cut receives and sends them once more.
     """
-    bits = sum(spec.num_bytes for spec in units.specs.values())
+    bits = sum(spec.num_bytes for spec in bit_specs(groups).values())
     return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
 
 

@@ -51,7 +51,6 @@ class LlmStreamline(Method):
     """
 
     result: StreamlinedResult
-    num_rounds = 1
     WORDS = ProgressWords("answers")
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
@@ -60,7 +59,6 @@ class LlmStreamline(Method):
         self.federation = run.settings.federation
         self.result = StreamlinedResult(run.settings, run.model, run.checkpoint.blobs)
         self.reach = Reach(self.job.training, differences=self.federation.sends_differences)
-        self.num_rounds = self.job.num_rounds(self.federation)
         self._told: dict[int, LayerReport] = {}
         self._tokens: dict[int, int] = {}
         """Number of tokens that each client compared blocks on."""
@@ -77,8 +75,8 @@ class LlmStreamline(Method):
         try:
             for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
                 require_form(made, job.form)
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

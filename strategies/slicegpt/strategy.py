@@ -26,7 +26,6 @@ from espalier.methods.slicegpt.contract import (
     MomentsReport,
     basis_specs,
     dense_width,
-    moment_parts,
     places,
 )
 from espalier.methods.slicegpt.settings import SliceGptSettings
@@ -37,7 +36,7 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords
+from strategies.base.method import Method, ProgressWords
 from strategies.base.public_windows import public_windows, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
@@ -51,7 +50,6 @@ class SliceGpt(Method):
     """
 
     result: SlicedResult
-    num_rounds = 1
     WORDS = ProgressWords("moments", "moments", "moments")
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
@@ -75,10 +73,10 @@ class SliceGpt(Method):
         job = settings.of(SliceGptSettings)
         try:
             job.width(dense_width(model.plan))
-        except EspalierError as mistake:
-            raise InputError(f"{settings.method}.{mistake}") from None
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
         if job.covariances == "public":
-            require_public_text(settings, job, model)
+            require_public_text(settings, job)
             public_windows(settings, job, model)
 
     def summary(self) -> None:
@@ -101,13 +99,6 @@ class SliceGpt(Method):
         windows = public_windows(self.run.settings, self.job, self.run.model)
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
         return True
-
-    def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to measure moments; parts have the moments of complete places.
-
-        With public text it only checks that clients answer.
-        """
-        return ClientOrder(NoScalars(), moment_parts(self.plan, self.run.settings))
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record the number of samples."""

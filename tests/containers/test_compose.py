@@ -193,11 +193,11 @@ def test_a_site_with_too_little_memory_is_reported_as_such(
     assert done.returncode == 0, done.stdout + done.stderr
     told = started.run("logs", started.container("hospital-b"))
     assert (
-        "espalier: memory was short at this node: the system killed the process"
+        "espalier: this node ran out of memory: the system killed the process"
         in told.stdout + told.stderr
     )
     summary = json.loads((results(started, tmp_path)[-1] / "summary.json").read_text())
-    assert "memory was short at this node" in json.dumps(summary)
+    assert "this node ran out of memory" in json.dumps(summary)
 
 
 @contextmanager

@@ -190,6 +190,7 @@ def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
     with pytest.raises(
-        EspalierError, match=r"data-path: this site names no file of its own, .* give the site one"
+        EspalierError,
+        match=r"data-path: neither this site nor the run's data.path names a file; set data-path",
     ):
         client_passages(DataSettings(source="jsonl"), NODE, 0, 2)

@@ -31,7 +31,7 @@ KINDS = ("iid", "quantity", "dirichlet", "by-field")
 
 
 def node(tmp_path: Path) -> NodeSettings:
-    return simulated_node(partition_id=0, state_dir=str(tmp_path / "state"))
+    return simulated_node(state_dir=str(tmp_path / "state"))
 
 
 def kept(tmp_path: Path) -> Path:

@@ -57,11 +57,11 @@ FILES = {
     "tar": (tarred(), r"the file is compressed \(a tar archive\)"),
     "parquet": (
         b"PAR1\x15\x04\x15\x00" + bytes(40),
-        "the file is a Parquet file, no text; write its records as JSON Lines",
+        "the file is a Parquet file, not text; write its records as JSON Lines",
     ),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid",
-        "the file is a pointer of Git LFS",
+        "the file is a Git LFS pointer",
     ),
     "utf-16": (TEXT.encode("utf-16"), "the file is UTF-16, not UTF-8; convert it"),
     "utf-16-le": (
@@ -95,7 +95,7 @@ def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path)
 @pytest.mark.parametrize("how", READ)
 def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
     with pytest.raises(
-        EspalierError, match=r"cannot be read \(Is a directory\); check .*: it takes a file"
+        EspalierError, match=r"cannot be read \(Is a directory\); check .*, which must name a file"
     ):
         READ[how](str(tmp_path))
     os.mkfifo(tmp_path / "pipe")

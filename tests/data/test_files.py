@@ -123,7 +123,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
     [
         (
             '{"text": "Anna"},',
-            "line 1 is not JSON: it ends with a comma, and JSON Lines has none between its lines",
+            "line 1 is not JSON: it ends with a comma; JSON Lines has no commas between lines",
         ),
         ("[", "line 1 is not JSON: it begins an array that does not end on this line"),
         (
@@ -132,7 +132,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ),
         (
             '[{"text": "Anna"}]',
-            "line 1 is not a JSON object but a list; write one JSON object per line (jq -c '.[]'",
+            "line 1 is not a JSON object but a list; write one JSON object per line (for an array: jq -c '.[]'",
         ),
         ("{", "line 1 is not JSON: it begins an object that does not end on this line (jq -c '.'"),
         ('{"text": "Anna', "line 1 is not JSON: the string in column 10 does not end on this line"),
@@ -142,7 +142,7 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ),
         (
             '{"text": "Anna"}{"text": "K."}',
-            "line 1 is not JSON: something follows its first value, in column 17",
+            "line 1 is not JSON: more text follows the first value, in column 17",
         ),
         ('{"text": "Anna" "K."}', "line 1 is not JSON: Expecting ',' delimiter in column 17"),
         (
@@ -152,24 +152,21 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ('{"text": "\\A"}', "line 1 is not JSON: Invalid \\escape in column 11"),
         (
             "id,text",
-            (
-                "line 1 is not JSON: it does not begin with {, as plain text and the rows of a CSV"
-                " table do not"
-            ),
+            ("line 1 is not JSON: it does not begin with {; plain text and CSV rows are not JSON"),
         ),
         ('{"text": 1' + "0" * 5000 + "}", "a number has too many digits"),
         ("null", "line 1 is not a JSON object but null"),
         ("7", "line 1 is not a JSON object but a number"),
         (
             '{"text": 7}',
-            "line 1, field 'text' is not a string but a number; write it as one, or set data.field",
+            "line 1, field 'text' is not a string but a number; write it as a string, or set data.field",
         ),
         ('{"text": null}', "line 1, field 'text' is not a string but null"),
-        ('{"text": true}', "line 1, field 'text' is not a string but a truth value"),
+        ('{"text": true}', "line 1, field 'text' is not a string but a boolean"),
         ('{"text": NaN}', "line 1, field 'text' is not a string but a number that is not finite"),
         ('{"text": {"text": "Anna"}}', "line 1, field 'text' is not a string but an object"),
         ('{"text": ["Anna"]}', "line 1, field 'text' is not a string but a list"),
-        ('{"text": "Anna \\ud83d"}', "line 1, field 'text' holds half of a surrogate pair"),
+        ('{"text": "Anna \\ud83d"}', "line 1, field 'text' contains half of a surrogate pair"),
         (
             '{"message": {"content": "Anna"}, "id": 3, "born in 1961": 0}',
             (
@@ -196,7 +193,7 @@ def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: obje
     with pytest.raises(
         EspalierError,
         match=(
-            r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"
+            r"line 1, field 'ward' is not a label but (null|a list|an object|a number that is no)"
         ),
     ):
         list(json_records(path, "text", "ward"))

@@ -75,7 +75,7 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
         list(read_dataset(dataset, "", split, "note", ""))
     assert (
         str(caught.value)
-        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
+        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', only 'train'; "
         "set it to one of these, or to several joined by +"
     )
 
@@ -85,12 +85,12 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
     [
         (
             [{"role": "user", "content": "Anna K."}],
-            "a list, which is not a string; name a column of text, or make one",
+            "a list, not a string; name a text column, or create one",
         ),
-        ({"content": "Anna K."}, "an object, which is not a string; name a column of text"),
-        (None, "null, which is not a string; remove the rows without text"),
-        (7, "a number, which is not a string"),
-        (True, "a truth value, which is not a string"),
+        ({"content": "Anna K."}, "an object, not a string; name a text column"),
+        (None, "null, not a string; remove the rows without text"),
+        (7, "a number, not a string"),
+        (True, "a boolean, not a string"),
     ],
 )
 def test_nothing_is_made_text_that_is_none(
@@ -102,9 +102,7 @@ def test_nothing_is_made_text_that_is_none(
     with pytest.raises(EspalierError) as caught:
         list(read_dataset("trees", "", "train", "note", "ward"))
     row = 1 if value is None else 0
-    expected = (
-        f"data.field = 'note': the dataset 'trees' (train), row {row} counted from 0, holds {told}"
-    )
+    expected = f"data.field = 'note': the dataset 'trees' (train), row {row} (counted from 0) contains {told}"
     assert str(caught.value).startswith(expected)
     assert "Anna" not in str(caught.value)
 
@@ -115,7 +113,7 @@ def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(
         EspalierError,
-        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds ",
+        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .* contains ",
     ):
         list(read_dataset("trees", "", "train", "note", "ward"))
     assert [record.label for record in read_dataset("trees", "", "train", "note", "")] == [""]

@@ -113,7 +113,7 @@ def test_a_tokenizer_that_hides_what_it_adds_is_refused() -> None:
         def decode(self, numbers: list[int]) -> str:
             return str(numbers)
 
-    with pytest.raises(EspalierError, match="which tokens it adds behind a text cannot be told"):
+    with pytest.raises(EspalierError, match="adds to the end of a text cannot be determined"):
         added_behind(Mixing())
 
 

@@ -81,7 +81,7 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
 def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, method: str) -> None:
     (tmp_path / "a.txt").write_text("too short")
     words = {
-        "fedprllm": "gives 0 windows of 16 tokens, data.windows = 4 are needed",
+        "fedprllm": "gives 0 windows of 16 tokens, but data.windows = 4 are needed",
         "fedpetuning": "fewer than data.window-tokens = 16 tokens",
     }
     with pytest.raises(EspalierError, match=words[method]):
@@ -118,14 +118,14 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
     None
 ):
     nowhere = NodeSettings(site="a", least_tokens=1)
-    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
         require_enough(settings(data__source="text"), nowhere, letters)
-    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
         require_enough(settings(method="fedpetuning", task__name="sst2"), nowhere, letters)
     require_enough(settings(), nowhere, letters)
     shared = settings(data__source="text", data__path="/shared.txt")
     require_enough(shared, simulated_node(), letters)
-    with pytest.raises(EspalierError, match="opens none that a run names"):
+    with pytest.raises(EspalierError, match="does not open files that a run names"):
         require_enough(shared, nowhere, letters)
     assert not ENCODED
 

@@ -70,7 +70,7 @@ def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
     passages: list[str],
 ) -> None:
     with pytest.raises(
-        EspalierError, match=r"gives \d windows of 7 tokens, data.windows = 9 are needed"
+        EspalierError, match=r"gives \d windows of 7 tokens, but data.windows = 9 are needed"
     ) as caught:
         calibration_windows(passages, lambda text: list(text.encode()), 9, 7, 0)
     assert "Anna" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
 def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
     """A long file that repeats one passage holds little text."""
     with pytest.raises(
-        EspalierError, match="passages that are equal count once; give the client more text"
+        EspalierError, match="duplicate passages count once; give the client more text"
     ) as caught:
         calibration_windows(["oak"], lambda text: list(text.encode()), 2, 8, 0)
-    assert "passages that are equal count once" in caught.value.outward
+    assert "duplicate passages count once" in caught.value.outward

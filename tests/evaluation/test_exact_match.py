@@ -67,7 +67,7 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
     how = Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
     lost = [shortened(tokenizer, ["oak", prompt], how, 12 + tokens + room) for room in (-1, 0, 1)]
     assert lost == [{1}, set(), set()]
-    with pytest.raises(EspalierError, match="leaves none for the prompt"):
+    with pytest.raises(EspalierError, match="no token is left for the prompt"):
         shortened(tokenizer, PROMPTS, how, 12)
 
 
@@ -116,7 +116,7 @@ def test_a_model_without_room_for_an_answer_is_a_mistake(
 ) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens",
+        match=r"accepts 256 tokens and an answer may have 256, .* lower task.answer-tokens",
     ):
         generate(*model_and_tokenizer, PROMPTS, NUMBERS, 256)
 

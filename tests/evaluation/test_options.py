@@ -92,6 +92,7 @@ def test_options_that_differ_in_their_last_token_go_through_the_model_once(
 
 def test_an_option_longer_than_the_model_is_a_mistake() -> None:
     with pytest.raises(
-        EspalierError, match=r"an answer has 6 tokens, and 5 fit .* raise task\.max-test-tokens"
+        EspalierError,
+        match=r"an answer has 6 tokens, but only 5 fit .* raise task\.max-test-tokens",
     ):
         scored_items(CHOICE, [Item(("ab",), ("yyyyy",), 0)], by_character, 6)

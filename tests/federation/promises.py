@@ -761,7 +761,7 @@ class Promises(Federations):
         assert (again.scalars, again.blobs) == (first[last].scalars, first[last].blobs)
         for order in (other for number in orders for other in self.other_orders(orders[number])):
             words = (
-                "another order of round"
+                "another request of round"
                 if order.header.server_round == last
                 else f"answered round {last}; round"
             )
@@ -855,7 +855,8 @@ class Promises(Federations):
     ) -> None:
         monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 1000)
         with pytest.raises(
-            RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"
+            RunFailed,
+            match="gives fewer than 1000 predictions, and their mean would reveal too much",
         ):
             on_own_text.run()
 

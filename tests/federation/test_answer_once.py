@@ -3,27 +3,27 @@
 The same promise of each method is tested in promises.py.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import EspalierError, InputError, StateLost
-from espalier.messages.message import UNREAD, Letter
+from espalier.messages.contract import Contract, Side
+from espalier.messages.message import UNREAD, Letter, NoScalars
 from espalier.messages.parts import Report
 from espalier.settings.node import parse_node
-from espalier.settings.run import parse
 from espalier.storage.client_state import PrivateState
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(
-        parse({}), parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True)
-    )
+    node = parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True)
+    found = Site({}, node)
+    vars(found)["contract"] = Contract("train", "fedprllm", Side(NoScalars), Side(Report), "")
+    return found
 
 
 def order(number: int, **scalars: Any) -> Letter:
@@ -33,17 +33,11 @@ def order(number: int, **scalars: Any) -> Letter:
     return Letter(header, scalars)
 
 
-def work(
-    do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None
-) -> Work[Report]:
-    def report(state: PrivateState) -> Report:
-        do(state)
-        return Report(seconds=1.0, blob_sha256=[])
-
-    return Work(Report, [], [], report, require_ready=ready)
+def works(_: PrivateState) -> Report:
+    return Report(seconds=1.0, blob_sha256=[])
 
 
-def fails(_: PrivateState) -> None:
+def fails(_: PrivateState) -> Report:
     raise InputError("no finite score")
 
 
@@ -53,13 +47,13 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
     A server could otherwise try orders until one fails in a way that depends on a client's text.
     """
     with pytest.raises(EspalierError, match="no finite score"):
-        answer_once(site, order(1, layers=[0]), work(fails))
+        answer_once(site, order(1, layers=[0]), fails)
     with pytest.raises(
-        EspalierError, match="this client answered another order of round 1; begin a new run"
+        EspalierError, match="this client answered another request of round 1; begin a new run"
     ):
-        answer_once(site, order(1, layers=[1]), work(lambda _: None))
-    assert answer_once(site, order(1, layers=[0]), work(lambda _: None)).scalars["seconds"] == 1.0
-    answer_once(site, order(2, layers=[1]), work(lambda _: None))
+        answer_once(site, order(1, layers=[1]), works)
+    assert answer_once(site, order(1, layers=[0]), works).scalars["seconds"] == 1.0
+    answer_once(site, order(2, layers=[1]), works)
 
 
 def test_an_order_on_which_no_work_began_uses_nothing_up(site: Site) -> None:
@@ -67,5 +61,5 @@ def test_an_order_on_which_no_work_began_uses_nothing_up(site: Site) -> None:
         raise StateLost("bring it again")
 
     with pytest.raises(StateLost):
-        answer_once(site, order(1, layers=[0]), work(fails, lost))
-    answer_once(site, order(1, layers=[1]), work(lambda _: None))
+        answer_once(site, order(1, layers=[0]), fails, require_ready=lost)
+    answer_once(site, order(1, layers=[1]), works)

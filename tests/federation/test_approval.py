@@ -239,8 +239,8 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
     document = summary(bench.run(grid, quorum=0.5))
     assert document["status"] == "completed"
     first, second = document["clients"]
-    assert "held back by the site: it was not approved" in json.dumps(second)
-    assert "held back" not in json.dumps(first)
+    assert "blocked by the site: it was not approved" in json.dumps(second)
+    assert "blocked" not in json.dumps(first)
     log = log_of(bench, "site-1")
     assert [entry["entry"] for entry in log] == ["reply", "held", "refused", "reply"]
     assert (log[2]["reason"], log[3]["status"], log[3]["blobs"]) == ("no", "failed", [])
@@ -309,7 +309,7 @@ def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, all=True) == 0
-    (report,) = state(bench).glob(f"{BY_HAND}/site-0/r001/report.json")
+    (report,) = state(bench).glob(f"{BY_HAND}/site-0/r001/train.json")
     document = json.loads(report.read_text())
     document["report"]["seconds"] += 1.0
     report.write_text(json.dumps(document))
@@ -346,7 +346,7 @@ def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
     assert decide(bench, all=True) == 2
     assert capsys.readouterr().out.startswith(f"released   {held.id}")
     assert decide(bench) == 2
-    assert "Nothing is held" not in capsys.readouterr().out
+    assert "No reply waits" not in capsys.readouterr().out
     damaged.unlink()
     assert decide(bench) == 0
     assert OneSite(bench).ask(attempt=2).header.status == "ok"
@@ -377,7 +377,7 @@ def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
     shutil.rmtree(lost.folder / first.id)
     assert decide(bench, all=True) == 2
     shown = capsys.readouterr()
-    assert "or it is gone; remove" in shown.err
+    assert "is missing or differs from the reply that waits; remove" in shown.err
     assert second.id in shown.out
     assert [held.id for held in undecided(bench)] == [first.id]
 
@@ -389,7 +389,7 @@ def test_an_id_beside_all_is_no_slip_that_releases_everything(
         OneSite(bench).ask()
     (held,) = undecided(bench)
     assert decide(bench, ids=["zzzz"], all=True) == 2
-    assert "release: zzzz --all: name replies, or release all; not both" in capsys.readouterr().err
+    assert "release: zzzz --all: name replies or give --all, not both" in capsys.readouterr().err
     assert len(undecided(bench)) == 1
     # The same reply is named twice.
     assert decide(bench, ids=[held.id, held.id[:6]]) == 0
@@ -407,7 +407,9 @@ def test_a_decision_that_cannot_be_written_does_not_count(
     with monkeypatch.context() as patched:
         patched.setattr(HeldReplies, "decide", full)
         assert decide(bench, all=True) == 2
-    assert "still held all the same: make room, and decide again" in capsys.readouterr().err
+    assert (
+        "the reply still waits: free some disk space, and decide again" in capsys.readouterr().err
+    )
     assert len(undecided(bench)) == 1
     assert decide(bench, all=True) == 0
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "released"]
@@ -419,7 +421,7 @@ def test_a_reply_is_called_by_four_characters_or_more(
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, ids=[""]) == 2
-    assert "give 4 characters of an id or more" in capsys.readouterr().err
+    assert "give at least 4 characters of an id" in capsys.readouterr().err
     assert [entry["entry"] for entry in log_of(bench)] == ["held"]
 
 
@@ -455,13 +457,13 @@ def test_a_file_that_was_changed_is_not_released(
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert decide(bench, all=True) == 2
-    assert "is not what is held: its bytes changed" in capsys.readouterr().err
+    assert "is missing or differs from the reply that waits" in capsys.readouterr().err
     file.write_bytes(content)
     document = replies.folder / f"{held.id}.json"
     text = document.read_text()
     document.write_text(text.replace('"round": 1', '"round": 2'))
     assert decide(bench, all=True) == 2
-    assert "does not have its checksum" in capsys.readouterr().err
+    assert "its checksum does not match" in capsys.readouterr().err
     document.write_text(text)
     assert decide(bench, ids=[held.id[:4]]) == 0
     (decided,) = replies.folder.glob("*-decided.json")
@@ -512,7 +514,7 @@ def test_approval_shows_what_would_leave(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert decide(bench) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
@@ -534,11 +536,11 @@ def test_approval_shows_what_would_leave(
     assert private_text(0)[:30] not in shown
     assert decide(bench, ids=["zz"]) == 2
     assert decide(bench, ids=[held.id], refuse=[held.id]) == 2
-    assert "released and refused at once" in capsys.readouterr().err
+    assert "both released and refused" in capsys.readouterr().err
     assert decide(bench, all=True) == 0
     assert capsys.readouterr().out.startswith(f"released   {held.id}")
     assert decide(bench) == 0
-    assert "Nothing is held" in capsys.readouterr().out
+    assert "No reply waits" in capsys.readouterr().out
     assert check_log({"where": str(state(bench)), "heads": []}) == 0
     assert "2 entries (1 held, 1 released)" in capsys.readouterr().out
 
@@ -551,7 +553,7 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
     monkeypatch.setattr("client_app.policy.approval_command.os.geteuid", lambda: os.getuid() + 4321)
     assert decide(bench) == 2
     assert decide(bench, all=True) == 2
-    assert f"and this is {os.getuid() + 4321}; decide as" in capsys.readouterr().err
+    assert f"but you are {os.getuid() + 4321}; run the command as" in capsys.readouterr().err
     assert [entry["entry"] for entry in log_of(bench)] == ["held"]
 
 

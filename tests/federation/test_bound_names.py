@@ -100,10 +100,7 @@ def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
     assert results(resumed) == results(whole)
     ((who, why),) = summary(resumed)["refused"].items()
     assert who.startswith("node ")
-    assert (
-        why
-        == "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
-    )
+    assert why == "claims to be hospital-b, but does not have the key of hospital-b in site-keys"
 
 
 @pytest.mark.parametrize(
@@ -111,21 +108,18 @@ def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
     [
         (
             {"site-key": None},
-            (
-                "says that it is hospital-b: site-key: sites of this run say their names with their"
-                " keys"
-            ),
+            ("claims to be hospital-b: site-key: sites of this run prove their names with keys"),
         ),
         (
             {"site": "hospital-c"},
             (
-                "says that it is hospital-c, of which site-keys has no key; put its"
+                "claims to be hospital-c, but site-keys has no key of this site; put"
                 " hospital-c.key.pub there"
             ),
         ),
         (
             {"site-key": "/no/such"},
-            "says that it is hospital-b: the node's configuration is wrong: site-key = '/no/such'",
+            "claims to be hospital-b: the node's configuration is wrong: site-key = '/no/such'",
         ),
     ],
 )
@@ -243,10 +237,10 @@ def test_check_node_looks_at_the_key(bench: Bench) -> None:
     ] == [line]
     del node["site-key"]
     with pytest.raises(
-        EspalierError, match="site-key: sites of this run say their names with their keys"
+        EspalierError, match="site-key: sites of this run prove their names with keys"
     ):
         list(look(node, run))
     assert not [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")]
     Path(key_of(bench, SITES[0])).chmod(0o640)
-    with pytest.raises(EspalierError, match="others of this machine can read it"):
+    with pytest.raises(EspalierError, match="other users of this machine can read it"):
         list(look(node | {"site-key": key_of(bench, SITES[0])}, run | {"site-keys": ""}))

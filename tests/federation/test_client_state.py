@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from client_app.protocol import client_state
-from client_app.protocol.client_state import FEEDBACK, MOMENTS
+from client_app.protocol.client_state import CONDITIONING, FEEDBACK
 from espalier.storage.client_state import PrivateState
 
 
@@ -23,7 +23,7 @@ def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_
     assert left(state, FEEDBACK, 1) == {}
     # The client does not take part in rounds 3 and 4.
     for server_round in (1, 2, 2, 5, 5):
-        for document, shift in ((FEEDBACK, 0.0), (MOMENTS, 10.0)):
+        for document, shift in ((FEEDBACK, 0.0), (CONDITIONING, 10.0)):
             client_state.keep(
                 state, document, server_round, {"block": {"x": torch.tensor(server_round + shift)}}
             )
@@ -31,5 +31,5 @@ def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_
             left(state, FEEDBACK, server_round)
             == {1: {}, 2: {"block": 1.0}, 5: {"block": 2.0}}[server_round]
         )
-        assert left(state, MOMENTS, server_round + 1) == {"block": server_round + 10.0}
+        assert left(state, CONDITIONING, server_round + 1) == {"block": server_round + 10.0}
     assert len(list(state.lasting().root.glob("*.blob"))) == 4

@@ -117,7 +117,7 @@ class TestFedPrLLM(PruningPromises):
         document = summary(bench.run())
         assert [client["client"] for client in document["clients"]] == [0, 1, 2]
         (reason,) = document["refused"].values()
-        assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in reason
+        assert "gives 0 windows of 16 tokens, but data.windows = 2 are needed" in reason
         assert "hawthorn" not in reason
 
     def test_a_site_with_another_model_is_refused(self, bench: Bench) -> None:
@@ -224,7 +224,7 @@ class TestFedPrLLM(PruningPromises):
 
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
-        with pytest.raises(EspalierError, match="that run is completed"):
+        with pytest.raises(EspalierError, match="the run is completed"):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
         with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):

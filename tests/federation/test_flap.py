@@ -190,11 +190,9 @@ class TestFlap(Promises):
         ("changes", "alike"),
         [
             ({"flap__selection": "kind"}, True),
-            ({"flap__selection": "block", "flap__metric": "wifn"}, False),
+            ({"flap__selection": "block"}, False),
             (
                 {
-                    "flap__metric": "ifv",
-                    "flap__share_of": "model",
                     "flap__share": 0.05,
                     "flap__square_attention": False,
                 },
@@ -235,7 +233,7 @@ class TestFlap(Promises):
             (
                 {"flap__share": 0.99},
                 (
-                    r"flap.share = 0.99 \(share-of = 'blocks'\): 99.0% of what can be cut would"
+                    r"flap.share = 0.99: 99.0% of what can be cut would"
                     r" have to go"
                 ),
             ),

@@ -1,5 +1,6 @@
 """LLM-Streamline: promises of every method, and its steps compared with transformers and AdamW."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,6 +109,8 @@ def trained_by_hand(
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
         torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
+        # Half a cosine over the steps of both rounds.
+        optimizer.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * step / (2 * STEPS))) / 2
         optimizer.step()
     return {name: block.get_parameter(path).detach() for name, path in NAMES.items()}
 
@@ -139,7 +142,6 @@ class TestLlmStreamline(Promises):
         "llm-streamline.steps": STEPS,
         "llm-streamline.batch-windows": 2,
         "llm-streamline.learning-rate": RATE,
-        "llm-streamline.schedule": "constant",
         "federation.rounds": 2,
         "part-bytes": 4096,
     }
@@ -214,8 +216,7 @@ class TestLlmStreamline(Promises):
             "evaluation__centralized": "auto",
         }
         unread = {
-            f"llm_streamline__{key}": None
-            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -289,8 +290,7 @@ class TestLlmStreamline(Promises):
             "llm_streamline__form": "zero-filled",
         }
         unread = {
-            f"llm_streamline__{key}": None
-            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -336,20 +336,12 @@ class TestLlmStreamline(Promises):
         assert results(bench.run(grid)) == results(plain.folder)
         assert len(lost) == 1
 
-    @pytest.mark.parametrize(
-        ("payload", "rounding"),
-        [("bfloat16", "differences"), ("nf4", "differences"), ("bfloat16", "values")],
-    )
+    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
     def test_rounded_layers_come_close_to_whole_ones(
-        self, bench: Bench, plain: Uninterrupted, payload: str, rounding: str
+        self, bench: Bench, plain: Uninterrupted, payload: str
     ) -> None:
-        grid = bench.grid(federation__payload=payload, federation__rounding=rounding)
-        folder = bench.run(
-            grid,
-            federation__payload=payload,
-            federation__rounding=rounding,
-            evaluation__own_text=True,
-        )
+        grid = bench.grid(federation__payload=payload)
+        folder = bench.run(grid, federation__payload=payload, evaluation__own_text=True)
         start, *_ = summary(folder)["report"]["blocks_that_went"]
         made, exact = (OpenedModel(path / "model").checkpoint for path in (folder, plain.folder))
         base = OpenedModel(bench.model).checkpoint
@@ -357,10 +349,7 @@ class TestLlmStreamline(Promises):
             name = f"model.layers.{start}.{path}"
             change = (exact.read(name).float() - base.read(name).float()).norm()
             error = (made.read(name).float() - exact.read(name).float()).norm()
-            assert (
-                error
-                < (0.05 if (payload, rounding) == ("bfloat16", "differences") else 0.5) * change
-            )
+            assert error < (0.05 if payload == "bfloat16" else 0.5) * change
 
     def test_weights_by_samples_are_those_of_windows(
         self, bench: Bench, plain: Uninterrupted
@@ -388,10 +377,10 @@ class TestLlmStreamline(Promises):
                 ),
             ),
             (
-                {"weight_decay": 40.0},
+                {"steps": 200_000},
                 (
-                    r"llm-streamline = .*weight-decay = 40.0: learning-rate x weight-decay x steps"
-                    r" = 1.2"
+                    r"llm-streamline = .*weight-decay = 0.001: learning-rate x weight-decay x steps"
+                    r" = 2"
                 ),
             ),
         ],
@@ -405,7 +394,11 @@ class TestLlmStreamline(Promises):
 
     @pytest.mark.parametrize(
         ("server_round", "value", "words"),
-        [(1, 1.5, "no mean of cosines"), (1, np.nan, "no mean of cosines"), (2, 1e9, "steps of")],
+        [
+            (1, 1.5, "not finite, or beyond 1"),
+            (1, np.nan, "not finite, or beyond 1"),
+            (2, 1e9, "steps of"),
+        ],
     )
     def test_what_no_honest_work_leads_to_costs_its_sender_alone(
         self, bench: Bench, server_round: int, value: float, words: str
@@ -454,10 +447,6 @@ class TestLlmStreamline(Promises):
         [
             ({"most-steps": 2}, "most-steps = 2: llm-streamline.steps = 3"),
             (
-                {"most-sequences": 5},
-                "most-sequences = 5: llm-streamline.steps x llm-streamline.batch-windows = 6",
-            ),
-            (
                 {"most-batch-tokens": 31},
                 "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32",
             ),
@@ -491,5 +480,8 @@ class TestLlmStreamline(Promises):
             context.node_config["model-path"] = str(bench.model)
         grid.simulated = False
         document = summary(bench.run(grid))
-        assert "least-tokens = 33: an answer would rest on fewer" in document["refused"]["site-1"]
+        assert (
+            "least-tokens = 33: the answer would be computed from fewer tokens"
+            in document["refused"]["site-1"]
+        )
         assert [client["site"] for client in document["clients"]] == ["site-0", "site-2", "site-3"]

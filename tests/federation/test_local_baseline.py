@@ -18,7 +18,8 @@ from in_process import InProcessGrid
 
 import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
-from espalier.errors import EspalierError
+import client_app.protocol.evaluation
+from espalier.errors import EspalierError, InputError
 from espalier.messages.message import Letter, address, read
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.storage.client_state import PrivateState
@@ -113,9 +114,10 @@ def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> Non
     assert kinds(grid)[-1] == "evaluate"
 
 
-def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
-    grid = bench.grid(evaluation__local_only=False)
-    bench.run(grid, evaluation__local_only=False)
+@pytest.mark.parametrize("key", ["evaluation__local_only", "evaluation__baselines"])
+def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench, key: str) -> None:
+    grid = bench.grid()
+    bench.run(grid, **{key: False})
     assert kinds(grid)[-1] in ("train", "fetch")
 
 
@@ -300,6 +302,16 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
         assert (second.scalars, second.blobs) == (first.scalars, first.blobs)
 
 
+@pytest.mark.parametrize("bench", ["slicegpt"], indirect=True)
+def test_what_an_evaluation_stores_makes_no_other_evaluation_of_it(bench: Bench) -> None:
+    """The first evaluation stores bases in the round that the request rests on."""
+    requests = requests_of(bench)
+    assert answer(bench, requests["train"]).header.status == "ok"
+    first = answer(bench, requests["evaluate"], 1)
+    again = answer(bench, requests["evaluate"], 2)
+    assert (first.header.status, again.scalars) == ("ok", first.scalars)
+
+
 def _second_round(train: Letter, bench: Bench) -> Letter:
     """Return the order for the second block, with this client's votes as the decision."""
     decided = answer(bench, train).blobs
@@ -323,15 +335,38 @@ def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(
         assert answer(bench, requests[kind]).header.status == "ok"
 
 
-def test_another_evaluation_is_refused(bench: Bench) -> None:
-    evaluate = told_once(bench)
+def with_other_texts(evaluate: Letter) -> Letter:
+    """Return an evaluation of other texts, as long as those of ``evaluate``."""
     windows = {key: unpack_tensors(blob) for key, blob in evaluate.blobs.items()}
     other = {
         key: pack_tensors({name: array[:, ::-1].copy() for name, array in arrays.items()})
         for key, arrays in windows.items()
     }
-    refused = answer(bench, Letter(evaluate.header, evaluate.scalars, other))
-    assert "answered another evaluation in this run" in refused.scalars["reason"]
+    return Letter(evaluate.header, evaluate.scalars, other)
+
+
+def test_another_evaluation_is_refused(bench: Bench) -> None:
+    refused = answer(bench, with_other_texts(told_once(bench)))
+    assert "answered another request of this run" in refused.scalars["reason"]
+
+
+def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error may depend on the data, and would otherwise tell something with every request."""
+    requests = requests_of(bench)
+    for kind in ("train", "alone"):
+        assert answer(bench, requests[kind]).header.status == "ok"
+
+    def fail(*_: object) -> None:
+        raise InputError("evaluate: NaN")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client_app.protocol.evaluation, "_losses", fail)
+        for attempt in (1, 2):
+            reply = answer(bench, requests["evaluate"], attempt)
+            assert reply.scalars["reason"] == "evaluate: NaN"
+    refused = answer(bench, with_other_texts(requests["evaluate"]))
+    assert "answered another request of this run" in refused.scalars["reason"]
+    assert answer(bench, requests["evaluate"], 3).header.status == "ok"
 
 
 def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) -> None:
@@ -339,10 +374,14 @@ def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) ->
     evaluate = told_once(bench)
     (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/alone.json")
     made.write_text(json.dumps(json.loads(made.read_text()) | {"seconds": 7.0}))
-    assert "answered another evaluation in this run" in answer(bench, evaluate).scalars["reason"]
+    assert "answered another request of this run" in answer(bench, evaluate).scalars["reason"]
 
 
-WORK = {"train": "_train", "alone": "_train_alone", "evaluate": "answer"}
+WORK = {
+    "train": (client_app.methods.fedpetuning, "_train"),
+    "alone": (client_app.methods.fedpetuning, "_train_alone"),
+    "evaluate": (client_app.protocol.evaluation, "_losses"),
+}
 """Function that does the work of each message kind."""
 
 
@@ -368,7 +407,8 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
     grid = bench.grid()
     for before in list(WORK)[: list(WORK).index(kind)]:
         assert answer(bench, requests[before], grid=grid).header.status == "ok"
-    real = getattr(client_app.methods.fedpetuning, WORK[kind])
+    module, name = WORK[kind]
+    real = getattr(module, name)
     begun = threading.Event()
     go_on = threading.Event()
     times = []
@@ -379,7 +419,7 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
         assert go_on.wait(600)
         return real(*arguments)
 
-    monkeypatch.setattr(client_app.methods.fedpetuning, WORK[kind], work)
+    monkeypatch.setattr(module, name, work)
     while arrivals.acquire(blocking=False):
         pass
     with ThreadPoolExecutor(2) as pool:

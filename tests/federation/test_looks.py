@@ -19,7 +19,6 @@ TRAINED = {
 FEDSPINE = {
     "lora.targets": "all",
     "fedspine.share": 0.25,
-    "fedspine.rank-min": 1,
     "evaluation.local-only": True,
 }
 
@@ -81,7 +80,7 @@ def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> N
 def test_what_cannot_be_measured_between_rounds_is_refused_at_once(bench: Bench) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"evaluation.every = 1: sft-p is measured at the end alone; set it to 0",
+        match=r"evaluation.every = 1: sft-p is evaluated only at the end; set it to 0",
     ):
         bench.run(evaluation__every=1)
     assert not (bench.folder / "runs").exists()

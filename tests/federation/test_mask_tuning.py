@@ -25,20 +25,21 @@ from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.mask_tuning import require_sendable
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 
-DAMPING = 0.05
+DAMPING = 0.01
 FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
 SMALL = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, **FISHER}
 TUNED = {
     **SMALL,
     "llm-pruner.rearrange": "all",
     "llm-pruner.rescale": "all",
-    "llm-pruner.rescale-damping": DAMPING,
 }
 # Clients with 32 tokens differ more than real ones.
-TUNED["llm-pruner.max-score-ratio"] = 1e6
+NO_LIMIT = {"federation.max-weight-ratio": 1e6, "federation.max-update-ratio": 1e6}
+TUNED |= NO_LIMIT
 PLACES = [(index, kind) for index in range(2) for kind in SIDES]
 
 
@@ -296,7 +297,7 @@ class TestMaskTuning(Promises):
             "data__windows": 3,
         }
         bench.num_clients = clients
-        (metric,) = summary(bench.run(**changes, llm_pruner__max_score_ratio=1000.0))["metrics"]
+        (metric,) = summary(bench.run(**changes))["metrics"]
         values = metric["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-4)
         # Clients round losses to three decimals.
@@ -338,19 +339,19 @@ class TestMaskTuning(Promises):
             (
                 2,
                 lambda own: own["aims"].__setitem__(0, np.inf),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(1, 1e6),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(0, -1),
-                "no inner products of what units give",
+                "no inner products of the outputs of groups",
             ),
-            (2, lambda own: opposed(own["joint"]), "no inner products of what units give"),
+            (2, lambda own: opposed(own["joint"]), "no inner products of the outputs of groups"),
         ],
     )
     def test_numbers_that_no_outputs_have_cost_their_sender_alone(
@@ -379,7 +380,9 @@ class TestMaskTuning(Promises):
 
         grid = bench.grid()
         grid.tamper[1] = changing(shout, 2)
-        client = summary(bench.run(grid, llm_pruner__max_score_ratio=2.0))["clients"][1]
+        client = summary(
+            bench.run(grid, federation__max_weight_ratio=2.0, federation__max_update_ratio=2.0)
+        )["clients"][1]
         assert client["status"] == "completed"
         assert (
             client["capped"]["equations"]["claimed"]
@@ -398,15 +401,24 @@ def opposed(triangle: np.ndarray) -> None:
     triangle[:] = full[np.triu_indices(width)]
 
 
-def test_scales_beyond_ten_leave_units_as_they_are() -> None:
+def test_scales_beyond_ten_leave_groups_as_they_are() -> None:
     """A group that would need a scale of 20 keeps scale 1; a scale of 9 is valid."""
     job = LlmPrunerSettings.model_validate({"rescale": "all", "element": "squared"})
-    assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0])), 1e-6) is None
-    found = scales_or_none((torch.tensor([[1.0]]), torch.tensor([9.0])), 1e-6)
+    assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0]))) is None
+    found = scales_or_none((torch.tensor([[1.0]]), torch.tensor([9.0])))
     assert found is not None
-    assert found.item() == pytest.approx(9, rel=1e-4)
-    cut = [{"groups": np.array([True, False]), "channels": np.array([False, False, False])}]
-    ((blob, scales),) = scaled_cuts(cut, lambda *_: None, job)
+    assert found.item() == pytest.approx((9 + 0.01) / 1.01)
+    shapes = {
+        "attn.q": (2, 2),
+        "attn.k": (2, 2),
+        "attn.o": (2, 2),
+        "mlp.up": (3, 2),
+        "mlp.down": (2, 3),
+    }
+    linears = tuple(LinearPlan(name, name, shape) for name, shape in shapes.items())
+    groups = Groups.of(ModelPlan((BlockPlan(0, linears),), 0))
+    cut = np.array([True, False, False, False, False])
+    ((blob, scales),) = scaled_cuts(groups, cut, lambda *_: None, job)
     assert {kind: own.tolist() for kind, own in scales.items()} == {
         "groups": [0, 1],
         "channels": [1, 1, 1],

@@ -93,7 +93,7 @@ def test_a_node_that_does_not_say_who_it_is_in_time_is_told(
     grid = bench.grid()
     grid.tamper[2] = silent_from("enrol")
     bench.run(grid)
-    why = "refused: connected, and had not answered 5 s later; raise enrol-seconds"
+    why = "refused: connected, but did not answer within 5 s; raise enrol-seconds"
     assert (
         capsys.readouterr().out.rstrip().splitlines()[-1]
         == f"2 of 3 clients; missing: node 986 ({why})"

@@ -49,8 +49,10 @@ def test_a_pruned_model_s_card(model: OpenedModel) -> None:
         == f"`tiny-llama`; SHA-256 of its weights and tokenizer: `{model.sha256}`"
     )
     assert row(card, "method").startswith("FedPrLLM ")
-    assert row(card, "sparsity").startswith("60.00% of the weights of the decoder blocks' linears")
-    assert row(card, "clients").startswith("3 asked for")
+    assert row(card, "sparsity").startswith(
+        "60.00% of the weights of the decoder blocks' linear layers"
+    )
+    assert row(card, "clients").startswith("3 requested")
     assert row(card, "data").startswith(
         "8 windows of 256 tokens for each client, from the documentation of Python"
     )

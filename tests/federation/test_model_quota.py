@@ -54,7 +54,7 @@ class Server:
         )  # fmt: skip
         config = {"site": "ward", "state-dir": str(root / "state"), "most-model-bytes": MOST} | node
         context = Context(1, 1, config, RecordDict(), {**default_values(), "method": "fedsoda"})
-        self.site = Site.of(context, self.header)
+        self.site = Site.of(context, Letter(self.header))
 
     def offer(self) -> list[int]:
         lacking: list[int] = take_offer(
@@ -110,7 +110,7 @@ def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
     second.offer()
     with pytest.raises(
         EspalierError,
-        match=r"take or have reserved 16001 bytes, so that this one, of 8002 bytes, has no room",
+        match=r"use or have reserved 16001 bytes, so there is no room for this model of 8002 bytes",
     ):
         third.offer()
     assert len(list((tmp_path / "state" / "models").glob("*/"))) == 2
@@ -147,7 +147,7 @@ def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(taken) == 3
-    assert all("has no room" in text for text in refused)
+    assert all("there is no room" in text for text in refused)
     assert max(most) <= MOST
     assert on_disk(tmp_path) == 18_000
     assert all(
@@ -190,9 +190,7 @@ def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
 
 
 def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        EspalierError, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"
-    ):
+    with pytest.raises(EspalierError, match=f"most-model-bytes = {MOST}: the run's model has"):
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
     server.offer()
@@ -233,7 +231,7 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     given_up, other = (Server(tmp_path, str(n), of(n, 15_000)) for n in range(2))
     given_up.offer()
     given_up.bring(0)
-    with pytest.raises(EspalierError, match="has no room"):
+    with pytest.raises(EspalierError, match="there is no room"):
         other.offer()
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
     os.utime(lock, (lock.stat().st_mtime - model_quota.ABANDONED_SECONDS - 1,) * 2)
@@ -245,7 +243,7 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
     os.utime(lock, (0, 0))
     # A complete model is not removed.
-    with pytest.raises(EspalierError, match="has no room"):
+    with pytest.raises(EspalierError, match="there is no room"):
         given_up.offer()
     assert (other.brought() / "model.safetensors").exists()
 

@@ -60,7 +60,7 @@ class Case:
     bad: Named
     language: str = "old"
     beyond: Mapping[str, str] = field(default_factory=dict)
-    """Changes for which the promise does not hold, with the reason; see ``docs/privacy.md``."""
+    """Changes for which the promise does not hold, with the reason; see ``docs/privacy-reference.md``."""
 
 
 def scaled(**factors: float) -> Change:
@@ -164,7 +164,6 @@ CASES = {
             "fedsoda.pre-align-steps": 3,
             "fedsoda.realign-every": 0,
             "fedsoda.public-windows": 4,
-            "fedsoda.public-window-tokens": 32,
             "lora.targets": "attn.q,attn.v,mlp.down",
         },
         OF_SOME_UPDATES,
@@ -174,7 +173,6 @@ CASES = {
         TUNED
         | {
             "fedspine.share": 0.25,
-            "fedspine.rank-min": 1,
             "fedspine.keep-models": False,
             "lora.targets": "all",
         }

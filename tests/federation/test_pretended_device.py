@@ -39,18 +39,18 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "llm-streamline",
         {"llm-streamline.share": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-windows": 2, "federation.rounds": 1},
     ),
-    "adapters": ("fedpetuning", TRAINED | {"lora.merge": True, "federation.keep-optimizer": True}),
+    "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
     "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
     "a sub-model": (
         "fedsoda",
         TRAINED | {
             "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
-            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4, "fedsoda.align-batch": 2,
-            "fedsoda.public-window-tokens": 16, "fedsoda.emulator": "stored",
+            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4,
+            "fedsoda.emulator": "stored",
         },
     ),
-    "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.width": 6}),
-    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "fedspine.rank-min": 1, "lora.targets": "all"}),
+    "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),
+    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
 
 

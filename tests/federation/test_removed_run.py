@@ -36,15 +36,16 @@ def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
 
     grid.before_push = remove
     with pytest.raises(
-        EspalierError, match="was removed or moved while the run was at work; it cannot go on"
+        EspalierError,
+        match="was removed or moved while the run was working; the run cannot continue",
     ) as caught:
         bench.run(grid)
     told = str(caught.value)
     state = bench.folder / "state"
     for place in (state / lineage[0], *state.glob(f"egress/{lineage[0]}-*")):
-        assert (f"what remains of its clients: {place}; remove it" in told) == place.exists()
+        assert (f"state of its clients remains in {place}; remove it" in told) == place.exists()
     assert kind == "enrol" or f"{state / lineage[0]};" in told
-    assert ("lies in a new directory" in told) == bool(list((bench.folder / "runs").iterdir()))
+    assert ("is in a new directory" in told) == bool(list((bench.folder / "runs").iterdir()))
 
 
 def test_one_that_is_removed_behind_the_last_line_is_not_completed(

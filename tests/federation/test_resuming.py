@@ -97,7 +97,7 @@ def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
     assert (document["round"], json.loads(before.read_text())["round"]) == (2, 1)
     last.write_text(json.dumps({**document, "round": 1}))
     told = (
-        f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to"
+        f"state.json: is damaged: .*; the checkpoint after round 1 is intact: move {before} to"
         f" {last} and resume again"
     )
     with pytest.raises(EspalierError, match=told):
@@ -116,10 +116,10 @@ def test_behind_a_damaged_blob_too(
     blob = run / "checkpoint" / "blobs" / f"{min(of_last - of_before)}.blob"
     blob.write_bytes(blob.read_bytes()[:-1])
     told = (
-        f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
-        " 2; the others are whole; "
+        f"damaged or missing: {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
+        " 2; the others are intact; "
     )
-    with pytest.raises(EspalierError, match=told + "the checkpoint after round 1 is whole: move"):
+    with pytest.raises(EspalierError, match=told + "the checkpoint after round 1 is intact: move"):
         killed.resume(run)
     before.replace(last)
     assert killed.resume(run) == killed.expected
@@ -146,15 +146,15 @@ def _texts(value: Any) -> Iterator[str]:
     [
         (
             lambda folder: (folder / "previous.json").unlink(),
-            "no round before it remains: bring .*state.json back from a copy",
+            "no earlier round remains: restore .*state.json from a backup",
         ),
         (
             lambda folder: (folder / "previous.json").write_text("{"),
-            "nothing whole remains .*previous.json: is damaged",
+            "no intact checkpoint remains .*previous.json: is damaged",
         ),
         (
             lambda folder: [blob.unlink() for blob in (folder / "blobs").iterdir()],
-            "the checkpoint after round 1 needs damaged blobs too: bring",
+            "the checkpoint after round 1 needs damaged blobs too: restore",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_no_longer_remains_is_not_promised(
     (run / "checkpoint" / "state.json").write_text("")
     damage(run / "checkpoint")
     with pytest.raises(
-        EspalierError, match=f"state.json: is damaged: it is no JSON document; {told}"
+        EspalierError, match=f"state.json: is damaged: it is not a JSON document; {told}"
     ):
         one_killed.resume(run)
 
@@ -180,7 +180,7 @@ def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").unlink()
     with pytest.raises(
-        EspalierError, match=r"state\.json: is missing; the checkpoint after round 1 is whole"
+        EspalierError, match=r"state\.json: is missing; the checkpoint after round 1 is intact"
     ):
         one_killed.resume(run)
 
@@ -200,7 +200,7 @@ def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_word
         )
         with pytest.raises(
             EspalierError,
-            match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release",
+            match=rf"{Path(name).name}: has version 1, but this program reads version \d; resume with the release",
         ):
             one_killed.resume(run)
         (run / name).write_bytes(whole)
@@ -228,7 +228,7 @@ def test_the_summary_decides_nothing(
     assert one_killed.resume(run) == one_killed.expected
     document = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(document | {"status": "failed"}))
-    with pytest.raises(EspalierError, match="that run is completed"):
+    with pytest.raises(EspalierError, match="the run is completed"):
         one_killed.resume(run)
 
 
@@ -299,15 +299,15 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
         (
             lambda run: (run / "checkpoint" / "state.json").write_text("{"),
-            "state.json: is damaged.* round 1 is whole",
+            "state.json: is damaged.* round 1 is intact",
         ),
         (
             lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"),
-            "damaged or missing is .*.blob",
+            "damaged or missing: .*.blob",
         ),
         (
             lambda run: shutil.rmtree(run / "checkpoint"),
-            "checkpoint: is missing or empty, but metrics.jsonl tells of finished",
+            "checkpoint: is missing or empty, but metrics.jsonl lists finished",
         ),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
     ],
@@ -333,7 +333,7 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
     run = one_killed.again(tmp_path, monkeypatch)
     shutil.rmtree(run / "checkpoint")
     with pytest.raises(
-        EspalierError, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"
+        EspalierError, match=r"metrics\.jsonl lists finished rounds; restore it from a backup"
     ):
         one_killed.resume(run)
 
@@ -348,7 +348,7 @@ def test_other_settings_and_a_server_at_work_are_told_before_too(
         looked_at(one_killed, resume_from=str(run), seed=5)
     with locked(run):
         before = remains(run)
-        with pytest.raises(EspalierError, match=f"process {os.getpid()} on .* is at work there"):
+        with pytest.raises(EspalierError, match=f"process {os.getpid()} on .* is working there"):
             looked_at(one_killed, resume_from=str(run))
         assert remains(run) == before
 
@@ -515,7 +515,7 @@ def test_a_second_server_is_refused_and_told_who_works_there(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
             ):
                 one_killed.resume(run)
 
@@ -543,7 +543,7 @@ def test_a_new_run_holds_its_directory_too(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
             ):
                 one_killed.resume(run)
 

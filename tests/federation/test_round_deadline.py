@@ -54,7 +54,7 @@ def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
     assert reasons(bench.run(slow(bench, 1))) == {}
     found = reasons(bench.run(slow(bench, 1), round_seconds=3.0))
     assert list(found) == ["node-00001"]
-    assert "no whole answer when the round was over (round-seconds = 3)" in found["node-00001"]
+    assert "no complete answer at the end of the round (round-seconds = 3)" in found["node-00001"]
 
 
 def test_too_few_end_the_run(bench: Bench) -> None:

@@ -29,7 +29,7 @@ from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.message import SCHEMA_VERSION, Header, read
 from espalier.methods.sft_p.contract import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
@@ -56,7 +56,6 @@ class TestSftP(PersonalPromises):
         "sft-p.shares": "0.2,0.2,0.5,0.5",
         "sft-p.embedding": 8,
         "sft-p.code": 4,
-        "sft-p.width": 6,
         "sft-p.learning-rate": 0.01,
         "sft-p.keep-models": False,
         "part-bytes": 4096,
@@ -209,7 +208,7 @@ class TestSftP(PersonalPromises):
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         windows = windows_of(bench, bench.public.read_text())
-        gates = LaneGates(OpenedModel(bench.model).plan)
+        gates = ResidualGates(OpenedModel(bench.model).plan)
         whole = OpenedModel(bench.model).plan.num_parameters
         for client, told in enumerate(summary(folder)["clients"]):
             model = AutoModelForCausalLM.from_pretrained(
@@ -246,7 +245,7 @@ class TestSftP(PersonalPromises):
         assert not (folder / "clients").exists()
 
     def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
-        gates = LaneGates(OpenedModel(kept.bench.model).plan)
+        gates = ResidualGates(OpenedModel(kept.bench.model).plan)
         for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
             spent = int(
                 gates.spent({gate: mask.float() for gate, mask in masks(kept, client).items()})
@@ -346,30 +345,6 @@ class TestSftP(PersonalPromises):
         assert found["acc"]["federated"] is not None
 
     # ----- state from one round to the next -------------------------------------------------------
-
-    def test_rounds_of_one_client_that_keeps_moments_are_one_long_round(self, bench: Bench) -> None:
-        """AdamW's moments of generator and LoRA continue if the settings say so.
-
-        Those of the embedding always continue, and the embedding affects the generator.
-        """
-
-        def trained_in(rounds: int, steps: int, keep: bool) -> dict[str, torch.Tensor]:
-            changes = {
-                "federation__rounds": rounds,
-                "training__steps": steps,
-                "federation__keep_optimizer": keep,
-            }
-            folder = bench.run(num_clients=1, **changes)
-            return load_file(folder / "generator.safetensors") | load_file(
-                folder / "adapter" / "adapter_model.safetensors"
-            )
-
-        whole = trained_in(1, 6, False)
-        kept = trained_in(2, 3, True)
-        begun_anew = trained_in(2, 3, False)
-        for name, value in whole.items():
-            torch.testing.assert_close(kept[name], value, rtol=1e-5, atol=1e-6)
-        assert any((begun_anew[name] - value).abs().max() > 1e-3 for name, value in whole.items())
 
     def test_moments_of_the_embedding_go_on(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -531,7 +506,8 @@ class TestSftP(PersonalPromises):
             } == {"completed"}
             return
         with pytest.raises(
-            EspalierError, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
+            EspalierError,
+            match=f"sft-p.norm = '{norm}': residual dimensions of the model were removed before",
         ):
             bench.run(**changes)
 
@@ -597,10 +573,6 @@ class TestSftP(PersonalPromises):
                 {"sft_p__validation_windows": 2, "task__name": "sst2"},
                 "validation-windows = 2: task.name = 'sst2' does not read it",
             ),
-            (
-                {"sft_p__weight_decay": 1000.0},
-                "sft-p.weight-decay: training: of a group with .* weight decay 1000",
-            ),
             ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
             ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
             (
@@ -631,15 +603,15 @@ class TestSftP(PersonalPromises):
 
 def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     """Only simulated clients use the list of ratios by client number."""
-    settings = parse({"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"})
-    gates = LaneGates(Site(settings, NodeSettings()).model.plan)
+    config = {"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"}
+    gates = ResidualGates(Site(config, NodeSettings()).model.plan)
     header = Header(
         schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
         part=0, num_parts=1,
     )  # fmt: skip
-    assert own_target(Site(settings, NodeSettings()), header) == gates.target(0.3, "blocks")
-    assert own_target(Site(settings, simulated_node()), header) == gates.target(0.5, "blocks")
-    assert own_target(Site(settings, NodeSettings(pruned_share=0.4)), header) == gates.target(
+    assert own_target(Site(config, NodeSettings()), header) == gates.target(0.3, "blocks")
+    assert own_target(Site(config, simulated_node()), header) == gates.target(0.5, "blocks")
+    assert own_target(Site(config, NodeSettings(pruned_share=0.4)), header) == gates.target(
         0.4, "blocks"
     )
 
@@ -717,7 +689,7 @@ def masks(
     """Return a client's masks, computed from its private tensors and the written generator."""
     settings = settings or parse(run.bench.config())
     plan = OpenedModel(run.bench.model).plan
-    gates = LaneGates(plan)
+    gates = ResidualGates(plan)
     embedding = private(run, client).get("embedding")
     assert embedding is not None
     logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)

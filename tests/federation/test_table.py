@@ -150,19 +150,16 @@ def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) ->
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
     assert notes == [
-        "local-only and centralized: 56.67%, not 60.00%, as each row of a matrix loses 0.6 times"
-        " its weights, rounded down (fedprllm.local-comparison-group = 'row')"
+        "local-only and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
+        " 60.00% of its weights, rounded down"
     ]
 
 
 def test_the_federated_model_is_explained_too(model: OpenedModel) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    groups = {"fedspallm__local_method": "wanda", "fedspallm__comparison_group": "row"}
-    (note,) = rounding_notes(
-        summary(model, 0.6, share, method="fedspallm", fedspallm__sparsity=0.6, **groups)
-    )
+    groups = {"fedprllm__local_comparison_group": "layer", "fedprllm__comparison_group": "row"}
+    (note,) = rounding_notes(summary(model, 0.6, share, fedprllm__sparsity=0.6, **groups))
     assert note.startswith("federated: 56.67%, not 60.00%, as each row of a matrix ")
-    assert "fedspallm.comparison-group = 'row'" in note
 
 
 @pytest.mark.parametrize(

@@ -1,55 +1,17 @@
-"""Toy method: a row of the table and the files that it names keep the promises of every method."""
+"""Toy method: a row of the table and three short files keep the promises of every method."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
-from bench import Bench, Killed, summary
 from promises import Promises, Uninterrupted
 from safetensors.torch import load_file
-from tiny_model import save_tiny_llama
-from toy_method import ROW, contracts
-from toy_method.settings import ToySettings
-from toy_method.strategy import Toy
 
-from client_app.protocol.push import take
-from client_app.site import Site
-from espalier.hf.stream.edits import dense
-from espalier.messages.contract import Contract, Side
-from espalier.messages.message import Letter, Scalars, read
-from espalier.messages.parts import Sha256
-from espalier.messages.payload import unpack_tensors
-from espalier.settings.methods import METHODS
-from espalier.storage.blobs import sha256
-from server_app.artifacts.edited_model import EditedOutcome
-from strategies.base.rounds import Rounds
+from espalier.messages.message import read
+from espalier.messages.payload import views
 
 
-@pytest.fixture(scope="module", autouse=True)
-def toy() -> Iterator[None]:
-    """Add the toy's row to the table of methods."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(METHODS, "toy", ROW)
-        yield
-
-
-class PersonalOutcome(EditedOutcome[Any]):
-    """Outcome with two models: client 0 keeps the dense model, client 1 has the result."""
-
-    def measure(self, result: Any) -> None:
-        self.measure_texts({"dense": dense, "federated": {0: dense, 1: result.edits}})
-
-
-class Lacks(Scalars):
-    """Fields of a client's answer to a pushed part."""
-
-    blob_sha256: list[Sha256]
-
-
+@pytest.mark.usefixtures("toy")
 class TestToyMethod(Promises):
     """Federations of the toy with two rounds."""
 
@@ -58,131 +20,13 @@ class TestToyMethod(Promises):
     last_round = 2
     cuts_windows = "calibration_windows"
 
-    def other_orders(self, order: Letter) -> list[Letter]:
-        """Return no orders: an order of the toy has no content that could differ."""
-        return []
-
     def test_the_average_by_hand(self, plain: Uninterrupted) -> None:
-        """The average is that of the replies, and the query's columns are scaled dense columns."""
-        replies = {partition: read(reply.content) for partition, reply in plain.received}
-        sent = [
-            unpack_tensors(letter.blobs["vector"])["mean"] for _, letter in sorted(replies.items())
-        ]
-        mean = sum(vector.astype(np.float64) for vector in sent) / len(sent)
-        dense, made = (
-            load_file(folder / "model.safetensors")
-            for folder in (plain.bench.model, plain.folder / "model")
+        """A query matrix is the dense one with columns scaled by the mean of the sent vectors."""
+        replies = [read(reply.content) for _, reply in plain.received]
+        vectors = [views(reply.blobs["vector"])["mean"] for reply in replies if reply.blobs]
+        made, dense = (
+            load_file(folder / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+            for folder in (plain.folder / "model", plain.bench.model)
         )
-        name = "model.layers.0.self_attn.q_proj.weight"
-        expected = (dense[name].double() * torch.from_numpy(1 + 0.5 * mean)).to(dense[name].dtype)
-        torch.testing.assert_close(made[name], expected, rtol=1e-2, atol=1e-6)
-        assert torch.equal(
-            made["model.layers.0.mlp.up_proj.weight"], dense["model.layers.0.mlp.up_proj.weight"]
-        )
-
-    # ----- optional parts of a method -------------------------------------------------------------
-
-    def test_a_result_per_client_is_measured_for_each(
-        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The column has the mean of the clients' perplexities and their median.
-
-        Each client also has its own value.
-        """
-        common = summary(plain.folder)["metrics"][0]["values"]
-        monkeypatch.setitem(METHODS, "toy", replace(ROW, outcome="test_toy_method:PersonalOutcome"))
-        document = summary(bench.run())
-        (metric,) = document["metrics"]
-        assert metric["values"]["federated"] == pytest.approx(
-            (common["dense"] + common["federated"]) / 2
-        )
-        assert metric["medians_of_clients"]["federated"] == min(
-            common["dense"], common["federated"]
-        )
-        own = [
-            client["metrics"].get("perplexity/public/federated") for client in document["clients"]
-        ]
-        assert own == [common["dense"], common["federated"], None, None]
-
-    def test_a_delivery_may_be_answered(
-        self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A client's answer may carry fields of the method's contract.
-
-        Here it lists the blobs that the client lacks.
-        """
-        told: list[dict[str, Any]] = []
-        honest = contracts.delivery
-        pushed = Rounds.push_parts
-
-        def delivery(*arguments: Any) -> Contract:
-            return replace(honest(*arguments), up=Side(Lacks))
-
-        def take_part(site: Site, request: Letter) -> Letter:
-            letter = take(site, request)
-            return replace(
-                letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
-            )
-
-        def push_parts(*arguments: Any) -> list[Letter]:
-            answers = pushed(*arguments)
-            told.extend(letter.scalars for letter in answers)
-            return answers
-
-        monkeypatch.setattr(contracts, "delivery", delivery)
-        monkeypatch.setattr("client_app.protocol.push.take", take_part)
-        monkeypatch.setattr(Rounds, "push_parts", push_parts)
-        document = summary(on_own_text.run())
-        assert document["finished"] == 4
-        assert len(told) == 4
-        assert {len(scalars["blob_sha256"]) for scalars in told} == {1}
-
-    def test_a_site_without_the_base_model_takes_part_where_the_method_says_so(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other = save_tiny_llama(bench.folder / "other", seed=5)
-
-        def enrolled() -> set[str]:
-            grid = bench.grid()
-            (site,) = [
-                context
-                for context in grid.contexts.values()
-                if context.node_config["partition-id"] == 2
-            ]
-            site.node_config["model-path"] = str(other)
-            return {client["site"] for client in summary(bench.run(grid))["clients"]}
-
-        assert "node-00002" not in enrolled()
-        monkeypatch.setattr(ToySettings, "NEEDS_BASE_MODEL", False)
-        brought = bench.model
-        monkeypatch.setattr("client_app.site.downloaded_model", lambda *_: brought)
-        assert "node-00002" in enrolled()
-
-    def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A resumed run does not decide again."""
-        decided: list[int] = []
-
-        def before_round(_: Toy, server_round: int) -> bool:
-            decided.append(server_round)
-            return True
-
-        def kill(message: Any) -> None:
-            if read(message.content).header.kind == "train" and len(decided) == 2:
-                (folder,) = (bench.folder / "runs").iterdir()
-                saved = json.loads((folder / "checkpoint" / "state.json").read_text())
-                assert (saved["round"], saved["state"]["prepared"]) == (1, 2)
-                before = json.loads((folder / "checkpoint" / "previous.json").read_text())
-                # The server can fall back to this checkpoint if the new one is damaged.
-                assert before["round"] == 0
-                raise Killed
-
-        monkeypatch.setattr(Toy, "before_round", before_round)
-        grid = bench.grid()
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid)
-        (folder,) = (bench.folder / "runs").iterdir()
-        bench.run(resume_from=str(folder))
-        assert decided == [1, 2]
+        expected = dense * torch.from_numpy(1 + 0.5 * sum(vectors) / len(vectors))
+        torch.testing.assert_close(made.float(), expected, rtol=1e-2, atol=1e-6)

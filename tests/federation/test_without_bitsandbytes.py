@@ -15,7 +15,7 @@ from bench import ROOT
 from test_tuning_tasks import bench_of, reviews
 from tiny_model import save_tiny_roberta
 
-from espalier.cli.plan import plan
+from espalier.cli.command import main
 from espalier.errors import EspalierError
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
@@ -123,7 +123,7 @@ def test_a_plan_is_made_on_a_machine_without_it(
         return 0
 
     monkeypatch.setattr("espalier.cli.plan.run_in_app", note)
-    assert plan(APP, words, None, None, measure=False) == 0
+    assert main(["plan", *words, "--app", str(APP)]) == 0
     assert asked == ["server_app.estimate.command"]
 
 

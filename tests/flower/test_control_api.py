@@ -71,7 +71,10 @@ def test_other_addresses_of_this_machine_are_tried(
         address = f"localhost:{server.getsockname()[1]}"
         assert listens_elsewhere(address) == ["127.0.0.2"]
         warn_of_open_control_api(address)
-        assert "can be reached at 127.0.0.2, not by this machine alone" in capsys.readouterr().err
+        assert (
+            "other machines can reach the SuperLink's Control API at 127.0.0.2."
+            in capsys.readouterr().err
+        )
 
 
 def test_a_superlink_on_another_machine_is_reached_from_another_machine() -> None:

@@ -43,7 +43,7 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
     [
         (
             "No SuperNode found with the given public key.",
-            "does not know this node's key (a.key, SHA256:abc); have it registered",
+            "does not know this node's key (a.key, SHA256:abc); register it there once",
         ),
         (
             "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
@@ -51,7 +51,7 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
         ),
         (
             "SuperNode with node ID 7 could not be activated.",
-            "counts a node with this key as connected still",
+            "still counts a node with this key as connected",
         ),
         ("something else", "refused this node: something else"),
     ],

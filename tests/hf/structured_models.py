@@ -51,7 +51,7 @@ DECODERS: dict[str, PretrainedConfig] = {
     ),
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta")
-WITH_LANES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
+WITH_RESIDUAL = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
 """Families whose residual dimensions can be cut."""
 
 
@@ -67,7 +67,7 @@ def config_of(name: str) -> PretrainedConfig:
     return encoder_config(name, num_hidden_layers=4) if name in ENCODERS else DECODERS[name]
 
 
-def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Structure:
+def uneven(model: OpenedModel, drop: bool = True, residual: bool = False) -> Structure:
     """Return a structure with different groups in each block and, by default, without block 1."""
     whole = Structure.whole(model.plan)
     groups = whole.base[0].groups
@@ -77,7 +77,7 @@ def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Struct
         2: {"groups": [0], "channels": [5, 6, 7, 40, 47]},
         3: {"channels": list(range(10, 48))},
     }
-    if lanes:
+    if residual:
         for index, numbers in (
             (0, range(0, width, 2)),
             (2, range(5, width)),
@@ -113,18 +113,18 @@ def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
                 linears["attn.o"].weight[:, head * head_dim : (head + 1) * head_dim] = 0
         for channel in set(range(units.channels)) - set(block.channels):
             linears["mlp.down"].weight[:, channel] = 0
-        for lane in set(range(units.attn_reads)) - set(block.attn_reads):
+        for number in set(range(units.attn_reads)) - set(block.attn_reads):
             for name in ("attn.q", "attn.k", "attn.v"):
-                linears[name].weight[:, lane] = 0
-        for lane in set(range(units.mlp_reads)) - set(block.mlp_reads):
+                linears[name].weight[:, number] = 0
+        for number in set(range(units.mlp_reads)) - set(block.mlp_reads):
             for name in ("mlp.gate", "mlp.up"):
                 if name in linears:
-                    linears[name].weight[:, lane] = 0
+                    linears[name].weight[:, number] = 0
         for name, kept in (("attn.o", block.attn_writes), ("mlp.down", block.mlp_writes)):
-            for lane in set(range(linears[name].weight.shape[0])) - set(kept):
-                linears[name].weight[lane] = 0
+            for number in set(range(linears[name].weight.shape[0])) - set(kept):
+                linears[name].weight[number] = 0
                 if linears[name].bias is not None:
-                    linears[name].bias[lane] = 0
+                    linears[name].bias[number] = 0
     stay = [blocks[block.source] for block in structure.blocks]
     parent, _, last = family.blocks.rpartition(".")
     setattr(whole.get_submodule(parent), last, nn.ModuleList(stay))

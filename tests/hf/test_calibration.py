@@ -319,9 +319,9 @@ def test_what_a_dead_channel_counts_as_follows_from_the_windows(
     """A dead channel counts as half the number of calibration samples, however they are batched."""
     given = []
 
-    def factorise(gram: Tensor, damping: float, dead_diagonal: float | None) -> sparsegpt.Factor:
+    def factorise(gram: Tensor, *, dead_diagonal: float | None) -> sparsegpt.Factor:
         given.append(dead_diagonal)
-        return sparsegpt.factorise(gram, damping, dead_diagonal)
+        return sparsegpt.factorise(gram, dead_diagonal=dead_diagonal)
 
     monkeypatch.setattr("espalier.hf.stream.input_statistics.factorise", factorise)
     pruning = LocalPruning("sparsegpt", 0.5, "layer", damping_mean=damping_mean)

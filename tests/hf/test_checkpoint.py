@@ -101,7 +101,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(
-        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"
+        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*do not exist"
     ):
         Checkpoint(tmp_path)
 
@@ -175,7 +175,7 @@ def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("adapter_config.json", "{}", "adapter_config.json lies beside the model"),
+        ("adapter_config.json", "{}", "adapter_config.json is in the directory of the model"),
         ("shard-00000-model-00001-of-00002.safetensors", "", "shard of distributed training"),
         (
             "config.json",
@@ -322,5 +322,5 @@ def test_tensors_are_written_in_the_announced_order_and_size() -> None:
     with pytest.raises(ValueError, match="expected 16 bytes of f32, got 6 of bf16"):
         writer.write("bf16", bytes_of("bf16"))
     writer = ShardWriter(io.BytesIO(), specs_of("f32"), {})
-    with pytest.raises(ValueError, match="expected 16 bytes of f32, got 15 of f32"):
+    with pytest.raises(ValueError, match="expected 16 bytes of f32, but got 15 of f32"):
         writer.write("f32", bytes_of("f32")[:-1])

@@ -172,7 +172,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site gives it"),
+        ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site allows"),
         (
             (
                 "import espalier.hf.tokenizer.process as p\np.MEMORY = 1 <<"
@@ -205,7 +205,10 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         ),
         ("sys.stdout.buffer.write(LENGTHS.pack(9, 0) + b'[' * 9)", "ended its process"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'[]')", "no answer"),
-        ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'{}')", "something else than was asked"),
+        (
+            "sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'{}')",
+            "gave an answer to another question",
+        ),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 8) + b'{}')", "ended its process"),
     ],
 )
@@ -233,7 +236,7 @@ def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> Non
 
 def test_facts_are_numbers(pretended: Any) -> None:
     head = json.dumps({"num_tokens": "9", "length": 9, "all_special_ids": []})
-    with pytest.raises(EspalierError, match="says of itself"):
+    with pytest.raises(EspalierError, match="has properties that no tokenizer has"):
         len(
             pretended(
                 f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 0) + h)"

@@ -15,12 +15,11 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from espalier.errors import EspalierError
-from espalier.hf.families.bert import BERT
 from espalier.hf.families.family import Family
-from espalier.hf.families.roberta import ROBERTA
+from espalier.hf.families.table import BERT, ROBERTA
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.models.structure import units_of
+from espalier.models.structure import sizes_of
 
 STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassification"]
 BASE = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta"}
@@ -120,7 +119,7 @@ def test_linears_and_head_are_where_the_family_says(model_type: str, tmp_path: P
 
 def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
-    assert (units_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (
+    assert (sizes_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (
         4,
         1,
     )
@@ -172,7 +171,7 @@ def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_
     path = directory / "config.json"
     path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
     with pytest.raises(
-        EspalierError, match=r"num_hidden_layers = 1, but the files hold more blocks"
+        EspalierError, match=r"num_hidden_layers = 1, but the files contain more blocks"
     ):
         OpenedModel(directory)
 

@@ -211,13 +211,12 @@ def target(model: OpenedModel, tmp_path: Path) -> Path:
     return exported(model.directory, tmp_path / "model")
 
 
-def check(stream: BlockStream, target: Path, reload_with: str = "transformers") -> None:
+def check(stream: BlockStream, target: Path) -> None:
     check_export(
         stream,
         edits.masked(lambda index: masks_of(stream.model, index)),
         target,
         WINDOWS,
-        reload_with,
     )
 
 
@@ -228,21 +227,17 @@ def change(target: Path, name: str, where: Any, value: float) -> None:
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("reload_with", ["transformers", "streamed"])
-def test_a_good_export_passes(stream: BlockStream, target: Path, reload_with: str) -> None:
-    check(stream, target, reload_with)
+def test_a_good_export_passes(stream: BlockStream, target: Path) -> None:
+    check(stream, target)
 
 
-@pytest.mark.parametrize("reload_with", ["transformers", "streamed"])
 @pytest.mark.parametrize(
     "name", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight", "model.norm.weight"]
 )
-def test_a_changed_weight_is_noticed(
-    stream: BlockStream, target: Path, name: str, reload_with: str
-) -> None:
+def test_a_changed_weight_is_noticed(stream: BlockStream, target: Path, name: str) -> None:
     change(target, name, 3, 5.0)
     with pytest.raises(ExportError, match="not usable"):
-        check(stream, target, reload_with)
+        check(stream, target)
 
 
 def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(
@@ -286,7 +281,7 @@ def test_a_result_without_finite_logits_is_told_as_what_it_is(
 def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> None:
     others = edits.masked(lambda index: masks_of(stream.model, 2 - index))
     with pytest.raises(ExportError):
-        check_export(stream, others, target, WINDOWS, "transformers")
+        check_export(stream, others, target, WINDOWS)
 
 
 def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(

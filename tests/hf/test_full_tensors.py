@@ -187,7 +187,7 @@ def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> Non
         (
             "block-0000",
             "attn.q.bias",
-            r"the model has no attn.q.bias of block-0000; train another tensor whole",
+            r"the model has no attn.q.bias of block-0000; choose another tensor",
         ),
         ("block-0002", "norm.mlp.weight", r"the model has no norm.mlp.weight of block-0002"),
         (
@@ -209,7 +209,7 @@ def test_what_the_model_does_not_have_is_named(
     with pytest.raises(EspalierError, match=words):
         trained_whole(model, whole_of(model), {key: [name]})
     with pytest.raises(
-        EspalierError, match=rf"(holds no {name} of {key}|family llama have no such tensor)"
+        EspalierError, match=rf"(contains no {name} of {key}|family llama have no such tensor)"
     ):
         stored_values(model, {key: [name]})
 

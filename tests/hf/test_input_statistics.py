@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 def test_grams_on_paper(device: torch.device) -> None:
     """Tokens (1, 2), (3, -1) and (10, 0) give 1 + 9 + 100, 2 - 3 + 0 and 4 + 1 + 0."""
     linear = nn.Linear(2, 1, device=device)
-    grams = InputGrams({"a": linear}, 0.01)
+    grams = InputGrams({"a": linear})
     with grams.watching():
         linear(torch.tensor([[[1.0, 2.0], [3.0, -1.0]]]))
         linear(torch.tensor([[[10.0, 0.0]]]))
@@ -47,7 +47,7 @@ def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
 
 def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.device) -> None:
     first, second, third = (nn.Linear(2, 1, device=device) for _ in range(3))
-    grams = InputGrams({"first": first, "second": second, "third": third}, 0.01)
+    grams = InputGrams({"first": first, "second": second, "third": third})
     shared = torch.randn(1, 4, 2)
     other = torch.randn(1, 4, 2)
     with grams.watching():
@@ -63,7 +63,7 @@ def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.devi
 def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.device) -> None:
     first = nn.Linear(2, 1, device=device)
     second = nn.Linear(2, 1, device=device)
-    grams = InputGrams({"first": first, "second": second}, 0.01)
+    grams = InputGrams({"first": first, "second": second})
     shared = torch.randn(1, 4, 2)
     with grams.watching():
         first(shared)
@@ -76,7 +76,7 @@ def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.de
 def test_low_precision_inputs_are_multiplied_in_float32(device: torch.device) -> None:
     """300 squared is 90000, which exceeds the range of float16."""
     linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
-    grams = InputGrams({"a": linear}, 0.01)
+    grams = InputGrams({"a": linear})
     with grams.watching():
         linear(torch.full((1, 2, 1), 300.0, dtype=torch.float16))
     assert grams.grams["a"].tolist() == [[180000.0]]

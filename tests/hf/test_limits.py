@@ -115,9 +115,9 @@ def test_tokens_without_an_embedding_are_refused(decoder: Path) -> None:
     tokenizer.add_tokens(["one-more"])
     tokenizer.save_pretrained(decoder)
     assert lines(decoder, SHORT) == [
-        f"{decoder}: its tokenizer has tokens up to number 96, but the model has embeddings for 96"
-        " (vocab_size in its config.json); put the tokenizer beside it that the model was trained"
-        " with"
+        f"{decoder}: its tokenizer has token ids up to 96, but the model has 96 embeddings"
+        " (vocab_size in its config.json); replace the tokenizer by the one with which the"
+        " model was trained"
     ]
 
 

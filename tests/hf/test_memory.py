@@ -110,11 +110,11 @@ def bytes_of(model: nn.Module) -> int:
     return sum(size for _, size in {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors})
 
 
-BASES: list[tuple[Base, torch.dtype, bool]] = [
-    ("float32", torch.float32, True),
-    ("bfloat16", torch.float32, True),
-    ("nf4", torch.float32, True),
-    ("nf4", torch.bfloat16, False),
+BASES: list[tuple[Base, torch.dtype]] = [
+    ("float32", torch.float32),
+    ("bfloat16", torch.float32),
+    ("nf4", torch.float32),
+    ("nf4", torch.bfloat16),
 ]
 
 
@@ -124,33 +124,30 @@ def compare(
     num_labels: int | None,
     base: Base,
     dtype: torch.dtype,
-    double: bool,
 ) -> None:
     computing = Computing(torch.device("cpu"), dtype, 1)
-    whole = load_whole(
-        OpenedModel(directory), computing, base, num_labels=num_labels, double_quantisation=double
-    )
-    assert found.weight_bytes(base, dtype, double) == bytes_of(whole)
+    whole = load_whole(OpenedModel(directory), computing, base, num_labels=num_labels)
+    assert found.weight_bytes(base, dtype) == bytes_of(whole)
 
 
-@pytest.mark.parametrize(("base", "dtype", "double"), BASES)
+@pytest.mark.parametrize(("base", "dtype"), BASES)
 @pytest.mark.parametrize("tie", [False, True])
 def test_bytes_are_those_of_a_loaded_decoder(
-    tie: bool, base: Base, dtype: torch.dtype, double: bool, tmp_path: Path
+    tie: bool, base: Base, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     config = llama_config(**WIDE, tie_word_embeddings=tie, attention_bias=True)
     found = footprint(config.to_dict())
     assert found.head == (0 if tie else 96 * 64)
-    compare(found, save_model(tmp_path, config), None, base, dtype, double)
+    compare(found, save_model(tmp_path, config), None, base, dtype)
 
 
-@pytest.mark.parametrize(("base", "dtype", "double"), BASES)
+@pytest.mark.parametrize(("base", "dtype"), BASES)
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_bytes_are_those_of_a_loaded_encoder(
-    model_type: str, base: Base, dtype: torch.dtype, double: bool, tmp_path: Path
+    model_type: str, base: Base, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     found = footprint(encoder_config(model_type, **WIDE).to_dict(), 3)
-    compare(found, save_encoder(tmp_path, model_type, **WIDE), 3, base, dtype, double)
+    compare(found, save_encoder(tmp_path, model_type, **WIDE), 3, base, dtype)
 
 
 def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> None:

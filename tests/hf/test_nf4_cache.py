@@ -47,20 +47,18 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return shapes
 
 
-def bits(
-    model: OpenedModel, cache: Path | None, double: bool = True, device: torch.device = CPU
-) -> Bits:
+def bits(model: OpenedModel, cache: Path | None, device: torch.device = CPU) -> Bits:
     """Return the bytes of every tensor of every matrix."""
     return {
         linear.parameter: {
             name: bytes(tensor.cpu().numpy().tobytes()) for name, tensor in matrix.tensors.items()
         }
-        for linear, matrix in quantised_linears(model, device, double, cache)
+        for linear, matrix in quantised_linears(model, device, cache)
     }
 
 
-def file_of(model: OpenedModel, cache: Path, double: bool = True) -> Path:
-    return cache / cache_key(model, CPU, double) / "model.safetensors"
+def file_of(model: OpenedModel, cache: Path) -> Path:
+    return cache / cache_key(model, CPU) / "model.safetensors"
 
 
 def test_what_is_used_stays_and_what_is_not_goes(
@@ -69,8 +67,11 @@ def test_what_is_used_stays_and_what_is_not_goes(
     root = tmp_path / "state"
     long_ago = 1_000_000.0
     cache = root / "quantised"
+    other = OpenedModel(
+        save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128))
+    )
     bits(model, cache)
-    bits(model, cache, double=False)
+    bits(other, cache)
     for folder in cache.iterdir():
         os.utime(folder / "lock", (long_ago, long_ago))
     quantised.clear()
@@ -78,22 +79,20 @@ def test_what_is_used_stays_and_what_is_not_goes(
     collect_old_runs(root, long_ago + 1)
     assert not quantised
     assert file_of(model, cache).exists()
-    assert not file_of(model, cache, double=False).parent.exists()
+    assert not file_of(other, cache).parent.exists()
 
 
-@pytest.mark.parametrize("double", [True, False])
 def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
     model: OpenedModel,
     tmp_path: Path,
-    double: bool,
     quantised: list[tuple[int, int]],
     device: torch.device,
 ) -> None:
-    fresh = bits(model, None, double, device)
+    fresh = bits(model, None, device)
     assert len(fresh) == len(quantised) == 14
-    assert bits(model, tmp_path / "cache", double, device) == fresh
+    assert bits(model, tmp_path / "cache", device) == fresh
     assert len(quantised) == 28
-    assert bits(OpenedModel(model.directory), tmp_path / "cache", double, device) == fresh
+    assert bits(OpenedModel(model.directory), tmp_path / "cache", device) == fresh
     assert len(quantised) == 28
 
 
@@ -132,11 +131,11 @@ def test_another_way_of_quantising_or_another_model_has_a_file_of_its_own(
     other = OpenedModel(
         save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128))
     )
-    keys = [cache_key(model, CPU, True), cache_key(model, CPU, False), cache_key(other, CPU, True)]
-    keys.append(cache_key(model, torch.device("cuda"), True))
+    keys = [cache_key(model, CPU), cache_key(other, CPU)]
+    keys.append(cache_key(model, torch.device("cuda")))
     monkeypatch.setattr(quantised_cache.bitsandbytes(), "__version__", "0.51.0")
-    keys.append(cache_key(model, CPU, True))
-    assert len(set(keys)) == 5
+    keys.append(cache_key(model, CPU))
+    assert len(set(keys)) == 4
 
 
 def test_nobody_else_can_read_it(model: OpenedModel, tmp_path: Path) -> None:
@@ -242,7 +241,7 @@ def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Pat
 
 
 def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: Path) -> None:
-    linears = quantised_linears(model, CPU, True, tmp_path)
+    linears = quantised_linears(model, CPU, tmp_path)
     next(linears)
     linears.close()  # type: ignore[attr-defined]
     assert {file.name for file in file_of(model, tmp_path).parent.iterdir()} == {

@@ -182,7 +182,9 @@ def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(
 )
 def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
     (copied / "config.json").write_text(content)
-    with pytest.raises(EspalierError, match=r"config.json: (is no JSON file: |holds a JSON list)"):
+    with pytest.raises(
+        EspalierError, match=r"config.json: (is not a JSON file: |contains a JSON list)"
+    ):
         OpenedModel(copied)
 
 

@@ -37,7 +37,7 @@ def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
     torch.save(windows, tmp_path / "windows.pt")
     base = OpenedModel(save(tmp_path / "llama", "llama"))
     export_structured(
-        OpenedModel(base.directory, uneven(base, lanes=True)),
+        OpenedModel(base.directory, uneven(base, residual=True)),
         dense,
         tmp_path / "compact",
         "compact",

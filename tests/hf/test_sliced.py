@@ -113,8 +113,7 @@ def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
     expected = whole(input_ids=WINDOWS).logits
     torch.testing.assert_close(logits(tmp_path / "small").double(), expected, rtol=1e-4, atol=1e-4)
     assert (expected - logits(base.directory)).abs().max() > 0.1
-    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2], "transformers")
-    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2], "streamed")
+    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2])
 
 
 def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
@@ -254,7 +253,7 @@ def test_a_sliced_model_is_neither_cut_nor_sliced_again(
     small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
     with pytest.raises(
         EspalierError,
-        match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model",
+        match=r"model_type = 'sliced-llama': groups and blocks cannot be removed .*name the model",
     ):
         OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
     with pytest.raises(EspalierError, match=r"model_type = 'sliced-llama': .*as they were trained"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, uneven
+from structured_models import DECODERS, ENCODERS, WITH_RESIDUAL, masked, save, uneven
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from transformers import AutoModelForSequenceClassification
 
@@ -16,19 +16,20 @@ from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.cut_checkpoint import stretches
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.hf.structured.sliced_checkpoint import stretches
+from espalier.hf.structured.selection import lowest
 from espalier.hf.whole.model import load_whole
-from espalier.messages.blobs.cuts import KINDS, pack_cut
+from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan
-from espalier.models.structure import Structure, structured_plan
+from espalier.models.groups import Groups
+from espalier.models.structure import GROUP_KINDS, Structure, structured_plan
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
 from espalier.settings.structured import StructuredSettings
 from espalier.training.adapted_model import AdaptedModel
 
-CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
+CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_RESIDUAL]
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +37,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save(tmp_path_factory.mktemp("base"), name) for name in (*DECODERS, *ENCODERS)}
 
 
-@pytest.mark.parametrize(("name", "lanes"), CASES)
+@pytest.mark.parametrize(("name", "residual"), CASES)
 @torch.no_grad()
 def test_sliced_is_masked_whole_streamed_and_generating(
-    saved: dict[str, Path], name: str, lanes: bool
+    saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
-    structure = uneven(base, lanes=lanes)
+    structure = uneven(base, residual=residual)
     expected = masked(whole_model(base.directory), base, structure)
     small = OpenedModel(base.directory, structure)
     whole = load_whole(small, CPU, "float32")
@@ -80,12 +81,12 @@ def test_a_sliced_encoder_is_a_masked_one(saved: dict[str, Path], name: str) -> 
     torch.testing.assert_close(small(input_ids=windows).logits, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "lanes"), [*CASES, *((name, False) for name in ENCODERS)])
+@pytest.mark.parametrize(("name", "residual"), [*CASES, *((name, False) for name in ENCODERS)])
 def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_base_s(
-    saved: dict[str, Path], name: str, lanes: bool
+    saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
-    structure = uneven(base, lanes=lanes)
+    structure = uneven(base, residual=residual)
     small = OpenedModel(base.directory, structure)
     built = small.new_skeleton(2 if name in ENCODERS else None)
     heads = ("classifier", "bert.pooler")
@@ -103,7 +104,7 @@ def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_b
 
 def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
-    inner = uneven(base, lanes=True)
+    inner = uneven(base, residual=True)
     middle = OpenedModel(base.directory, inner)
     outer = (
         Structure.whole(middle.plan)
@@ -125,15 +126,15 @@ def test_bytes_come_in_pieces_as_they_come_at_once(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with whole tensors that torch indexes; short reads and skipped gaps are covered."""
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.GAP", 128)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.GAP", 128)
     base = OpenedModel(saved["llama with biases"])
-    structure = uneven(base, lanes=True)
+    structure = uneven(base, residual=True)
     small = OpenedModel(base.directory, structure)
-    for name, slice in small.checkpoint.slices.items():  # type: ignore[attr-defined]
-        expected = base.checkpoint.read(slice.source)
-        expected = expected if slice.rows is None else expected[torch.tensor(slice.rows)]
-        expected = expected if slice.columns is None else expected[:, torch.tensor(slice.columns)]
+    for name, part in small.checkpoint.parts.items():  # type: ignore[attr-defined]
+        expected = base.checkpoint.read(part.source)
+        expected = expected if part.rows is None else expected[torch.tensor(part.rows)]
+        expected = expected if part.columns is None else expected[:, torch.tensor(part.columns)]
         assert torch.equal(small.checkpoint.read(name), expected)
         assert torch.equal(small.checkpoint.read_rows(name, 1, 3), expected[1:3])
         raw = b"".join(small.checkpoint.chunks(name))
@@ -171,11 +172,11 @@ def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, 
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_scales_of_units_go_into_the_columns_that_read_them(
+def test_scales_of_groups_go_into_the_columns_that_read_them(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales multiply the columns that read each kept group, in values, bytes and hash."""
-    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.cut_checkpoint.CHUNK", 700)
     base = OpenedModel(saved[name])
     structure = uneven(base, drop=False)
     expected = masked(whole_model(base.directory), base, structure)
@@ -185,7 +186,7 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
         scales.append(
             {
                 kind: torch.randn(getattr(structure.base[block.source], kind), generator=generator)
-                for kind in KINDS
+                for kind in GROUP_KINDS
             }
         )
         for kind, linear, size in (
@@ -197,23 +198,22 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
             )
             for unit, scale in enumerate(scales[-1][kind].tolist()):
                 module.weight[:, unit * size : (unit + 1) * size] *= scale
-    cut = [
-        {
-            kind: ~np.isin(np.arange(getattr(structure.base[block.source], kind)), block.kept(kind))
-            for kind in KINDS
-        }
-        for block in structure.blocks
-    ]
+    groups = Groups.of(base.plan)
+    cut = ~groups.none
+    for block in structure.blocks:
+        for kind in GROUP_KINDS:
+            cut[groups.at(block.source, kind)][list(block.kept(kind))] = False
     blobs = [
         pack_cut(
-            own,
-            {},
-            {
-                kind: np.where(own[kind], 0, values[kind].numpy()).astype(np.float32)
-                for kind in KINDS
+            groups,
+            cut,
+            index,
+            scales={
+                kind: np.where(cut[groups.at(index, kind)], 0, own.numpy()).astype(np.float32)
+                for kind, own in values.items()
             },
         )
-        for own, values in zip(cut, scales, strict=True)
+        for index, values in enumerate(scales)
     ]
     small = open_cut(base, blobs.__getitem__, ())
     windows = token_windows(3, 9)
@@ -225,7 +225,7 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
             b"".join(small.checkpoint.chunks(linear.parameter))
             == small.checkpoint.read(linear.parameter).numpy().tobytes()
         )
-    assert small.sha256 != open_cut(base, [pack_cut(own, {}) for own in cut].__getitem__, ()).sha256
+    assert small.sha256 != OpenedModel(base.directory, structure).sha256
 
 
 def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: P
         .with_blocks([1, 2])
     )
     small = OpenedModel(base.directory, structure)
-    assert cache_key(small, CPU.device, True) != cache_key(base, CPU.device, True)
-    made = dict(quantised_linears(small, CPU.device, True, tmp_path / "cache"))
-    kept = dict(quantised_linears(small, CPU.device, True, tmp_path / "cache"))
+    assert cache_key(small, CPU.device) != cache_key(base, CPU.device)
+    made = dict(quantised_linears(small, CPU.device, tmp_path / "cache"))
+    kept = dict(quantised_linears(small, CPU.device, tmp_path / "cache"))
     for linear, matrix in made.items():
         value = small.checkpoint.read(linear.parameter)
         expected = quantise([value.reshape(-1)], linear.shape, CPU.device)
@@ -267,7 +267,7 @@ def save_wide(folder: Path) -> Path:
 
 def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
-    small = OpenedModel(base.directory, uneven(base, lanes=True))
+    small = OpenedModel(base.directory, uneven(base, residual=True))
     lora = LoraSettings(rank=1, targets="all")
     adapters = adapter_plan(small.plan, lora)
     assert adapters.shapes()["block-0001"]["mlp.down.lora_a"] == (1, 5)
@@ -302,32 +302,29 @@ def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, P
 def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     structure = Structure.whole(OpenedModel(save_wide(tmp_path)).plan)
     with pytest.raises(
-        EspalierError, match="structure: it is of a model with blocks of other units"
+        EspalierError, match="structure: it is of a model with blocks of other sizes"
     ):
         OpenedModel(saved["llama"], structure)
 
 
 @pytest.mark.parametrize("name", ["opt", "bert"])
-def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
+def test_residual_dimensions_of_families_without_a_norm_before_each_part_are_refused(
     saved: dict[str, Path], name: str
 ) -> None:
     base = OpenedModel(saved[name])
     with pytest.raises(
-        EspalierError, match="lanes of the residual stream can be cut in models like LLaMA alone"
+        EspalierError, match="residual dimensions can be removed only in models like LLaMA"
     ):
-        OpenedModel(base.directory, uneven(base, lanes=True))
+        OpenedModel(base.directory, uneven(base, residual=True))
 
 
 def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> None:
     """A NaN in the weights leads to NaN scores."""
-    units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
-    scores = [dict(zip(KINDS, map(torch.ones, own), strict=True)) for own in units.numbers]
-    scores[2]["channels"][5] = torch.nan
-    with pytest.raises(
-        EspalierError,
-        match="is no number for some of them; look for weights of the model that are none",
-    ):
-        units.lowest(scores, StructuredSettings(), 0.2)
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
+    scores = torch.ones(len(groups.costs))
+    scores[groups.at(2, "channels")][5] = torch.nan
+    with pytest.raises(EspalierError, match="look for weights of the model that are not finite"):
+        lowest(groups, scores, StructuredSettings(), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +376,7 @@ def test_a_share_that_cannot_go_is_told_with_what_helps(
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=heads, head_dim=16))
     ).plan
     with pytest.raises(EspalierError, match=remedy):
-        ModelUnits.of(plan).share_of_units(plan, StructuredSettings.model_validate(given))
+        Groups.of(plan).reachable(StructuredSettings.model_validate(given))
 
 
 def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> Non
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))
     ).plan
     with pytest.raises(EspalierError, match="nothing can go of some of them, whatever the share"):
-        ModelUnits.of(plan).share_of_units(plan, StructuredSettings(share=0.1))
+        Groups.of(plan).reachable(StructuredSettings(share=0.1))
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
@@ -405,7 +402,7 @@ def test_what_is_gone_stays_gone_and_counts(
 
     Each time at least the requested fraction is cut; each kind keeps one group in each block.
     """
-    units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
     generator = torch.Generator().manual_seed(2)
     gone = None
     costs = list[int]()
@@ -413,27 +410,17 @@ def test_what_is_gone_stays_gone_and_counts(
         job = StructuredSettings.model_validate(
             {"share": 0.5, "channel-multiple": multiple, "selection": selection}
         )
-        scores = [
-            {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-            for own in units.numbers
-        ]
-        found = units.lowest(scores, job, share, gone)
-        flat = torch.cat([torch.from_numpy(own[kind]) for own in found for kind in KINDS])
-        cost = int(units.costs[flat].sum())
-        assert cost >= share * int(units.costs.sum())
+        scores = torch.rand(len(groups.costs), generator=generator)
+        found = lowest(groups, scores, job, share, gone)
+        cost = int(groups.costs[found].sum())
+        assert cost >= share * int(groups.costs.sum())
         if gone is not None:
-            assert all(
-                (own[kind] >= before[kind]).all()
-                for own, before in zip(found, gone, strict=True)
-                for kind in KINDS
-            )
+            assert (found >= gone).all()
         if multiple == 1 and selection == "global":
-            assert cost < share * int(units.costs.sum()) + int(units.costs.max())
-        assert all(
-            not own[kind].all() and (~own["channels"]).sum() % multiple == 0
-            for own in found
-            for kind in KINDS
-        )
+            assert cost < share * int(groups.costs.sum()) + int(groups.costs.max())
+        stay = groups.stay(found)
+        assert stay.all()
+        assert not (stay[1::2] % multiple).any()
         gone = found
         costs.append(cost)
     assert multiple > 1 or costs[1] == costs[2], "the same share again cuts nothing more"
@@ -447,22 +434,18 @@ def test_a_multiple_of_channels_stays_the_best_of_them(
 
     At least as many channels are cut as without the multiple.
     """
-    model = OpenedModel(saved["llama"])
-    units = ModelUnits.of(model.plan)
-    generator = torch.Generator().manual_seed(1)
-    scores = [
-        {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
-        for own in units.numbers
-    ]
-    freely = units.lowest(scores, StructuredSettings(share=share), share)
-    found = units.lowest(
-        scores, StructuredSettings.model_validate({"share": share, "channel-multiple": 16}), share
-    )
-    for free, cut, own in zip(freely, found, scores, strict=True):
-        stay = int((~cut["channels"]).sum())
+    groups = Groups.of(OpenedModel(saved["llama"]).plan)
+    scores = torch.rand(len(groups.costs), generator=torch.Generator().manual_seed(1))
+    freely = lowest(groups, scores, StructuredSettings(share=share), share)
+    job = StructuredSettings.model_validate({"share": share, "channel-multiple": 16})
+    found = lowest(groups, scores, job, share)
+    for index in groups.blocks:
+        channels = groups.at(index, "channels")
+        stay = int((~found[channels]).sum())
         assert stay in (16, 32, 48)
-        assert set(torch.topk(own["channels"], stay).indices.tolist()) == set(
-            (~cut["channels"]).nonzero()[0].tolist()
+        assert set(torch.topk(scores[channels], stay).indices.tolist()) == set(
+            (~found[channels]).nonzero()[0].tolist()
         )
-        assert cut["channels"].sum() >= free["channels"].sum() or stay == 16
-        assert (cut["groups"] == free["groups"]).all()
+        assert found[channels].sum() >= freely[channels].sum() or stay == 16
+        attention = groups.at(index, "groups")
+        assert (found[attention] == freely[attention]).all()

@@ -11,16 +11,15 @@ from tiny_encoders import ENCODERS, save_encoder
 from tiny_models import CPU, save_tokenizer, token_windows
 from transformers import AutoModelForSequenceClassification
 
-from espalier.hf.export.encoder import check_against
+from espalier.hf.export.encoder import check_against, export_encoder
 from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import HEAD_KEY, adapter_plan
 from espalier.models.plan import block_key
-from espalier.models.structure import Structure, unit_costs
+from espalier.models.structure import Structure, group_costs
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel
 
@@ -57,7 +56,7 @@ def test_units_cost_what_goes_with_them(saved: dict[str, Path], name: str) -> No
     bias and a column.
     """
     base = OpenedModel(saved[name])
-    head, channel = unit_costs(base.plan, base.plan.blocks[0])
+    head, channel = group_costs(base.plan, base.plan.blocks[0])
     assert (head, channel) == (3 * 8 * 33 + 8 * 32, 33 + 32)
     cut = Structure.whole(base.plan).keeping({1: {"groups": [0, 3]}, 2: {"channels": range(1, 48)}})
     assert (
@@ -181,7 +180,7 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     meant.set(tensors)
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target = tmp_path / "written"
-    export_cut_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
+    export_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
     loaded, messages = AutoModelForSequenceClassification.from_pretrained(
         target, output_loading_info=True
     )
@@ -191,7 +190,7 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     torch.testing.assert_close(
         loaded.eval()(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4
     )
-    check_against(small, edits, tensors[HEAD_KEY], meant.whole, target, "streamed")
+    check_against(small, edits, tensors[HEAD_KEY], meant.whole, target)
     config = json.loads((target / "config.json").read_text())
     files = {file.name for file in target.iterdir()}
     assert ("structured" in config["model_type"], "auto_map" in config) == (
@@ -214,4 +213,4 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     spoilt = {HEAD_KEY: {key: value + 1 for key, value in tensors[HEAD_KEY].items()}}
     meant.set(spoilt)
     with pytest.raises(ExportError, match="logits of the reloaded model differ"):
-        check_against(small, edits, tensors[HEAD_KEY], meant.whole, target, "streamed")
+        check_against(small, edits, tensors[HEAD_KEY], meant.whole, target)

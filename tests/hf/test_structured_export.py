@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from structured_models import DECODERS, WITH_LANES, save, uneven
+from structured_models import DECODERS, WITH_RESIDUAL, save, uneven
 from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from espalier.hf.whole.model import load_whole
 from espalier.models.structure import Structure
 
 WINDOWS = token_windows(2, 8)
-CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
+CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_RESIDUAL]
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +37,17 @@ def logits(model: OpenedModel) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("name", "lanes"), CASES)
+@pytest.mark.parametrize(("name", "residual"), CASES)
 @torch.no_grad()
 def test_all_forms_that_are_possible_give_the_same_logits(
-    saved: dict[str, Path], tmp_path: Path, name: str, lanes: bool
+    saved: dict[str, Path], tmp_path: Path, name: str, residual: bool
 ) -> None:
     """Espalier reopens the compact form, whose tensors are the slices of the base.
 
     The zero-filled form keeps the shapes of the base.
     """
     base = OpenedModel(saved[name])
-    small = OpenedModel(base.directory, uneven(base, lanes=lanes))
+    small = OpenedModel(base.directory, uneven(base, residual=residual))
     expected = logits(small)
     assert sorted(possible_forms(small)) == ["plain"]
     for form in ("compact", "zero-filled"):
@@ -188,7 +188,9 @@ def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(
     document["blocks"][0]["groups"] = "0"
     texts = {"other": json.dumps(document), "text": "{"}
     path.unlink() if spoil == "remove" else path.write_text(texts[spoil])
-    with pytest.raises(EspalierError, match=r"structure.json: .*; copy (that file|both)"):
+    with pytest.raises(
+        EspalierError, match=r"structure.json: .*; copy (it again|the file again|both)"
+    ):
         OpenedModel(tmp_path / "small")
 
 

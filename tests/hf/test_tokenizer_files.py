@@ -68,7 +68,7 @@ def dangling(folder: Path) -> None:
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
-NOTHING = "none of the files that hold a vocabulary (tokenizer.json, "
+NOTHING = "no file with a vocabulary exists (tokenizer.json, "
 OWN_CODE = {
     "tokenizer_class": "OwnTokenizer",
     "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]},
@@ -80,49 +80,49 @@ OWN_CODE = {
     [
         (
             [changed(**OWN_CODE)],
-            "names code of the tokenizer's own (own.OwnTokenizer), which is not run",
+            "names the tokenizer's own code (own.OwnTokenizer), which is not executed",
         ),
         (
             [changed(tokenizer_class="Own", auto_map=["own.Own", None])],
-            "code of the tokenizer's own (own.Own)",
+            "the tokenizer's own code (own.Own)",
         ),
         ([removed(FILE)], NOTHING),
         ([removed(FILE, SETTINGS)], NOTHING),
         ([removed(FILE), changed(tokenizer_class="LlamaTokenizer")], NOTHING),
         ([removed(FILE), changed(tokenizer_class="GPT2Tokenizer")], NOTHING),
         ([removed(FILE), changed(tokenizer_class="BertTokenizer")], NOTHING),
-        ([as_pair], "vocab.json is there without merges.txt"),
-        ([as_pair, written("merges.txt", POINTER)], "merges.txt is a pointer of Git LFS"),
+        ([as_pair], "vocab.json exists without merges.txt"),
+        ([as_pair, written("merges.txt", POINTER)], "merges.txt is a Git LFS pointer"),
         ([cut_off], "tokenizer.json ends too early, or is not JSON (line "),
         ([written(FILE, "")], "tokenizer.json is empty"),
-        ([written(FILE, POINTER)], "tokenizer.json is a pointer of Git LFS"),
+        ([written(FILE, POINTER)], "tokenizer.json is a Git LFS pointer"),
         ([written(FILE, "<!DOCTYPE html>")], "tokenizer.json is not JSON (line 1, column 1"),
         ([written(FILE, b"\x00\xff")], "tokenizer.json is not UTF-8 (byte 1)"),
-        ([written(FILE, "[]")], "tokenizer.json holds no JSON object"),
+        ([written(FILE, "[]")], "tokenizer.json contains no JSON object"),
         (
             [written(FILE, "{}")],
-            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+            "tokenizer.json is damaged, or was written by a newer version of the library",
         ),
         (
             [written(FILE, "[" * 100_000)],
             (
-                "tokenizer.json is not JSON that can be read (its lists and objects are nested more"
-                " than 64 deep)"
+                "tokenizer.json cannot be read as JSON (its lists and objects are nested more"
+                " than 64 levels deep)"
             ),
         ),
         (
             [replaced('"BPE"', '"XPE"')],
-            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+            "tokenizer.json is damaged, or was written by a newer version of the library",
         ),
-        ([dangling], "tokenizer.json is a link to a file that is not there"),
+        ([dangling], "tokenizer.json is a link to a missing file"),
         ([written(SETTINGS, '{"tokenizer_class":')], "tokenizer_config.json ends too early"),
-        ([written(SETTINGS, "[]")], "tokenizer_config.json holds no JSON object"),
+        ([written(SETTINGS, "[]")], "tokenizer_config.json contains no JSON object"),
         (
             [changed(tokenizer_class=5)],
             "a value in tokenizer_config.json does not fit tokenizer.json",
         ),
         ([written("special_tokens_map.json", "{")], "special_tokens_map.json ends too early"),
-        ([written("added_tokens.json", '["a"]')], "added_tokens.json holds no JSON object"),
+        ([written("added_tokens.json", '["a"]')], "added_tokens.json contains no JSON object"),
     ],
 )
 def test_the_reason_names_the_file(

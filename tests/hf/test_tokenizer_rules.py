@@ -85,7 +85,7 @@ def test_other_patterns_are_not(pattern: str) -> None:
         {"decoder": decoders.Replace(Regex(pattern), "x")},
     ):
         with pytest.raises(
-            EspalierError, match="a regular expression is none of a published tokenizer"
+            EspalierError, match="a regular expression is not that of a published tokenizer"
         ):
             require_known_parts(built(**where), "tokenizer.json")
 
@@ -140,7 +140,7 @@ def replacing(pattern: str, content: str) -> dict[str, Any]:
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "type": (
         lambda file: file.update(normalizer={"type": "Shell"}),
-        "normalizer: type 'Shell' is none of",
+        "normalizer: type 'Shell' is not one of",
     ),
     "nested type": (
         lambda file: file.update(normalizer=sequence(sequence({"type": "Shell"}))),

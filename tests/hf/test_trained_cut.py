@@ -48,10 +48,10 @@ def test_the_plan_is_that_of_the_smaller_model(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("lanes", [False, True])
-def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, lanes: bool) -> None:
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, residual: bool) -> None:
     model = OpenedModel(save(tmp_path, "llama"))
-    structure = uneven(model, lanes=lanes)
+    structure = uneven(model, residual=residual)
     adapters = adapter_plan(model.plan, LoraSettings(rank=3, targets="all", alpha=6.0))
     tensors = drawn(adapters)
     cut = cut_trained(tensors, model.plan, structure)

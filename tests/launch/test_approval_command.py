@@ -40,7 +40,7 @@ def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(
             "  3 entries (3 replies), 2026-01-01T12:00:00+00:00 to 2026-01-03T12:00:00+00:00; 6,000"
             " bytes left"
         ),
-        f"  whole    head {chain_check(path).head}",
+        f"  intact   head {chain_check(path).head}",
     ]
     assert len(lines) == 3 * 4
     assert check(path) == 0
@@ -54,9 +54,9 @@ def test_a_broken_log_is_named_with_its_first_broken_line(
     path.write_bytes(path.read_bytes().replace(b'"bytes":2000', b'"bytes":2001'))
     assert check(state) == 1
     shown = capsys.readouterr().out
-    assert "  BROKEN   line 2: does not have its own hash: something in it was changed" in shown
-    assert "  whole as far as entry 1, " in shown
-    assert shown.count("  whole    head ") == 2
+    assert "  BROKEN   line 2: does not match its own hash: it was changed" in shown
+    assert "  intact up to entry 1, " in shown
+    assert shown.count("  intact   head ") == 2
 
 
 def test_torn_lines_have_a_code_of_their_own(
@@ -69,7 +69,7 @@ def test_torn_lines_have_a_code_of_their_own(
     assert check(state) == 1
     egress_log(state, "run-1", "b").append({"entry": "reply", "bytes": 1})
     assert check(state) == 3
-    assert "lines 2 to 3: are torn: " in capsys.readouterr().out
+    assert "lines 2 to 3: are incomplete: " in capsys.readouterr().out
     (state / "egress" / "run-2-a.jsonl").write_bytes(b"garbage\n")
     assert check(state) == 1
 
@@ -84,7 +84,7 @@ def test_a_log_in_the_place_of_another_is_told(
     assert check(copy) == 0
     (folder / "run-2-a.jsonl").replace(folder / "run-1-b.jsonl")
     assert check(state) == 1
-    assert "  RENAMED  is of another run or site than its name says" in capsys.readouterr().out
+    assert "  RENAMED  belongs to another run or site than its name says" in capsys.readouterr().out
 
 
 def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(
@@ -105,7 +105,7 @@ def test_a_noted_hash_finds_an_end_that_was_cut_off(
     egress_log(state, "run-2", "a").append({"entry": "reply", "bytes": 1})
     assert check(state, noted) == 0
     assert (
-        "  the noted hash is that of entry 3 of 4: nothing up to it is missing"
+        "  the noted hash is that of entry 3 of 4: no entry up to it is missing"
         in capsys.readouterr().out
     )
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
@@ -122,7 +122,7 @@ def test_what_is_no_hash_is_told(
     state: Path, capsys: pytest.CaptureFixture[str], head: str
 ) -> None:
     assert check(state, head) == 2
-    assert "give all 64 characters that check-log printed behind 'head'" in capsys.readouterr().err
+    assert "give all 64 characters that check-log printed after 'head'" in capsys.readouterr().err
 
 
 def test_a_noted_hash_may_have_large_letters(state: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_log_that_cannot_be_read_hides_no_broken_one(
     ("content", "words"),
     [
         ('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entry of a release"),
-        ("", "EMPTY    there is no entry"),
+        ("", "EMPTY    the log has no entry"),
     ],
 )
 def test_what_has_no_chain_is_told_apart(
@@ -159,7 +159,7 @@ def test_what_has_no_chain_is_told_apart(
 def test_where_no_log_is_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for where in (tmp_path, tmp_path / "none"):
         assert check(where) == 2
-        assert f"check-log: {where}: is no egress log" in capsys.readouterr().err
+        assert f"check-log: {where}: is not an egress log" in capsys.readouterr().err
 
 
 def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,4 +199,4 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_commands_work_as_processes(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check-log", str(state)]) == 0
     assert main(["release", str(state)]) == 0
-    assert capfd.readouterr().out.splitlines()[-1] == f"Nothing is held in {state}."
+    assert capfd.readouterr().out.splitlines()[-1] == f"No reply waits in {state}."

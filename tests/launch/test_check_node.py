@@ -108,7 +108,7 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
         "most-rounds 7; federation.rounds = ",
         "most-steps 10,000; training.steps",
         "most-runs 100 within 30 days; 0 so far",
-        "an answer rests on 1 token at least; losses on own text may leave",
+        "an answer needs at least 1 token; losses on own text may leave",
         "hold-replies: replies with tensors need approval",
         f"on cpu, 1 thread of {os.cpu_count()} processors",
         "memory of this machine",
@@ -136,7 +136,7 @@ def test_it_says_what_a_run_would_send(
     assert row.split()[4:11] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
     assert row.endswith("seconds, blob_sha256, samples, skipped_steps, rank")
     assert (
-        "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes"
+        "in 3 rounds 1,536 bytes of tensors, and some kilobytes of headers and hashes per message"
         in lines
     )
     assert any(
@@ -154,7 +154,9 @@ def test_rounds_and_sizes_that_the_server_decides_are_told_as_bounds(
     assert check({"node": node, "run": run | {"method": "fedspallm"}}) == 0
     shown = capsys.readouterr().out
     assert "in 1 round at most " in shown
-    assert f"{2 + run['num-clients']} more rounds at most; most-rounds bounds them" in shown
+    assert (
+        f"{2 + run['num-clients']} more rounds while work remains; most-rounds limits them" in shown
+    )
 
 
 @pytest.mark.parametrize("key", ["state-dir", "models-dir"])
@@ -170,10 +172,13 @@ def test_a_directory_that_cannot_be_written_is_told(
     [
         ({"data-pth": "x"}, {}, "data-pth: unknown key; did you mean 'data-path'?"),
         ({"data-path": "/no/such"}, {}, "data-path = '/no/such': does not exist on this node"),
-        ({}, {"data.windows": 4000}, "windows of 16 tokens, data.windows = 4000 are needed"),
+        ({}, {"data.windows": 4000}, "windows of 16 tokens, but data.windows = 4000 are needed"),
         ({}, {"data.windows": 5000}, "most-windows = 4096: data.windows = 5000"),
-        ({"least-tokens": 33}, {}, "least-tokens = 33: an answer would rest on fewer"),
-        ({"data-format": "jsonl"}, {}, "line 1 is not JSON"),
+        (
+            {"least-tokens": 33},
+            {},
+            "least-tokens = 33: the answer would be computed from fewer tokens",
+        ),
         ({"threads": -1}, {}, "threads = -1"),
         ({}, {"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
         ({}, {"evaluation.own-text": True}, "evaluation.own-text: this site does not allow it"),
@@ -208,9 +213,9 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     }
     assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
     shown = capsys.readouterr().out
-    assert "model      the run's server brings it" in shown
+    assert "model      sent by the run's server" in shown
     assert own["data-path"] in shown
-    assert "how many bytes is not known before the server has brought the model" in shown
+    assert "the number of bytes is not known before the server has sent the model" in shown
     missing = own | {"data-path": str(Path(own["data-path"]).parent / "none.txt")}
     assert check({"node": missing, "run": run | {"method": "fedsoda"}}) == 2
     Path(own["data-path"]).write_text("\n\n  \n")
@@ -238,9 +243,9 @@ def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("site=hospital-a", "Flower cannot read it; .* a string in its own quotes"),
-        ('site="a" data-path', "'data-path' is no key=value, and Flower would pass over it"),
-        ('site = "a"', "'site = \"a\"' is no key=value"),
+        ("site=hospital-a", "Flower cannot read it; .* a string in quotes"),
+        ('site="a" data-path', "'data-path' is not key=value, and Flower would ignore it"),
+        ('site = "a"', "'site = \"a\"' is not key=value"),
         ("/no/such.toml", "/no/such.toml: cannot be read"),
     ],
 )
@@ -258,7 +263,7 @@ def test_an_interrupt_speaks_of_the_node(
     monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
     assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
     assert (
-        capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
+        capsys.readouterr().err == "\nespalier: interrupted; the check of the node is incomplete\n"
     )
 
 

@@ -264,7 +264,7 @@ def test_a_site_makes_its_own_pair_and_the_server_gets_the_public_one(
 ) -> None:
     assert main(["keys", str(tmp_path / "own"), "--site", "c"]) == 0
     assert files(tmp_path / "own").keys() == {"sites/c/c.key", "sites/c/c.key.pub"}
-    assert "send the server c.key.pub and nothing else" in capsys.readouterr().out
+    assert "send c.key.pub to the server, and no other file" in capsys.readouterr().out
     shutil.copy(tmp_path / "own" / "sites" / "c" / "c.key.pub", made / "server" / "sites")
     assert list(public_keys(str(made / "server" / "sites"))) == ["a", "b.1", "c"]
 
@@ -304,14 +304,14 @@ def test_another_authority_comes_to_all_sites(made: Path) -> None:
 def test_no_key_is_overwritten(
     made: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert "is there, and no key is overwritten" in refused(capsys, str(made), *words)
+    assert "exists already, and keys are never overwritten" in refused(capsys, str(made), *words)
 
 
 def test_nor_one_that_a_site_has_sent(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(made / "sites" / "a" / "a.key.pub", made / "server" / "sites" / "c.key.pub")
-    assert f"{made / 'server' / 'sites' / 'c.key.pub'}: is there" in refused(
+    assert f"{made / 'server' / 'sites' / 'c.key.pub'}: exists already" in refused(
         capsys, str(made), "--site", "c"
     )
 
@@ -328,26 +328,26 @@ def test_nor_one_that_somebody_made_meanwhile(
     monkeypatch.setattr(os, "link", late)
     assert main(["keys", str(tmp_path), "--site", "a"]) == 2
     assert files(tmp_path) == {"sites/a/a.key": b"another's"}
-    assert "no key is overwritten" in capsys.readouterr().err
+    assert "keys are never overwritten" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "name a --server, and each --site"),
-        (("--site", "a/b"), "--site 'a/b': is no name of a site"),
-        (("--site", ".."), "--site '..': is no name of a site"),
-        (("--site", ""), "--site '': is no name of a site"),
-        (("--site", "x" * 65), "64 at most"),
+        ((), "give --server and each --site"),
+        (("--site", "a/b"), "--site 'a/b': is not a valid site name"),
+        (("--site", ".."), "--site '..': is not a valid site name"),
+        (("--site", ""), "--site '': is not a valid site name"),
+        (("--site", "x" * 65), "at most 64 characters"),
         (("--site", "c", "--site", "c"), "--site 'c': is given more than once"),
         (
             ("--server", "https://x.org"),
-            "--server 'https://x.org': is no host name or address; give it without scheme and port",
+            "--server 'https://x.org': is not a host name or address; write it without scheme and port",
         ),
         (("--server", "x.org:9092"), "--server 'x.org:9092'"),
         (("--server", "-x.org"), "--server '-x.org'"),
         (("--server", "1.2.3.400"), "--server '1.2.3.400'"),
-        ((*SERVER, "--days", "0"), "--days 0: must be 1 to 3650"),
+        ((*SERVER, "--days", "0"), "--days 0: must be from 1 to 3650"),
         ((*SERVER, "--days", "9999"), "--days 9999"),
     ],
 )
@@ -364,7 +364,13 @@ def test_all_mistakes_are_told_at_once(made: Path, capsys: pytest.CaptureFixture
     told = refused(
         capsys, str(made), "--server", "a:1", "--site", "x y", "--site", "a", "--days", "0"
     )
-    for word in ("--days 0", "'x y'", "a.key: is there", "'a:1'", "server.key: is there"):
+    for word in (
+        "--days 0",
+        "'x y'",
+        "a.key: exists already",
+        "'a:1'",
+        "server.key: exists already",
+    ):
         assert word in told
 
 
@@ -374,16 +380,16 @@ def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(
     for name in ("server.key", "server.pem"):
         (made / "server" / name).unlink()
     (made / "ca" / "ca.key").rename(made / "away")
-    assert "ca.key: is kept elsewhere" in refused(capsys, str(made), *SERVER)
+    assert "ca.key: is missing" in refused(capsys, str(made), *SERVER)
     (made / "ca" / "ca.key").write_bytes((made / "sites" / "a" / "a.key").read_bytes())
     assert "ca.key" in refused(capsys, str(made), *SERVER)
     (made / "away").rename(made / "ca" / "ca.key")
     (made / "ca" / "ca.crt").unlink()
-    assert "ca.crt: is kept elsewhere" in refused(capsys, str(made), *SERVER)
+    assert "ca.crt: is missing" in refused(capsys, str(made), *SERVER)
     (made / "ca" / "ca.key").unlink()
     told = refused(capsys, str(made), *SERVER)
-    assert "ca.crt: is kept elsewhere" in told
-    assert "ca.key: is kept elsewhere" in told
+    assert "ca.crt: is missing" in told
+    assert "ca.key: is missing" in told
 
 
 def test_a_directory_that_cannot_be_written_is_told(

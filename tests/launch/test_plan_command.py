@@ -39,7 +39,7 @@ def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -
         (["--teraflops", "0"], "--teraflops 0: must be from"),
         (["--megabits", "nan"], "--megabits nan: must be from"),
         (["--teraflops", "inf"], "--teraflops inf: must be from"),
-        (["--teraflops", "2", "--measure"], "state the speed, or let it be measured; not both"),
+        (["--teraflops", "2", "--measure"], "give the speed or measure it, not both"),
         (["fedprllm.sparsity=2"], "fedprllm.sparsity"),
         (["no-such-preset"], "no-such-preset"),
     ],

@@ -58,9 +58,8 @@ def test_one_that_comes_up_is_reached_and_the_wait_is_told_once(
     assert clock.now == 17.0
     said = capsys.readouterr().err
     assert (
-        said
-        == f"espalier: nothing listens at 127.0.0.1:{port} yet; waiting for the SuperLink, 120 s at"
-        " most\n"
+        said == f"espalier: nothing listens at 127.0.0.1:{port} yet; waiting at most 120 s for"
+        " the SuperLink\n"
     )
 
 
@@ -98,7 +97,7 @@ def test_what_is_no_address_is_refused_before_anything_is_waited_for(
     clock = Clock(monkeypatch)
     assert main([*command, f"--superlink={address}", "--app", str(APP)]) == 2
     assert capsys.readouterr().err.startswith(
-        f"espalier: --superlink {address!r}: is no HOST:PORT; write a name or an address"
+        f"espalier: --superlink {address!r}: is not HOST:PORT; write a name or address"
     )
     assert not clock.slept.is_set()
 

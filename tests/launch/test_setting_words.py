@@ -6,7 +6,7 @@ import pytest
 
 from espalier.cli.command import main
 
-FORM = "settings are given as key=value, without dashes in front and without blanks; write "
+FORM = "settings have the form key=value, without leading dashes and without spaces; write "
 
 
 @pytest.mark.parametrize(

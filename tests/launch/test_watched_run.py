@@ -73,11 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                 raise end
 
         monkeypatch.setattr(
-            (
-                "espalier.cli.command.own_superlink"
-                if own
-                else "espalier.cli.command.running_superlink"
-            ),
+            ("espalier.cli.run.own_superlink" if own else "espalier.cli.run.running_superlink"),
             opened,
         )
         return main([*WORDS, *words]), superlink
@@ -101,9 +97,7 @@ def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
     # The command's own SuperLink ends with all its processes.
     assert not superlink.stopped
     told = capsys.readouterr().err.splitlines()
-    assert (
-        f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
-    )
+    assert f"finished rounds are in {directory}; to resume after the last one:" in told[-2]
     assert shlex.split(told[-1]) == ["espalier", *WORDS, f"resume-from={directory}"]
 
 
@@ -111,7 +105,7 @@ def test_before_there_is_a_run_directory_nothing_can_go_on(
     run: Callable[..., tuple[int, Scripted]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["starting\n", KeyboardInterrupt], [])[0] == 130
-    assert "the run had not begun its work; give the same command again" in capsys.readouterr().err
+    assert "the run had not started; give the same command again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -169,7 +163,7 @@ def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitte
     monkeypatch.setattr(Scripted, "start_run", interrupted(2))
     code, superlink = run([], [], "--superlink", "h:1")
     assert (code, superlink.stopped) == (130, False)
-    assert "whether the SuperLink took the run is not known; flwr ls" in capsys.readouterr().err
+    assert "interrupted before the SuperLink confirmed the run; flwr ls" in capsys.readouterr().err
     monkeypatch.setattr(Scripted, "start_run", interrupted(1))
     # The command's own SuperLink ends anyway.
     code, superlink = run([], [])

@@ -39,20 +39,15 @@ def test_all_blocks_and_matrices() -> None:
     }
 
 
-def test_ranges_and_patterns() -> None:
+def test_ranges() -> None:
     """Adapters come in the order of the block, whatever order the settings use."""
     plan = plan_of(
         targets="mlp.up,attn.q",
         layers="3,0-1",
         rank=2,
         alpha=3.0,
-        rank_pattern="mlp.up=4,3.attn.q=5",
     )
-    assert ranks(plan) == {
-        0: {"attn.q": 2, "mlp.up": 4},
-        1: {"attn.q": 2, "mlp.up": 4},
-        3: {"attn.q": 5, "mlp.up": 4},
-    }
+    assert ranks(plan) == {index: {"attn.q": 2, "mlp.up": 2} for index in (0, 1, 3)}
     assert [(index, adapter.linear.name) for index, adapter in plan] == [
         (index, name) for index in (0, 1, 3) for name in ("attn.q", "mlp.up")
     ]
@@ -60,14 +55,12 @@ def test_ranges_and_patterns() -> None:
 
 
 def test_shapes_by_hand() -> None:
-    assert plan_of(
-        targets="attn.v,mlp.down", layers="2", rank=3, rank_pattern="mlp.down=1"
-    ).shapes() == {
+    assert plan_of(targets="attn.v,mlp.down", layers="2", rank=3).shapes() == {
         "block-0002": {
             "attn.v.lora_a": (3, 16),
             "attn.v.lora_b": (8, 3),
-            "mlp.down.lora_a": (1, 40),
-            "mlp.down.lora_b": (16, 1),
+            "mlp.down.lora_a": (3, 40),
+            "mlp.down.lora_b": (16, 3),
         }
     }
 
@@ -103,8 +96,7 @@ def test_the_number_of_parameters_and_a_limit(
 
 
 def test_a_limit_cuts_larger_ranks_alone() -> None:
-    plan = plan_of(targets="all", rank=4, rank_pattern="attn.v=2,mlp.up=8").limited(3)
-    assert ranks(plan)[0] == {"attn.q": 3, "attn.v": 2, "mlp.up": 3, "mlp.down": 3}
+    assert ranks(plan_of(targets="all", rank=4).limited(3))[0] == dict.fromkeys(SHAPES, 3)
     assert Adapter(PLAN.blocks[0].linears[0], 4, 2.0).limited(9).rank == 4
 
 
@@ -121,50 +113,12 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
             r"lora.rank: 9 is larger than a side of attn.v in block 0 \(8 x 16\); lower it",
         ),
         (
-            {"rank_pattern": "3.attn.v=9"},
-            r"lora.rank-pattern: 9 is larger than a side of attn.v in block 3",
-        ),
-        (
-            {"rank_pattern": "mlp.up=4"},
-            r"lora.rank-pattern: no adapter is on mlp.up; add it to lora.targets and lora.layers",
-        ),
-        ({"alpha_pattern": "4.attn.q=4"}, r"lora.alpha-pattern: no adapter is on 4.attn.q"),
-        (
-            {"alpha_pattern": "1.attn.q=4", "layers": "0,2"},
-            r"lora.alpha-pattern: no adapter is on 1.attn.q",
-        ),
-        ({"alpha_pattern": "01.attn.q=4"}, r"lora.alpha-pattern: no adapter is on 01.attn.q"),
-        ({"rank_pattern": "attn.x=4"}, r"lora.rank-pattern: no adapter is on attn.x"),
-        (
             {"alpha": 0.07},
-            (
-                r"lora.alpha: alpha / rank of attn.q in block 0 is 0.00875; choose them so that it"
-                r" is 0.01 to 1000"
-            ),
+            r"lora.alpha: alpha / rank is 0.00875; choose them so that it is 0.01 to 1000",
         ),
-        ({"alpha": 8001.0}, r"lora.alpha: alpha / rank of attn.q in block 0 is 1000.1"),
-        (
-            {"alpha_pattern": "2.attn.v=0.001"},
-            r"lora.alpha-pattern: alpha / rank of attn.v in block 2 is 0.000125",
-        ),
-        (
-            {"rank_pattern": "attn.q=2", "alpha_pattern": "attn.q=2001"},
-            r"lora.alpha-pattern: .* is 1000.5",
-        ),
+        ({"alpha": 8001.0}, r"lora.alpha: alpha / rank is 1000.1"),
     ],
 )
 def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], words: str) -> None:
     with pytest.raises(EspalierError, match=words):
         plan_of(**lora)
-
-
-def test_an_alpha_is_held_against_the_rank_that_its_matrix_has() -> None:
-    """alpha / rank is checked with the rank of the matrix, here 0.05 / 4.
-
-    With 0.05 divided by the table's rank, which attn.q does not use, the check would fail.
-    """
-    plan = plan_of(targets="attn.q", rank=8, rank_pattern="attn.q=4", alpha_pattern="attn.q=0.05")
-    assert {adapter.scaling for _, adapter in plan} == {0.0125}
-    assert {
-        adapter.scaling for _, adapter in plan_of(alpha=0.05, alpha_pattern="attn.q=8,attn.v=8")
-    } == {1.0}

@@ -137,7 +137,7 @@ def test_a_good_request_passes_and_one_with_scalars_does_not() -> None:
 
 
 def test_a_contract_says_what_an_observer_learns() -> None:
-    assert "one bit" in contract().observer
+    assert "One bit per weight" in contract().observer
 
 
 # ----- tensors ------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from run_names import BY_HAND
 
 from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import pack_bits
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, Letter
 from espalier.methods.fedspine.contract import STRUCTURE, shortened, trained
+from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
@@ -28,7 +29,7 @@ BLOCKS = tuple(
     for index in range(2)
 )
 PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
-UNITS = CutUnits.of(PLAN)
+GROUPS = Groups.of(PLAN)
 KEYS = ["block-0000", "block-0001"]
 REPORT = {
     "seconds": 1.0, "samples": 0, "skipped_steps": 0, "rank": 2, "loss_before": 2.125, "loss_after": 2.0, "taylor": 1.23e-7,
@@ -47,10 +48,10 @@ def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
     return made.model_copy(update={"part_bytes": part_bytes})
 
 
-def bits(*units: int) -> bytes:
-    found = UNITS.none
-    found[list(units)] = True
-    return UNITS.pack(found)
+def bits(*numbers: int) -> bytes:
+    found = GROUPS.none
+    found[list(numbers)] = True
+    return pack_bits(found)
 
 
 CUT = bits(0, 2, 3, 8)

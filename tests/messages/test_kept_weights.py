@@ -22,6 +22,7 @@ from espalier.messages.payload import tensor_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
+from pruning_kernels.votes.bitmask import pack
 
 SHA = "0" * 64
 
@@ -170,7 +171,7 @@ def test_numbers_that_are_not_finite_are_found_in_every_dtype(
     mask = torch.tensor([[False, True, False, True], [False, True, False, False]])
     if number is not None:
         kept[3] = number
-    blob = pack_kept({"attn.q": PrunedMatrix(mask, kept)})
+    blob = pack_kept({"attn.q": PrunedMatrix(pack(mask.numpy()), (2, 4), kept)})
     block = BlockPlan(0, (LinearPlan("attn.q", "q.weight", (2, 4), dtype),))
     if number is None:
         assert require_kept(block, "block-0000", blob)["attn.q"].tolist() == [0b00101010]

@@ -72,12 +72,6 @@ def test_enrolment_is_in_the_entries_and_in_no_clients_sum() -> None:
     assert ledger.state() == []
 
 
-def test_a_blob_that_cannot_be_read_is_counted_by_its_wire_bytes() -> None:
-    entries: list[dict[str, Any]] = []
-    record(Ledger(entries.append), "up", 2, letter({"block-0000": b"nonsense"}))
-    assert (entries[1]["raw_bytes"], entries[1]["wire_bytes"]) == (None, len(b"nonsense"))
-
-
 def test_a_resumed_run_goes_on_with_the_sums() -> None:
     ledger = Ledger(lambda _: None)
     ledger.restore([[0, 10, 20], [3, 1, 2]])

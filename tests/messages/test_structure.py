@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.models.structure import Structure, as_ranges, from_ranges, structured_plan, unit_costs
+from espalier.models.structure import (
+    Structure,
+    as_ranges,
+    from_ranges,
+    group_costs,
+    structured_plan,
+)
 
 
 def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:
@@ -43,8 +49,8 @@ def test_costs_by_hand() -> None:
     A channel has 3 times 8.
     """
     base = plan()
-    assert unit_costs(base, base.blocks[0]) == (16 * 9 + 64, 24)
-    assert unit_costs(plan(bias=False), base.blocks[1])[1] == 24
+    assert group_costs(base, base.blocks[0]) == (16 * 9 + 64, 24)
+    assert group_costs(plan(bias=False), base.blocks[1])[1] == 24
     cut = structured_plan(base, WHOLE.keeping({1: {"groups": [0, 2], "channels": [0, 1, 9]}}))
     assert base.num_parameters - cut.num_parameters == 208 + 7 * 24
     dropped = structured_plan(base, WHOLE.with_blocks([0, 2]))
@@ -76,8 +82,8 @@ def test_json_there_and_back() -> None:
     text = json.dumps(cut.to_json())
     assert Structure.from_json(json.loads(text), "here") == cut
     assert Structure.from_json(json.loads(text), "here").sha256 == cut.sha256 != WHOLE.sha256
-    assert (WHOLE.is_whole, WHOLE.cuts_lanes, WHOLE.cuts_no_unit) == (True, False, True)
-    assert (cut.is_whole, cut.cuts_lanes, cut.cuts_no_unit) == (False, True, False)
+    assert (WHOLE.is_whole, WHOLE.cuts_residual, WHOLE.keeps_whole_blocks) == (True, False, True)
+    assert (cut.is_whole, cut.cuts_residual, cut.keeps_whole_blocks) == (False, True, False)
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,7 @@ def test_a_fetched_part_is_what_was_asked_for_by_hash() -> None:
     ("flat", "least"),
     [
         ({"method": "fedpetuning"}, 4),
-        ({"method": "hetlora", "hetlora.self-pruning": False}, 4),
+        ({"method": "hetlora", "hetlora.gamma": 1.0}, 4),
         ({"method": "hetlora"}, 1),
     ],
 )

@@ -82,7 +82,6 @@ METHODS = {
             "fedsoda.group-layers=1",
             "fedsoda.groups=1",
             "fedsoda.public-text={folder}/align.txt",
-            "fedsoda.public-window-tokens=32",
             "fedsoda.public-windows=4",
             "fedsoda.pre-align-steps=2",
             "fedsoda.realign-steps=2",
@@ -97,7 +96,7 @@ METHODS = {
             "lora.targets=all",
             "evaluation.local-only=false",
             "part-bytes=1000000",
-            "fedspine.fleet=full",
+            "federation.fleet=full",
         ),
         ["enrol", "train", "deliver", "train", "deliver", "alone"],
     ),
@@ -386,7 +385,7 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
     done = sites.refused
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
-    assert "simulation only" in done.stdout
+    assert "only in simulations" in done.stdout
 
 
 def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:

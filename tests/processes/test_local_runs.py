@@ -16,7 +16,7 @@ from deployment import BIN, environment, espalier, free_ports, process, wait_for
 from flwr.cli.build import build_fab_from_disk
 from tiny_model import save_tiny_llama
 
-from espalier.cli.command import RAY_STARTS
+from espalier.cli.run import RAY_STARTS
 from espalier.flower.incomplete_bundle import unshared_app
 from espalier.flower.programs import PORT_VARIABLE, SUPERLINK, simulating_superlink
 from espalier.launch.superlink import RAY_DID_NOT_START
@@ -175,7 +175,7 @@ def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         assert (
-            "this SuperLink is not of the checkout that the run comes from: the run comes from"
+            "this SuperLink does not belong to the checkout from which the run comes: the run comes from"
             f" {ROOT}" in done.stdout
         )
         assert f"process {link.pid} of user" in done.stdout
@@ -219,5 +219,5 @@ def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
                 break
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
-    assert "the run's program was there only in part" in done.stderr
+    assert "the run's program was incomplete" in done.stderr
     assert "/apps/espalier.espalier." in done.stderr or "apps/espalier.espalier.*" in done.stderr

@@ -189,7 +189,7 @@ def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_pa
         log = tmp_path / f"supernode-{WARM}.log"
         eventually(lambda: "SuperNode ID" in log.read_text())
         submit(app, running, config)
-        eventually(lambda: "this node runs its own program" in log.read_text())
+        eventually(lambda: "this node runs only its installed program" in log.read_text())
         own = {
             str(process.pid)
             for process in psutil.Process(running.nodes[WARM].pid).children(recursive=True)

@@ -31,7 +31,14 @@ from deployment import (
     wait_for_port,
 )
 
-pytestmark = pytest.mark.processes
+from espalier.flower.version import sites_share_port
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        sites_share_port(), reason="for Flower 1.39; test_reverse_proxy follows the page for 1.40"
+    ),
+]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 WALK, OTHER_WAYS = PAGE[PAGE.index("\n## 3. ") :].split("\n## 6. ")
@@ -255,7 +262,7 @@ def test_a_registered_node_that_says_anothers_name_is_refused(
     machines: Machines, run: Path
 ) -> None:
     *_, impostor = machines.listed()
-    reason = "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
+    reason = "claims to be hospital-b, but does not have the key of hospital-b in site-keys"
     assert json.loads((run / "summary.json").read_text())["refused"] == {f"node {impostor}": reason}
     assert f"refused      node {impostor}: {reason}" in machines.said["run"]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pruning_kernels.groups.fluctuation import (
-    Metric,
     channel_scores,
     moments_of,
     pooled,
@@ -32,25 +31,15 @@ def test_pooled_moments_are_those_of_all_inputs() -> None:
     torch.testing.assert_close(found.square_sum, whole.square().sum(dim=0), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("metric", ["wifv", "ifv", "wifn"])
-def test_scores_equal_loops(metric: Metric) -> None:
+def test_scores_equal_loops() -> None:
     values = inputs(40, 2)
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
     expected = []
     for channel in range(5):
         column = [float(weight[row, channel]) for row in range(3)]
         tokens = [float(value) for value in values[:, channel]]
-        mean_square = statistics.fmean(token**2 for token in tokens)
-        expected.append(
-            {
-                "wifv": statistics.variance(tokens) * sum(value**2 for value in column),
-                "ifv": statistics.variance(tokens),
-                "wifn": statistics.fmean(map(abs, column)) * mean_square**0.5,
-            }[metric]
-        )
-    assert channel_scores(moments_of(values), weight, metric).tolist() == pytest.approx(
-        expected, rel=1e-6
-    )
+        expected.append(statistics.variance(tokens) * sum(value**2 for value in column))
+    assert channel_scores(moments_of(values), weight).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_one_token_does_not_fluctuate() -> None:

@@ -13,8 +13,8 @@ from pruning_kernels.lora.lora_importance import (
     Gradients,
     Score,
     combined,
+    group_importance,
     moving_average,
-    unit_importance,
 )
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -69,10 +69,10 @@ def test_on_paper(device: torch.device) -> None:
         torch.tensor([[0.0], [1.0]], device=device), torch.tensor([[1.0, 0.0]], device=device)
     )
     for side in (0, 1):
-        assert unit_importance(one, factors, gradients, side, 1).tolist() == [9.0, 4.0]
-        assert unit_importance(one, factors, gradients, side, 1, "group").tolist() == [9.0, 4.0]
-        assert unit_importance(one, factors, gradients, side, 2).tolist() == [13.0]
-        assert unit_importance(one, factors, gradients, side, 2, "group").tolist() == [25.0]
+        assert group_importance(one, factors, gradients, side, 1).tolist() == [9.0, 4.0]
+        assert group_importance(one, factors, gradients, side, 1, "group").tolist() == [9.0, 4.0]
+        assert group_importance(one, factors, gradients, side, 2).tolist() == [13.0]
+        assert group_importance(one, factors, gradients, side, 2, "group").tolist() == [25.0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -91,7 +91,7 @@ def test_streamed_equals_a_loop_over_weights(
 ) -> None:
     """Row blocks that cut through groups; the weight as a tensor and as a reader."""
     weight, factors, gradients = adapter(*shape, rank, seed)
-    found = unit_importance(weight, factors, gradients, side, size, score, rows_at_once)
+    found = group_importance(weight, factors, gradients, side, size, score, rows_at_once)
     assert (found.dtype, found.shape) == (torch.float64, (shape[side] // size,))
     assert found.tolist() == pytest.approx(
         expected(weight, factors, gradients, side, size, score), rel=1e-9, abs=1e-9
@@ -103,7 +103,7 @@ def test_streamed_equals_a_loop_over_weights(
         return weight[first:end]
 
     assert torch.equal(
-        unit_importance(rows, factors, gradients, side, size, score, rows_at_once), found
+        group_importance(rows, factors, gradients, side, size, score, rows_at_once), found
     )
     assert [row for first, end in read for row in range(first, end)] == list(range(shape[0]))
 
@@ -112,13 +112,13 @@ def test_streamed_equals_a_loop_over_weights(
 @pytest.mark.parametrize("side", [0, 1])
 def test_float32_agrees_and_repeats(side: int, score: Score) -> None:
     weight, factors, gradients = adapter(20, 30, 3)
-    whole = unit_importance(weight, factors, gradients, side, 5, score)
+    whole = group_importance(weight, factors, gradients, side, 5, score)
     halves = [
-        unit_importance(weight, factors, gradients, side, 5, score, 7, torch.float32)
+        group_importance(weight, factors, gradients, side, 5, score, 7, torch.float32)
         for _ in range(2)
     ]
     assert torch.equal(halves[0], halves[1])
-    assert torch.equal(whole, unit_importance(weight, factors, gradients, side, 5, score))
+    assert torch.equal(whole, group_importance(weight, factors, gradients, side, 5, score))
     assert (halves[0].dtype, halves[0].tolist()) == (
         torch.float64,
         pytest.approx(whole.tolist(), rel=1e-4),
@@ -128,7 +128,7 @@ def test_float32_agrees_and_repeats(side: int, score: Score) -> None:
 def test_parameters_are_read_without_their_gradients() -> None:
     weight, factors, gradients = adapter(4, 6, 2)
     live = Factors(torch.nn.Parameter(factors.b), torch.nn.Parameter(factors.a), 1.5)
-    found = unit_importance(torch.nn.Parameter(weight), live, gradients, 0, 2)
+    found = group_importance(torch.nn.Parameter(weight), live, gradients, 0, 2)
     assert not found.requires_grad
 
 
@@ -141,7 +141,7 @@ def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_g
     weight, factors, gradients = adapter(6, 4, 4)
     first = Factors(torch.zeros_like(factors.b), factors.a, 1.5)
     slope = gradients.b @ factors.a
-    found = unit_importance(
+    found = group_importance(
         weight, first, Gradients(gradients.b, torch.zeros_like(gradients.a)), 0, 2, "group"
     )
     lost = [
@@ -154,26 +154,26 @@ def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_g
 def test_what_is_not_finite_shows() -> None:
     weight, factors, gradients = adapter(4, 6, 2)
     gradients.b[1, 0] = math.nan
-    assert torch.isnan(unit_importance(weight, factors, gradients, 0, 2)).tolist() == [True, False]
+    assert torch.isnan(group_importance(weight, factors, gradients, 0, 2)).tolist() == [True, False]
 
 
 def test_refusals() -> None:
     weight, factors, gradients = adapter(4, 6, 2)
     with pytest.raises(ValueError, match="shaped like their factors"):
-        unit_importance(weight, factors, Gradients(gradients.b, gradients.a[:1]), 0, 1)
+        group_importance(weight, factors, Gradients(gradients.b, gradients.a[:1]), 0, 1)
     with pytest.raises(ValueError, match=r"has its shape, got \(6, 4\)"):
-        unit_importance(weight.T, factors, gradients, 0, 1)
+        group_importance(weight.T, factors, gradients, 0, 1)
     with pytest.raises(
         ValueError, match=r"rows 0 to 4 of a matrix \(4, 6\) cannot have the shape \(3, 6\)"
     ):
-        unit_importance(lambda first, end: weight[first : end - 1], factors, gradients, 0, 1)
+        group_importance(lambda first, end: weight[first : end - 1], factors, gradients, 0, 1)
     for side, size in ((0, 3), (1, 4), (2, 1), (0, 0)):
         with pytest.raises(ValueError, match="do not fill a matrix"):
-            unit_importance(weight, factors, gradients, side, size)
+            group_importance(weight, factors, gradients, side, size)
     with pytest.raises(ValueError, match="rows_at_once has to be at least 1"):
-        unit_importance(weight, factors, gradients, 0, 1, rows_at_once=0)
+        group_importance(weight, factors, gradients, 0, 1, rows_at_once=0)
     with pytest.raises(ValueError, match="float32 or float64"):
-        unit_importance(weight, factors, gradients, 0, 1, dtype=torch.bfloat16)
+        group_importance(weight, factors, gradients, 0, 1, dtype=torch.bfloat16)
 
 
 # ----- groups of several matrices, and steps ------------------------------------------------------
@@ -194,7 +194,7 @@ def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> 
     assert combined([huge]).tolist() == pytest.approx([0.6, 0.8])
 
 
-def test_matrices_of_other_units_are_refused() -> None:
+def test_matrices_of_other_groups_are_refused() -> None:
     for given_values in ([], [torch.ones(2), torch.ones(3)], [torch.ones(2, 2)]):
         with pytest.raises(ValueError, match="vectors of one length"):
             combined(given_values)

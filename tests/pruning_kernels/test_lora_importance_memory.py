@@ -5,7 +5,7 @@ import torch
 from largest_tensor import LargestTensor
 
 from pruning_kernels.lora.factors import Factors
-from pruning_kernels.lora.lora_importance import Gradients, Score, unit_importance
+from pruning_kernels.lora.lora_importance import Gradients, Score, group_importance
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])
@@ -17,7 +17,7 @@ def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score) -> None:
     a, gradient_a = torch.randn(2, 2, 96, generator=generator)
     held = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
     with LargestTensor() as largest:
-        unit_importance(
+        group_importance(
             held,
             Factors(b, a, 1.5),
             Gradients(gradient_b, gradient_a),

@@ -121,7 +121,7 @@ def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int,
 def test_what_units_give_together_equals_nested_loops(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mask_tuning, "UNITS_AT_ONCE", 2)
+    monkeypatch.setattr(mask_tuning, "GROUPS_AT_ONCE", 2)
     generator = torch.Generator().manual_seed(2)
     inputs, weight = (
         torch.randn(rows, 5 * size, generator=generator, dtype=torch.float64) for rows in (6, 4)

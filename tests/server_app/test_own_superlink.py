@@ -81,7 +81,7 @@ def test_another_user_s_is_not_also_where_all_else_is_the_same(
     told = difference(here, superlink, [Submitter(STRANGER)])
     assert (
         told
-        == f"it belongs to user {pwd.getpwuid(ME).pw_name}, and user {STRANGER} submitted the run"
+        == f"it belongs to user {pwd.getpwuid(ME).pw_name}, but user {STRANGER} submitted the run"
     )
 
 
@@ -282,7 +282,7 @@ def test_the_sentence_names_the_superlink_and_what_to_do(
     grid = object.__new__(GRIDS[0])
     with pytest.raises(
         EspalierError,
-        match="this SuperLink is not of the checkout that the run comes from: it belongs to ",
+        match="this SuperLink does not belong to the checkout from which the run comes: it belongs to ",
     ):
         entry_point.main(grid, None)  # type: ignore[arg-type]
     told = capsys.readouterr().out

@@ -99,16 +99,16 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
     ("files", "why"),
     [
         ({}, "has no config.json; name the directory of a model"),
-        ({"config.json": "[]"}, "in place of keys and values"),
-        ({"config.json": "{"}, "is no JSON file: "),
+        ({"config.json": "[]"}, "instead of keys and values"),
+        ({"config.json": "{"}, "is not a JSON file: "),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
         (
             {"config.json": "{}", "model-00001.safetensors": ""},
-            "from_pretrained does not read files of such names",
+            "from_pretrained does not read files with such names",
         ),
         (
             {"config.json": "{}", "structure.json": "{}"},
-            "holds a smaller model without its weights",
+            "contains a smaller model without its weights",
         ),
     ],
 )
@@ -141,7 +141,7 @@ def test_every_method_is_planned(
     (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
     flat = {
         **default_values(), "method": method, "model": str(tiny), "data.window-tokens": 16, "evaluation.window-tokens": 16,
-        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1, "fedsoda.public-window-tokens": 16,
+        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1,
         "fedsoda.public-text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
     }  # fmt: skip
     assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0

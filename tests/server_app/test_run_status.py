@@ -77,11 +77,11 @@ def test_a_line_for_each_directory(tmp_path: Path, capsys: pytest.CaptureFixture
         f"{whole}: completed (7 of 8 clients, 1 h 30 min)",
         f"{failed}: failed (RunFailed: 1 client enrolled)",
     ]
-    assert "is no run directory (summary.json: No such file or directory)" in told.err
+    assert "is not a run directory (summary.json: No such file or directory)" in told.err
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"status": "running"}', "[" * 100_000])
 def test_what_is_no_summary_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(EspalierError, match="is no summary of a run"):
+    with pytest.raises(EspalierError, match="is not the summary of a run"):
         run_status(tmp_path)

@@ -11,12 +11,13 @@ from transformers import LlamaConfig
 
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.adapters import payload_specs
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import pack_bits
 from espalier.messages.payload import packed_bytes
 from espalier.methods.fedspine.contract import trained
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import Payload
 from espalier.settings.run import RunSettings, parse
@@ -36,7 +37,7 @@ BLOCKS = tuple(
     for index in range(3)
 )
 PLAN = ModelPlan(BLOCKS, 30_000, head_dim=2, heads_per_group=2)
-UNITS = CutUnits.of(PLAN)
+GROUPS = Groups.of(PLAN)
 
 
 def settings(**changes: Any) -> RunSettings:
@@ -46,7 +47,6 @@ def settings(**changes: Any) -> RunSettings:
             "method": "fedspine",
             "federation.rounds": 6,
             "lora.rank": 3,
-            "fedspine.rank-min": 3,
             **given,
         }
     )
@@ -55,18 +55,18 @@ def settings(**changes: Any) -> RunSettings:
 def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
     job = run.of(FedSpineSettings)
     return UnevenCuts(
-        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank
+        Groups.of(plan), job, trained(plan, run), run.federation.payload, run.lora.rank
     )
 
 
 def bytes_of(run: RunSettings, cut: Cut) -> int:
     """Return the bytes of the adapters' blobs in the shapes that a cut leaves."""
-    shapes = trained(PLAN, run, None, UNITS.pack(cut)).shapes()
+    shapes = trained(PLAN, run, None, pack_bits(cut)).shapes()
     return sum(packed_bytes(payload_specs(own, run.federation.payload)) for own in shapes.values())
 
 
 def numbers_of(run: RunSettings, plan: ModelPlan, cut: Cut) -> int:
-    return trained(plan, run, None, CutUnits.of(plan).pack(cut)).num_parameters
+    return trained(plan, run, None, pack_bits(cut)).num_parameters
 
 
 @pytest.mark.parametrize("payload", get_args(Payload))
@@ -90,26 +90,20 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
         share: [bytes_of(run, found.cut(share, case)) for case in CASES] for share in (0.2, 0.6)
     }
     assert all(least <= usual <= most for least, usual, most in limits.values())
-    assert all(UNITS.reaches(found.cut(share, "usual"), share, job) for share in limits)
+    assert all(GROUPS.reaches(found.cut(share, "usual"), share, job) for share in limits)
     assert all(
         stay % multiple == 0
-        for stay in (~found.cut(0.6, "usual"))[UNITS.pools % 2 == 1].reshape(3, 120).sum(1)
+        for stay in (~found.cut(0.6, "usual"))[GROUPS.pools % 2 == 1].reshape(3, 120).sum(1)
     )
     for _ in range(12):
-        favoured = generator.permutation(2 * len(UNITS.numbers))
+        favoured = generator.permutation(len(GROUPS.counts))
         for values in (
-            generator.random(len(UNITS.costs)),
-            favoured[UNITS.pools] + generator.random(len(UNITS.costs)),
+            generator.random(len(GROUPS.costs)),
+            favoured[GROUPS.pools] + generator.random(len(GROUPS.costs)),
         ):
-            cut = UNITS.none
+            cut = GROUPS.none
             for share in (0.2, 0.6):
-                scores = [
-                    {kind: torch.from_numpy(own) for kind, own in block.items()}
-                    for block in UNITS.by_block(values)
-                ]
-                cut = UNITS.side_by_side(
-                    ModelUnits.of(PLAN).lowest(scores, job, share, UNITS.by_block(cut))
-                )
+                cut = lowest(GROUPS, torch.from_numpy(values), job, share, cut)
                 least, _, most = limits[share]
                 assert least <= bytes_of(run, cut) <= most
 
@@ -126,7 +120,7 @@ def test_bounds_by_hand() -> None:
     """
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
     made = bounds(run)
-    whole = numbers_of(run, PLAN, UNITS.none)
+    whole = numbers_of(run, PLAN, GROUPS.none)
     # The adapters are so large that the bytes of their shapes do not count.
     exact = replace(made, rank=10**9)
     gone = {case: (whole - numbers_of(run, PLAN, exact.cut(0.1, case))) // 3 for case in CASES}

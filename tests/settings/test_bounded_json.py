@@ -63,7 +63,7 @@ def test_what_is_no_json_is_the_parsers_to_say(text: str) -> None:
 def test_a_text_may_not_be_longer_than_is_said() -> None:
     assert read_json("[1, 2]", 6) == [1, 2]
     for text in ("[1, 2] ", b"[1, 2] "):
-        with pytest.raises(UnboundedJsonError, match="7 characters, at most 6"):
+        with pytest.raises(UnboundedJsonError, match="7 characters; at most 6"):
             read_json(text, 6)
 
 

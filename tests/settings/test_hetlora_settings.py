@@ -45,18 +45,6 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
         parse(hetlora(hetlora__ranks=ranks))
 
 
-@pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
-def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
-    with pytest.raises(
-        EspalierError,
-        match=(
-            rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the"
-            r" adapters"
-        ),
-    ):
-        parse({"method": method, "federation.keep-optimizer": True, f"{method}.aggregation": "svd"})
-
-
 @pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])
 def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
     with pytest.raises(EspalierError) as caught:
@@ -75,27 +63,6 @@ def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
         "hetlora.ranks",
         "seed",
     ]
-
-
-def test_a_pattern_may_have_the_largest_rank() -> None:
-    assert parse(hetlora(hetlora__ranks="2,16", lora__rank_pattern="attn.q=16")).job.ranks == "2,16"
-    with pytest.raises(EspalierError, match=r"the largest is 8, that of lora.rank-pattern is 16"):
-        parse(hetlora(hetlora__ranks="2,8", lora__rank_pattern="attn.q=16"))
-
-
-def test_a_rank_that_no_adapter_has_does_not_count() -> None:
-    """The pattern gives a rank to every target, so ``lora.rank`` has no effect."""
-    pattern = "attn.q=4,attn.v=4"
-    assert (
-        parse(hetlora(hetlora__ranks="2,4", lora__rank=8, lora__rank_pattern=pattern)).job.ranks
-        == "2,4"
-    )
-    for rank in (4, 8):
-        with pytest.raises(
-            EspalierError,
-            match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal",
-        ):
-            parse(hetlora(hetlora__ranks="2,8", lora__rank=rank, lora__rank_pattern=pattern))
 
 
 def test_clients_must_have_the_largest_rank() -> None:

@@ -38,62 +38,6 @@ def test_targets_are_names() -> None:
     assert lora(targets="mlp.gate").target_names(names) == ["mlp.gate"]
 
 
-def test_patterns_by_hand() -> None:
-    """The entry of a block has priority over that of all blocks.
-
-    alpha / rank is 2 if no alpha is given.
-    """
-    settings = lora(
-        rank=8,
-        alpha=16.0,
-        targets="all",
-        rank_pattern="attn.q=4,1.attn.q=16",
-        alpha_pattern="mlp.up=4, 0.mlp.up=2.5",
-    )
-    found = [[settings.rank_of(block, name) for name in ("attn.q", "mlp.up")] for block in (0, 1)]
-    assert found == [[4, 8], [16, 8]]
-    scalings = [
-        [settings.scaling_of(block, name) for name in ("attn.q", "mlp.up")] for block in (0, 1)
-    ]
-    assert scalings == [[2.0, 2.5 / 8], [2.0, 0.5]]
-    assert settings.largest_rank == 16
-    assert settings.named_in_patterns() == {
-        "rank-pattern": ["attn.q", "1.attn.q"],
-        "alpha-pattern": ["mlp.up", "0.mlp.up"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("targets", "pattern", "largest"),
-    [
-        ("attn.q,attn.v", "", 8),
-        ("attn.q,attn.v", "attn.q=4", 8),
-        ("attn.q,attn.v", "attn.q=4,attn.v=2", 4),
-        ("attn.v, attn.q", "attn.q=2,attn.v=2,1.attn.q=6", 6),
-        ("attn.q", "attn.q=16", 16),
-        # The other blocks have rank 8.
-        ("attn.q", "0.attn.q=4", 8),
-        ("attn.q,attn.v", "attn.q=4,0.attn.v=4", 8),
-        ("all", "attn.q=4,attn.v=4", 8),
-    ],
-)
-def test_the_largest_rank_is_one_that_an_adapter_can_have(
-    targets: str, pattern: str, largest: int
-) -> None:
-    settings = lora(rank=8, targets=targets, rank_pattern=pattern)
-    assert settings.largest_rank == largest
-    ranks = {
-        settings.rank_of(block, name)
-        for block in range(3)
-        for name in settings.target_names(["attn.q", "mlp.up"])
-    }
-    assert max(ranks) == largest
-
-
-def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
-    assert lora(rank_pattern="attn.q=4", alpha_pattern="attn.q=6").scaling_of(0, "attn.q") == 1.5
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -109,15 +53,6 @@ def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
         ("layers", "0,4-", "neither 'all' nor"),
         ("layers", "0-99999999999", "neither 'all' nor"),
         ("layers", "0,5-2", "the range 5-2 ends before it begins"),
-        ("rank-pattern", "attn.q", "'attn.q' is no name=number"),
-        ("rank-pattern", "attn.q=x", "is no name=number"),
-        ("rank-pattern", "attn.q=1.2.3", "'1.2.3' is no number"),
-        ("rank-pattern", "attn.q=2.5", "ranks must be positive integers"),
-        ("rank-pattern", "attn.q=0", "ranks must be positive integers"),
-        ("rank-pattern", "attn.q=" + "9" * 400, "ranks must be positive integers"),
-        ("rank-pattern", "attn.q=4,attn.q=8", "attn.q is named twice"),
-        ("alpha-pattern", "0.attn.q=0", "alphas must be numbers greater than 0"),
-        ("alpha-pattern", "0.attn.q=" + "9" * 400, "alphas must be numbers greater than 0"),
         ("alpha", 0.0, "greater than 0"),
         ("dropout", 0.6, "less than or equal to 0.5"),
         ("dropout", 1.0, "less than or equal to 0.5"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.settings.node import NodeSettings, claimed_name, parse_node, site_id
+from espalier.settings.node import NodeSettings, claimed_name, parse_node
 
 
 def mistake_lines(config: dict[str, object]) -> list[str]:
@@ -19,11 +19,11 @@ def mistake_lines(config: dict[str, object]) -> list[str]:
 
 
 def test_a_site_name_is_enough() -> None:
-    assert site_id(parse_node({"site": "hospital-a"})) == "hospital-a"
+    assert parse_node({"site": "hospital-a"}).site == "hospital-a"
 
 
 def test_flowers_partition_id_names_a_site_that_gives_no_name() -> None:
-    assert site_id(parse_node({"partition-id": 7, "num-partitions": 8})) == "node-00007"
+    assert parse_node({"partition-id": 7, "num-partitions": 8}).site == "node-00007"
 
 
 def test_a_node_without_any_name_is_told_how_to_give_one() -> None:
@@ -67,7 +67,7 @@ def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() 
         4096,
         1000,
     )
-    assert node.most("most_threads") == max(8, os.cpu_count() or 1)
+    assert node.most_threads() == max(8, os.cpu_count() or 1)
     assert [node.allows_method(name) for name in ("fedprllm", "hetlora", "fedspallm")] == [
         True,
         True,
@@ -78,18 +78,13 @@ def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() 
     assert (
         simulated.most("most_steps"),
         simulated.most("most_runs"),
-        simulated.most("most_threads"),
+        simulated.most_threads(),
     ) == (5, None, None)
 
 
 def test_a_method_that_does_not_exist_is_named() -> None:
     (line,) = mistake_lines({"site": "a", "allow-methods": "fedprllm,fedavg"})
     assert line.startswith("allow-methods = 'fedprllm,fedavg': fedavg is no method")
-
-
-def test_a_key_of_an_earlier_version_is_met_with_the_one_that_took_its_place() -> None:
-    (line,) = mistake_lines({"site": "a", "least-samples": 8})
-    assert line.startswith("least-samples: is no key any more; least-tokens counts tokens")
 
 
 @pytest.mark.parametrize("name", [".", ".."])
@@ -99,11 +94,8 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 
 
 def test_all_mistakes_at_once_one_line_each() -> None:
-    lines = mistake_lines(
-        {"site": "a", "threads": -1, "device": "tpu", "data-format": "csv", "data_pth": "x"}
-    )
+    lines = mistake_lines({"site": "a", "threads": -1, "device": "tpu", "data_pth": "x"})
     assert sorted(line.split()[0].rstrip(":") for line in lines) == [
-        "data-format",
         "data_pth",
         "device",
         "threads",
@@ -153,20 +145,11 @@ def test_a_path_that_exists_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "expected"),
-    [
-        ("a.jsonl", "", "jsonl"),
-        ("a.json", "", "jsonl"),
-        ("a.txt", "", "text"),
-        ("a", "", "text"),
-        ("a.txt", "jsonl", "jsonl"),
-        ("a.jsonl", "text", "text"),
-    ],
+    ("path", "expected"),
+    [("a.jsonl", "jsonl"), ("a.json", "jsonl"), ("a.txt", "text"), ("a", "text")],
 )
-def test_the_format_is_what_was_said_or_else_by_the_files_ending(
-    path: str, given: str, expected: str
-) -> None:
-    assert NodeSettings(data_path=path, data_format=given).file_format() == expected  # type: ignore[arg-type]
+def test_the_format_follows_from_the_files_ending(path: str, expected: str) -> None:
+    assert NodeSettings(data_path=path).file_format() == expected
 
 
 def test_private_state_is_where_the_owner_says(

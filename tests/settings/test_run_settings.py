@@ -251,18 +251,18 @@ def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
-def test_one_setting_leaves_all_baselines_out(method: str) -> None:
+def test_one_setting_turns_all_baselines_off(method: str) -> None:
     usual = parse({"method": method})
     without = parse({"method": method, "evaluation.baselines": False})
     assert (usual.clients_evaluate, usual.makes_centralized(simulation=True)) == (True, True)
     assert (without.clients_evaluate, without.makes_centralized(simulation=True)) == (False, False)
 
 
-def test_models_that_are_each_client_s_own_are_no_baseline() -> None:
+def test_the_clients_own_models_are_evaluated_without_baselines() -> None:
     assert parse({"method": "sft-p", "evaluation.baselines": False}).clients_evaluate
 
 
-def test_a_baseline_that_is_asked_for_beside_none_is_refused() -> None:
+def test_the_centralized_baseline_without_baselines_is_refused() -> None:
     given = {"evaluation.baselines": False, "evaluation.centralized": "on"}
     with pytest.raises(
         EspalierError,
@@ -352,7 +352,7 @@ def test_settings_do_not_change() -> None:
 OTHER_VALUES = {
     "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16", "model": "/m",
     "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
-    "attempts": 7, "export-check": "transformers", "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
+    "attempts": 7, "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
     "evaluation.window-tokens": 9, "evaluation.local-only": False, "evaluation.centralized": "off", "data.field": "body",
     "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
     "activations": "disk", "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
@@ -488,20 +488,19 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
-@pytest.mark.parametrize("rounding", ["differences", "values"])
 @pytest.mark.parametrize("svd", [False, True])
 def test_differences_travel_where_something_is_rounded(
-    method: str, payload: str, rounding: str, svd: bool
+    method: str, payload: str, svd: bool
 ) -> None:
     """Adapters of a rounded wire dtype travel as differences.
 
     The server sends differences from the initial adapters, unless the aggregation is SVD: the SVD
     keeps nothing of the initial adapters, so the server then sends values.
     """
-    changes = {"method": method, "federation.payload": payload, "federation.rounding": rounding}
+    changes = {"method": method, "federation.payload": payload}
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
     sends = run.federation.sends_differences
-    assert sends == (payload != "float32" and rounding == "differences")
+    assert sends == (payload != "float32")
     assert run.of(AdapterAveraging).delivers_differences(run.federation) == (sends and not svd)
 
 

@@ -73,16 +73,16 @@ def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "is no private key in OpenSSH's format; make one with espalier keys"),
-        (b"secret", "is no private key in OpenSSH's format"),
-        (public(KEY), "is no private key in OpenSSH's format"),
+        (b"", "is not a private key in OpenSSH format; make one with espalier keys"),
+        (b"secret", "is not a private key in OpenSSH format"),
+        (public(KEY), "is not a private key in OpenSSH format"),
         (
             KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-            "is no private key in OpenSSH's format",
+            "is not a private key in OpenSSH format",
         ),
-        (locked(KEY), "asks for a passphrase, which a node cannot give"),
-        (private(ED25519), "is no ECDSA key on a curve that a SuperNode takes"),
-        (private(KEY)[:-200], "is no private key"),
+        (locked(KEY), "the key has a passphrase, which a node cannot enter"),
+        (private(ED25519), "is not an ECDSA key on a curve that a SuperNode accepts"),
+        (private(KEY)[:-200], "is not a private key"),
     ],
 )
 def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, words: str) -> None:
@@ -95,7 +95,9 @@ def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, wor
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
 def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(EspalierError, match="others of this machine can read it; chmod 600 it"):
+    with pytest.raises(
+        EspalierError, match="other users of this machine can read it; run: chmod 600"
+    ):
         private_key(write(tmp_path / "a.key", private(KEY), mode))
 
 
@@ -140,15 +142,19 @@ def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
         (
             "c.key.pub",
             b"",
-            "c.key.pub: is no public key in OpenSSH's format; ask the site for its c.key.pub",
+            "c.key.pub: is not a public key in OpenSSH format; ask the site for its c.key.pub",
         ),
-        ("c.key.pub", private(KEY), "c.key.pub: is no public key"),
+        ("c.key.pub", private(KEY), "c.key.pub: is not a public key"),
         (
             "c.key.pub",
             public(ED25519),
-            "c.key.pub: is no ECDSA key on a curve that a SuperLink takes",
+            "c.key.pub: is not an ECDSA key on a curve that a SuperLink accepts",
         ),
-        ("c.pub", public(KEY), "c.pub: is not named NAME.key.pub after a site; rename it"),
+        (
+            "c.pub",
+            public(KEY),
+            "c.pub: is not named NAME.key.pub after a site; rename or remove it",
+        ),
         ("c d.key.pub", public(KEY), "c d.key.pub: is not named NAME.key.pub after a site"),
         ("...key.pub", public(KEY), ""),
         (f"{'x' * 65}.key.pub", public(KEY), "is not named NAME.key.pub after a site"),
@@ -156,7 +162,7 @@ def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
         (
             "c.key.pub",
             public(OTHER),
-            "c.key.pub: is the key of a too; each site has a key of its own",
+            "c.key.pub: is also the key of a; each site needs its own key",
         ),
     ],
 )
@@ -183,7 +189,7 @@ def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("", "holds no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")],
+    [("", "contains no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")],
 )
 def test_a_directory_without_keys_is_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(EspalierError, match=words):

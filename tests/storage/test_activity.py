@@ -111,7 +111,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     foreign.write_text("another program's")
     os.utime(foreign, (1.0, 1.0))
     with (
-        pytest.raises(EspalierError, match=r"old.log lies in it; name another state-dir"),
+        pytest.raises(EspalierError, match=r"it contains old.log; name another state-dir"),
         AtWork(tmp_path, "old").working(),
     ):
         pass

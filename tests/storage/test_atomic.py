@@ -164,7 +164,7 @@ def test_json_that_no_other_reader_would_take_is_refused_before_the_old_file_is_
 ) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"cannot write .*: loss is NaN or infinite; the file is as it was before",
+        match=r"cannot write .*: loss is NaN or infinite; the file is unchanged",
     ):
         write_json(old_file, {"loss": float("nan")})
     assert old_file.read_bytes() == b"old"

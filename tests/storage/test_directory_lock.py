@@ -25,8 +25,8 @@ with locked(Path(sys.argv[1])):
 def test_a_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
     with locked(tmp_path):
         holder = (
-            rf"process {os.getpid()} on {socket.gethostname()} \(since \d{{4}}-\d\d-\d\dT.*\) is at"
-            r" work there"
+            rf"process {os.getpid()} on {socket.gethostname()} \(since \d{{4}}-\d\d-\d\dT.*\) is"
+            r" working there"
         )
         with pytest.raises(EspalierError, match=holder), locked(tmp_path):
             pass
@@ -62,7 +62,7 @@ def test_a_holder_without_a_name_is_a_holder(tmp_path: Path, content: str) -> No
     with locked(tmp_path):
         (tmp_path / "lock").write_text(content)
         with (
-            pytest.raises(EspalierError, match="another process is at work there"),
+            pytest.raises(EspalierError, match="another process is working there"),
             locked(tmp_path),
         ):
             pass

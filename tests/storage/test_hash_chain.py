@@ -67,18 +67,18 @@ Lines = list[bytes]
     ("tamper", "line", "why"),
     [
         (lambda lines: [lines[0], lines[1].replace(b'"bytes":20', b'"bytes":21'), *lines[2:]], 2, "was changed"),
-        (lambda lines: [*lines[:3], lines[3].replace(b'"bytes":40', b'"bytes":41')], 4, "something in it was changed"),
-        (lambda lines: [lines[0], lines[1].replace(b",", b", ", 1), *lines[2:]], 2, "is not written as it was"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"bytes":40', b'"bytes":41')], 4, "does not match its own hash"),
+        (lambda lines: [lines[0], lines[1].replace(b",", b", ", 1), *lines[2:]], 2, "was written again in another form"),
         (lambda lines: [lines[0], *lines[2:]], 2, "is entry 3, and entry 2 is missing before it"),
         (lambda lines: lines[1:], 1, "is entry 2, and entry 1 is missing"),
         (lambda lines: lines[3:], 1, "is entry 4, and entries 1 to 3 are missing"),
         (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2, "is entry 3, and entry 2 is missing"),
-        (lambda lines: [*lines, lines[1]], 5, "is entry 2, and stands behind entry 4"),
-        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3, "is entry 2, and stands behind entry 2"),
-        (lambda lines: [*lines[:2], b'{"bytes": 3}\n', *lines[2:]], 3, "is no entry of the chain"),
-        (lambda lines: [*lines[:2], b"\n", *lines[2:]], 3, "is no entry of the chain"),
-        (lambda lines: [*lines, b'{"bytes": 3}\n'], 5, "is no entry of the chain"),
-        (lambda lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "is no entry of the chain"),
+        (lambda lines: [*lines, lines[1]], 5, "is entry 2, but follows entry 4"),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3, "is entry 2, but follows entry 2"),
+        (lambda lines: [*lines[:2], b'{"bytes": 3}\n', *lines[2:]], 3, "an entry of the chain"),
+        (lambda lines: [*lines[:2], b"\n", *lines[2:]], 3, "an entry of the chain"),
+        (lambda lines: [*lines, b'{"bytes": 3}\n'], 5, "an entry of the chain"),
+        (lambda lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "an entry of the chain"),
     ],
 )  # fmt: skip
 def test_what_is_done_to_a_log_by_hand_is_found(
@@ -103,7 +103,7 @@ def test_an_entry_made_anew_with_its_own_hash_breaks_the_chain_behind_it(tmp_pat
     path.write_bytes(b"".join([lines[0], forged, *lines[2:]]))
     assert (
         chain_check(path).fault
-        == "line 3: does not hold the hash of what stands before it: one of the two was exchanged"
+        == "line 3: does not contain the hash of the lines before it: one of them was replaced"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_log_of_another_run_or_site_does_not_go_on_here(tmp_path: Path) -> Non
     other.append({"bytes": 1})
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([other.path.read_bytes(), *lines[1:]]))
-    assert chain_check(path).fault == "line 2: is of another run or site: 20260101-run at ward"
+    assert chain_check(path).fault == "line 2: belongs to another run or site: 20260101-run at ward"
 
 
 def test_a_tail_that_was_cut_off_is_found_by_a_hash_that_was_noted(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     path.write_bytes(b"".join(whole) + torn)
     checked = chain_check(path)
     assert (checked.fault, checked.entries) == ("", 3)
-    assert checked.notes[0].startswith("line 4: is torn")
+    assert checked.notes[0].startswith("line 4: is incomplete")
     chain(tmp_path).append({"bytes": 50})
     after = path.read_bytes()
     assert after.startswith(b"".join(whole) + torn + b"\n")
@@ -150,10 +150,10 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.num_bytes) == ("", 4, 110)
     (told,) = checked.notes
-    assert told.startswith("line 4: is torn: ")
-    assert told.endswith("; entry 4 tells of it")
+    assert told.startswith("line 4: is incomplete: ")
+    assert told.endswith("; entry 4 mentions it")
     path.write_bytes(after.replace(torn + b"\n", b"", 1))
-    assert "is not what that found there" in chain_check(path).fault
+    assert "are not those that the entry recorded" in chain_check(path).fault
 
 
 @pytest.mark.parametrize(
@@ -171,19 +171,19 @@ def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
     chain(tmp_path).append({"bytes": 50})
     checked = chain_check(path)
     if line.isascii() and line.startswith(b'{"before"'):
-        assert checked.notes[0].startswith("line 5: is torn")
+        assert checked.notes[0].startswith("line 5: is incomplete")
     else:
-        assert checked.fault == "line 5: is no entry of the chain, nor the beginning of one"
+        assert checked.fault == "line 5: is neither an entry of the chain nor the beginning of one"
 
 
 def test_two_crashes_in_a_row_are_told_too(tmp_path: Path) -> None:
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes() + b'{"before":"ab' + b"\n" + b'{"bef')
-    assert chain_check(path).notes[0].startswith("lines 5 to 6: are torn")
+    assert chain_check(path).notes[0].startswith("lines 5 to 6: are incomplete")
     chain(tmp_path).append({"bytes": 50})
     checked = chain_check(path)
     assert (checked.fault, checked.entries) == ("", 5)
-    assert checked.notes[0].startswith("lines 5 to 6: are torn")
+    assert checked.notes[0].startswith("lines 5 to 6: are incomplete")
 
 
 def test_an_entry_that_lacks_its_line_s_end_alone_counts(tmp_path: Path) -> None:
@@ -205,11 +205,12 @@ def test_a_log_without_a_chain_is_told_apart_and_goes_on_with_one(tmp_path: Path
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.unchained) == ("", 4, 3000)
     assert checked.notes == [
-        "before entry 1 stand 3,000 entries of a release without a chain, unchanged since"
+        "before entry 1: 3,000 entries of a release without a chain, unchanged since"
     ]
     path.write_text(path.read_text().replace('"bytes": 7}', '"bytes": 8}', 1))
     assert (
-        chain_check(path).fault == "line 1: what stands before entry 1 is not what that found there"
+        chain_check(path).fault
+        == "line 1: the lines before entry 1 are not those that the entry recorded"
     )
 
 

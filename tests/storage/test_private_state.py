@@ -274,7 +274,7 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     other = PrivateState(state.root, BY_HAND, "ward", {"client": 4})
     with (
         pytest.raises(
-            EspalierError, match="takes part in this run with another client; begin a new run"
+            EspalierError, match="takes part in this run with another client; start a new run"
         ),
         other.locked(),
     ):
@@ -396,7 +396,7 @@ def test_a_directory_that_others_made_is_refused_and_never_marked(
         with pytest.raises(
             EspalierError,
             match=(
-                f"Espalier did not make this directory, and {name} lies in it; name another state-"
+                f"Espalier did not create this directory, and it contains {name}; name another state-"
             ),
         ):
             write()

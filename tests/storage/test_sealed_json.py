@@ -129,7 +129,7 @@ def test_another_version_is_told_from_damage(file: Path) -> None:
     file.write_text(json.dumps({"version": 1, "round": 3}))
     with pytest.raises(
         EspalierError,
-        match="version 1, this program reads 2; resume with the release that wrote it",
+        match="version 1, but this program reads version 2; resume with the release that wrote it",
     ) as caught:
         read_sealed(file, 2)
     assert not isinstance(caught.value, Damaged)

@@ -34,7 +34,6 @@ def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome
             {
                 "allocation": "bandit",
                 "adaptive_pruning": False,
-                "rank_min": 5,
                 "prune_rounds": 2,
                 "prune_from": 4,
             },
@@ -53,9 +52,9 @@ def test_the_schedule_takes_equal_steps_and_ends_at_the_target(
         arm = made.arm(0, server_round)
         seen.append(arm.pruned)
         made.learn({0: arm}, {0: outcome(arm.pruned, arm.before)}, server_round)
-        assert arm.rank >= 5 if "rank_min" in schedule else arm.rank == 5
+        assert arm.rank >= 2 if "adaptive_pruning" in schedule else arm.rank == 5
     assert seen == expected
-    assert bool(made.bandits) == bool(schedule.get("rank_min"))
+    assert bool(made.bandits) == ("adaptive_pruning" in schedule)
 
 
 def test_half_of_the_rounds_prune_unless_it_is_said() -> None:

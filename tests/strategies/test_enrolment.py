@@ -194,7 +194,7 @@ def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first
     assert sorted(server.train()) == [0, 1]
     assert server.asked_to_train() == [1, 2, 1, 3]
     assert [line for line in server.shown if "another node" in line] == [
-        "seated again a: it answers from another node now"
+        "reconnected  a: it now answers from another node"
     ]
 
 
@@ -370,24 +370,24 @@ def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "key", "reason"),
     [
-        ("b", "a", "says that it is b, and has not the key of b that lies in site-keys"),
+        ("b", "a", "claims to be b, but does not have the key of b in site-keys"),
         (
             "b",
             "-",
             (
-                "says that it is b, and has not signed that; give the node its private key, with"
-                " site-key in --node-config"
+                "claims to be b, but did not prove it; set site-key in --node-config to its"
+                " private key"
             ),
         ),
         (
             "d",
             "d",
             (
-                "says that it is d, of which site-keys has no key; put its d.key.pub there if it is"
-                " to take part"
+                "claims to be d, but site-keys has no key of this site; put d.key.pub there if it"
+                " may take part"
             ),
         ),
-        ("nobody", "a", "says that it is nobody, of which site-keys has no key"),
+        ("nobody", "a", "claims to be nobody, but site-keys has no key of this site"),
     ],
 )
 def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
@@ -433,7 +433,7 @@ def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
     server.nodes.push_messages = relay  # type: ignore[method-assign]
     server.enrol()
     assert server.rounds.roster.clients() == {"a": 0}
-    assert "has not the key of b" in refused_nodes(server)["node 1"]
+    assert "does not have the key of b" in refused_nodes(server)["node 1"]
 
 
 def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
     assert second.rounds.roster.seats[0].node_id == 1
     # Node id 0 means that the site has not enrolled.
     assert second.rounds.roster.seats[1].node_id == 0
-    assert "has not the key of b" in refused_nodes(second)["node 2"]
+    assert "does not have the key of b" in refused_nodes(second)["node 2"]
 
 
 def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: P
         failure(request.header, refusal("b", "too little text"))
     )
     server.enrol()
-    assert refused_nodes(server) == {"node 3": "says that it is b: too little text"}
+    assert refused_nodes(server) == {"node 3": "claims to be b: too little text"}
 
 
 @settings(max_examples=60)
@@ -525,7 +525,7 @@ def test_a_key_file_that_is_half_written_refuses_its_node_alone(tmp_path: Path) 
     assert server.keys is not None
     server.keys = {"a": server.keys["a"]}
     server.read_keys = half_written
-    with pytest.raises(RunFailed, match="b, of which site-keys has no key"):
+    with pytest.raises(RunFailed, match="b, but site-keys has no key of this site"):
         server.enrol()
     assert len(refused_nodes(server)) == 1
 
@@ -549,8 +549,8 @@ def test_refused_nodes_are_told_why(tmp_path: Path) -> None:
     server.nodes.push_messages = note  # type: ignore[method-assign]
     server.enrol()
     assert told.keys() == {3, 4}
-    assert "of which site-keys has no key" in told[3]
-    assert told[4] == "the run has its num-clients = 2 sites without it"
+    assert "site-keys has no key of this site" in told[3]
+    assert told[4] == "the run already has its num-clients = 2 sites"
 
 
 def test_simulated_nodes_are_told_nothing(tmp_path: Path) -> None:
@@ -647,7 +647,7 @@ def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
 def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "a", 3: "a", 4: "a"}, quorum=0.5)
     server.enrol()
-    told = [line for line in server.shown if "a second node named a was turned away" in line]
+    told = [line for line in server.shown if "a second node named a; give" in line]
     assert len(told) == 1
     assert [line for line in server.shown if "refused" in line] == told
     assert server.rounds.roster.missing(2) == [("a client", "never connected")]
@@ -695,7 +695,7 @@ def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"} | dict.fromkeys(range(3, 400), "a" * 65))
     server.enrol()
     assert len(server.shown) < 220
-    assert server.rounds.roster.refused["further nodes"] == "197 more were turned away"
+    assert server.rounds.roster.refused["further nodes"] == "197 more were refused"
     with pytest.raises(RunFailed) as caught:
         server.rounds.require_quorum(0, "are left")
     assert len(str(caught.value).splitlines()) < 25

@@ -44,9 +44,7 @@ def test_scaled_on_paper() -> None:
             seconds=12.0,
         ),
     }
-    found = scaled_rewards(
-        outcomes, MOST.and_of(outcomes), target=0.5, largest_step=0.1, tolerance=0.1
-    )
+    found = scaled_rewards(outcomes, MOST.and_of(outcomes), target=0.5, largest_step=0.1)
     assert found == {0: pytest.approx(1 * 0.5 * 0.5 / 3), 1: pytest.approx(0.5 * 1 * 1 / 3)}
 
 
@@ -146,8 +144,6 @@ def test_the_gain() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(EspalierError, match="tolerance = 0"):
-        scaled_rewards({0: PLAIN}, MOST, 0.5, 0.1, tolerance=0)
     with pytest.raises(EspalierError, match="largest step = nan"):
         scaled_rewards({0: PLAIN}, MOST, 0.5, math.nan)
     with pytest.raises(EspalierError, match="smallest gap = 0"):

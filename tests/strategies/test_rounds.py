@@ -333,8 +333,7 @@ def test_sites_at_which_a_person_approves_are_told_first_and_since_when(
     slowly(rounds, 1900)
     ask(rounds, patience=lambda seat: 1000.0)
     assert [line.split("  [")[0] for line in shown] == [
-        f"masks        waiting for site (asked {time} ago; its replies leave when a person there"
-        " approves them)"
+        f"masks        waiting for site (asked {time} ago; a person there must approve its replies)"
         for time in ("60 s", "2 min", "3 min")
     ]
 

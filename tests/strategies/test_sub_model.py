@@ -63,7 +63,7 @@ def test_all_of_an_emulator_between_first_and_last_blocks(
 
     Only the end of the emulator is compared with the full model.
     """
-    evenly = {"drop": "uniform", "dropped_layers": 2, "aligned": "all", "first_layers": 1}
+    evenly = {"drop": "uniform", "first_layers": 1}
     made = result(base, tmp_path, [2, 4], [], **evenly)
     assert made.kept == [0, 1, 3, 5, 6, 7]
     assert made.aligned_blocks == [1, 2, 3]

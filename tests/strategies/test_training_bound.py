@@ -55,37 +55,20 @@ def test_by_hand() -> None:
     assert largest_step(0.0, 0.0, 7) == pytest.approx(1.0)
 
 
-def test_moments_that_are_kept_reach_further() -> None:
-    """The last of many steps move a number further than the first ones can."""
-    training = any_training(learning_rate=1.0, steps=2)
-    steps = 40
-    values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
-    moved = abs(values[-1] - values[-3])
-    anew = Reach(training)
-    kept = Reach(training, steps_before=steps - 2)
-    assert anew.distance < moved <= kept.distance
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     gradients=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
     start=st.floats(-5, 5),
     rate=st.floats(1e-6, 2.0),
     decay=st.floats(0, 3.0),
-    beta1=st.floats(0, 0.99),
-    beta2=st.floats(0.5, 0.999),
 )
 def test_no_gradients_lead_beyond_half_of_the_limit(
-    gradients: list[float], start: float, rate: float, decay: float, beta1: float, beta2: float
+    gradients: list[float], start: float, rate: float, decay: float
 ) -> None:
     """The other half of the limit is for the rounding of the wire dtype."""
-    reach = Reach(
-        any_training(
-            learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)
-        )
-    )
+    reach = Reach(any_training(learning_rate=rate, weight_decay=decay, steps=len(gradients)))
     reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
-    end = adamw(gradients, start, lr=rate, betas=(beta1, beta2), weight_decay=decay)[-1]  # type: ignore[arg-type]
+    end = adamw(gradients, start, lr=rate, weight_decay=decay)[-1]
     assert abs(end) <= reach.limit("block-0000", "attn.q.lora_a") / 2 * (1 + 1e-9) + 1e-12
 
 

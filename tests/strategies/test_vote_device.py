@@ -55,5 +55,5 @@ def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         "pruning_kernels.votes.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
     )
-    with pytest.raises(EspalierError, match="not those that were given"):
+    with pytest.raises(EspalierError, match="it counts the votes wrongly"):
         require_counting(torch.device("meta"), "cuda")

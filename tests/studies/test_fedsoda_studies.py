@@ -246,7 +246,7 @@ def small(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> list[str]:
         "num-clients": 2, "federation.rounds": 2, "federation.sampled-clients": 1.0, "training.steps": 1,
         "training.batch-size": 1, "task.max-tokens": 16, "task.max-test-tokens": 16, "task.max-test-items": 4, "lora.rank": 2,
         "evaluation.window-tokens": 16, "evaluation.max-windows": 2, "fedsoda.public-windows": 4,
-        "fedsoda.public-window-tokens": 16, "fedsoda.pre-align-steps": 1, "fedsoda.realign-steps": 1, "fedsoda.align-batch": 1,
+        "fedsoda.pre-align-steps": 1, "fedsoda.realign-steps": 1,
     }  # fmt: skip
     named = {"model": model, "data": files["train.jsonl"], "test": files["test.jsonl"], "public": files["public.txt"],
              "work": model.parent / "work", "out": model.parent / "out", "letters": 3000}  # fmt: skip

@@ -15,7 +15,7 @@ from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
-from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 
 
@@ -50,7 +50,7 @@ def test_budgets_of_llama_7b_by_hand() -> None:
 
     A budget of half of the model leaves embeddings, head and norms whole.
     """
-    gates = LaneGates(tables.costs("LLaMA-7B").plan)
+    gates = ResidualGates(tables.costs("LLaMA-7B").plan)
     blocks = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     beside = 2 * 32000 * 4096 + (2 * 32 + 1) * 4096
     assert gates.total == blocks

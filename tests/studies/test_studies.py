@@ -190,7 +190,7 @@ def test_a_damaged_study_is_told_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match=r"study.json: is damaged"):
         Rows(path, CONDITIONS)
     path.with_suffix(".json").unlink()
-    with pytest.raises(EspalierError, match=r"study.json is not beside it"):
+    with pytest.raises(EspalierError, match=r"study.json is missing"):
         Rows(path, CONDITIONS)
     assert path.read_text() == text
 

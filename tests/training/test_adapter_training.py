@@ -69,7 +69,7 @@ def sequences() -> TokenSequences:
     ]
     rows = zip(ids, lengths, strict=True)
     return TokenSequences(
-        tuple(Encoded(tuple(row), min(answer, len(row) - 1)) for row, (_, answer) in rows), "answer"
+        tuple(Encoded(tuple(row), min(answer, len(row) - 1)) for row, (_, answer) in rows),
     )
 
 

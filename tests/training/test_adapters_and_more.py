@@ -61,7 +61,7 @@ def sequences() -> TokenSequences:
         (torch.randint(VOCABULARY, (length,), generator=generator).tolist(), answer)
         for length, answer in lengths
     ]
-    return TokenSequences(tuple(Encoded(tuple(ids), answer) for ids, answer in rows), "answer")
+    return TokenSequences(tuple(Encoded(tuple(ids), answer) for ids, answer in rows))
 
 
 def settings_of(**changes: Any) -> RunSettings:
@@ -211,7 +211,7 @@ def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: Opene
     found = []
     start = initial_values(llama, training_of(llama).adapters, 3)
     for share in (1.0, 0.1):
-        training = training_of(llama, training__max_gradient_norm=0.0)
+        training = training_of(llama)
         training.groups = [
             Group([flat_name(key, name) for key, names in WHOLE.items() for name in names], 0.1)
         ]

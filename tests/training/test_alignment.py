@@ -1,7 +1,6 @@
 """Alignment of a sub-model: the trained tensors, the objective, and its effect on unseen text."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ SETTINGS = parse(
         "fedsoda.adapter-layers": 1,
         "fedsoda.group-layers": 1,
         "fedsoda.groups": 1,
-        "fedsoda.align-batch": 2,
+        "training.batch-size": 2,
         "fedsoda.align-learning-rate": 0.02,
         "lora.rank": 4,
         "lora.targets": "all",
@@ -76,8 +75,6 @@ def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS
         places=Places({1: 2}, (2, 3)),
         settings=job.align_training(settings.training, steps),
         seed=3,
-        representation=job.representation_weight,
-        divergence=job.divergence_weight,
     )
 
 
@@ -111,26 +108,6 @@ def test_the_objective_is_the_one_that_is_written_down(
         q = made.logits[row].log_softmax(-1)
         expected += (p.exp() * (p - q)).sum(-1).mean()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
-def test_each_weight_stands_before_its_own_part(
-    model: OpenedModel, smaller: OpenedModel, weights: tuple[float, float]
-) -> None:
-    one = alignment(smaller, 1)
-    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
-    place = {number: number for number in range(8)}
-    batch = Batch(torch.tensor([[0]]), torch.ones(1, 1, dtype=torch.int64), torch.tensor([0]))
-
-    def distance(representation: float, divergence: float) -> float:
-        changed = replace(one, representation=representation, divergence=divergence)
-        with torch.no_grad():
-            return float(changed.distance(one.student.whole, batch, CPU.device, teacher, place))
-
-    assert distance(1.0, 1.0) == pytest.approx(distance(1.0, 0.0) + distance(0.0, 1.0), rel=1e-5)
-    assert distance(3 * weights[0], 3 * weights[1]) == pytest.approx(
-        3 * distance(*weights), rel=1e-5
-    )
 
 
 def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(

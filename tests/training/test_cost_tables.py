@@ -88,8 +88,6 @@ def test_a_directory_with_a_configuration_and_nothing_else(
                 str(tmp_path),
                 "--rank",
                 "2",
-                "--rank-pattern",
-                "1.attn.q=3",
                 "--batch-size",
                 "3",
                 "--tokens",
@@ -99,7 +97,7 @@ def test_a_directory_with_a_configuration_and_nothing_else(
         == 0
     )
     (row,), _, memory = tables(capsys.readouterr().out)
-    assert (row["ranks"], row["trained parameters"]) == ("2, 3", f"{(3 * 2 + 3) * 128:,}")
+    assert (row["ranks"], row["trained parameters"]) == ("2", f"{4 * 2 * 128:,}")
     kept = [float(row["activations of 3 x 9 tokens"]) for row in memory]
     assert kept[0] > kept[1] == kept[2] == kept[3] > 3 * 8 * 96 * 4 / 2**20, (
         "the logits alone are more"
@@ -113,7 +111,6 @@ def test_a_directory_with_a_configuration_and_nothing_else(
         (["--rank", "0"], "lora.rank = 0"),
         (["--model", "qwen2-7b", "--rank", "600"], "600 is larger than a side of attn.v"),
         (["--layers", "x"], "lora.layers = 'x'"),
-        (["--rank-pattern", "q=2"], "lora.rank-pattern = 'q=2'"),
         (["--num-clients", "0"], "--num-clients 0: must be at least 1"),
         (["--tokens", "1"], "--tokens 1: nothing is predicted"),
     ],

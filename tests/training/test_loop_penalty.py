@@ -1,5 +1,6 @@
 """A penalty is part of every step's loss once, for any number of batches per step."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -37,10 +38,9 @@ def after_one_step(
     model: Bigrams, accumulation: int, penalty: Callable[[], Tensor] | None
 ) -> Tensor:
     """Return the gradient of a step's loss as ``AdamW`` receives it; no gradient is clipped."""
-    settings = TrainingSettings(
-        batch_size=4 // accumulation, accumulation=accumulation, max_gradient_norm=0.0
-    )
+    settings = TrainingSettings(batch_size=4 // accumulation, accumulation=accumulation)
     loop = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 1, penalty)
+    loop.max_gradient_norm = math.inf
     loop.run(0, 1)
     assert model.table.grad is not None
     return model.table.grad.clone()

@@ -28,7 +28,6 @@ CONFIG = {
     "lora.rank": 2,
     "sft-p.embedding": 8,
     "sft-p.code": 4,
-    "sft-p.width": 6,
     "sft-p.learning-rate": 0.01,
 }
 

@@ -54,10 +54,7 @@ def test_sequences_equal_a_slow_reference(
         answer += [END] if task in WRITTEN else []
         batch = client_sequences(settings, simulated_node(), opened, 0).batch([0])
         assert batch.input_ids.tolist() == [before + answer]
-        counted = (
-            [-100] * len(before) + answer if settings.task.loss_on == "answer" else before + answer
-        )
-        assert batch.labels.tolist() == [counted]
+        assert batch.labels.tolist() == [[-100] * len(before) + answer]
 
 
 def test_an_encoder_without_a_token_for_padding_is_a_mistake(
@@ -77,5 +74,5 @@ def test_an_encoder_without_a_token_for_padding_is_a_mistake(
             }
         )
     )
-    with pytest.raises(EspalierError, match=r"no token for padding, .*; name one as pad_token"):
+    with pytest.raises(EspalierError, match=r"no padding token, .*; set pad_token"):
         client_sequences(settings, simulated_node(), OpenedModel(folder), 0)

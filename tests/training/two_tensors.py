@@ -1,5 +1,6 @@
 """Model of two tensors: the logits of the next token are a row of a matrix plus a shared vector."""
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -37,13 +38,21 @@ class Rows(nn.Module):
 
 
 def batch_of(numbers: Sequence[int]) -> Batch:
-    return collate([SEQUENCES[number] for number in numbers], 0, "answer")
+    return collate([SEQUENCES[number] for number in numbers], 0)
 
 
-def loop_of(model: Rows, names: Sequence[str] = ("table", "shift"), **settings: Any) -> Loop:
-    given = {"batch_size": 2, "learning_rate": RATE, "max_gradient_norm": 0.0} | settings
+def loop_of(
+    model: Rows,
+    names: Sequence[str] = ("table", "shift"),
+    max_gradient_norm: float = math.inf,
+    **settings: Any,
+) -> Loop:
+    given = {"batch_size": 2, "learning_rate": RATE} | settings
     parameters = {name: getattr(model, name) for name in names}
-    return Loop(model, parameters, TrainingSettings(**given), len(SEQUENCES), batch_of, SEED, TOTAL)
+    chosen = TrainingSettings(**given)
+    loop = Loop(model, parameters, chosen, len(SEQUENCES), batch_of, SEED, TOTAL)
+    loop.max_gradient_norm = max_gradient_norm
+    return loop
 
 
 def predicted(step: int, batch: int = 2) -> list[tuple[int, int]]:

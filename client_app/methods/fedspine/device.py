@@ -15,37 +15,41 @@ from typing import Any
 from client_app.methods import fedpetuning
 from client_app.methods.fedspine.importance import keep_measured
 from client_app.methods.personal_model import own_folder, write_own, write_own_encoder
-from client_app.protocol.answer_once import Work, answer_once
-from client_app.protocol.evaluation import answer
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_alone
-from client_app.protocol.push import taken
-from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.messages.message import Header, Letter, validate
 from espalier.methods.fedpetuning.contract import Order, parts
 from espalier.methods.fedspine.contract import STRUCTURE, SpineReport, shortened, trained
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
-from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapter_training import AdapterTraining
+from espalier.training.group_importance import GroupImportance
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
-from espalier.training.unit_importance import UnitImportance
 
 REMEDY = (
     "give the site more data, raise training.steps, training.batch-size or training.accumulation"
 )
+
+
+FIRST_PART = 1
+"""Number of the first part of the global adapters in a round; part 0 asks for a cut."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,16 @@ class CutModel:
     @cached_property
     def cut(self) -> Cut:
         """Mask of the cut groups over the whole model, shape (groups,), bool."""
-        units = CutUnits.of(self.site.model.plan)
-        return units.none if self.structure is None else units.read(self.structure)
+        groups = Groups.of(self.site.model.plan)
+        return groups.none if self.structure is None else read_bits(groups, self.structure)
 
     @cached_property
     def model(self) -> OpenedModel:
         """Smaller model that remains after the cut."""
         if not self.cut.any():
             return self.site.model
-        return OpenedModel(
-            self.site.model.directory, CutUnits.of(self.site.model.plan).structure(self.cut)
-        )
+        structure = Groups.of(self.site.model.plan).structure(self.cut)
+        return OpenedModel(self.site.model.directory, structure)
 
     @cached_property
     def adapters(self) -> AdapterPlan:
@@ -100,27 +103,9 @@ def train(site: Site, request: Letter) -> Letter:
         require_own_data(site, request.header)
         return _train(site, state, request, own)
 
-    def begins_with(_: PrivateState) -> dict[str, str]:
-        return {key: sha256(blob) for key, blob in _brought(site, request, own).items()}
-
     return answer_once(
-        site,
-        request,
-        Work(SpineReport, list(own.adapters.shapes()), own.parts[0], work, begins_with),
+        site, request, work, lambda _: pushed_hashes(site, request, first=FIRST_PART)
     )
-
-
-def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
-    """Return the blobs of the global adapters, {} in the first round.
-
-    All parts but the last were pushed before, beginning with part 1. The last part is in the
-    request.
-    """
-    if request.header.server_round == 1:
-        return {}
-    store, hashes, _ = taken(site, request.header, len(own.parts) - 1, first=1)
-    found = {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
-    return {key: blob for key, blob in found.items() if key != STRUCTURE}
 
 
 def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> SpineReport:
@@ -128,7 +113,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     started = time.monotonic()
     server_round = request.header.server_round
     settings = site.settings
-    start = fedpetuning.begins_with(site, own.adapters, _brought(site, request, own))
+    start = fedpetuning.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
     training, watch = _training(site, own, request.header.client)
     first_step = (server_round - 1) * settings.training.steps
     steps = settings.training.steps
@@ -137,7 +122,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
     _require_enough(site, training, outcome.weighed)
-    keep_measured(state, server_round, own.cut, watch.units)
+    keep_measured(state, server_round, own.cut, watch.importance)
     before, after = losses_of(outcome, first_step)
     limit = validate(Order, request.scalars).rank_limit
     return SpineReport(
@@ -152,7 +137,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     )
 
 
-def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, UnitImportance]:
+def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
     """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
     training = AdapterTraining(
@@ -165,7 +150,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         cache_folder=own.cache_folder,
         load=site.load,
     )
-    watch = UnitImportance(
+    watch = GroupImportance(
         own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
     )
     training.observer = watch
@@ -226,15 +211,15 @@ def _edits(own: CutModel, tensors: Tensors) -> Edits:
     return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Evaluate the device's own smaller model on evaluation text or items.
+def evaluate(site: Site, request: Letter) -> Evaluation:
+    """Prepare to evaluate the device's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.
     """
     own, tensors = _delivered(site, request.header)
     if site.settings.task.name == TEXT:
         edits = _edits(own, tensors)
-        return answer(site, request, (own.model, edits), lambda: (own.model, edits))
+        return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
 
     def model_of(name: str) -> Any:
         if name == "dense":
@@ -248,7 +233,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
         adapted.set(tensors)
         return adapted.whole
 
-    return answer_on_task(site, request, model_of)
+    return prepare_task_evaluation(site, request, model_of)
 
 
 def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.protocol import client_state
-from espalier.messages.blobs.group_bits import Cut
+from espalier.models.groups import Cut
 from espalier.storage.client_state import PrivateState
 
-UNITS = "units"
+GROUPS = "groups"
 """Key of the stored tensors."""
 
 
@@ -34,16 +34,18 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
         state,
         client_state.IMPORTANCE,
         server_round,
-        {UNITS: {"values": whole, "cut": torch.from_numpy(cut.copy())}},
+        {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}},
     )
 
 
-def measured_units(state: PrivateState, server_round: int, cut: Cut) -> NDArray[np.float64] | None:
+def measured_importance(
+    state: PrivateState, server_round: int, cut: Cut
+) -> NDArray[np.float64] | None:
     """Return the importances measured before a round, (groups,), float64, 0 for cut groups.
 
     The result is None if there are none, or if they belong to another cut.
     """
-    kept = client_state.before(state, client_state.IMPORTANCE, server_round).get(UNITS)
+    kept = client_state.before(state, client_state.IMPORTANCE, server_round).get(GROUPS)
     if kept is None or not np.array_equal(kept["cut"].numpy(), cut):
         return None
     values: NDArray[np.float64] = kept["values"].numpy()

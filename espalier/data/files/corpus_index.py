@@ -112,8 +112,8 @@ class Source:
     def changed(self) -> EspalierError:
         """Return the error for a file that changed after it was first read."""
         return InputError(
-            f"{self.path}: the file was changed while it was read; start the run again when it is"
-            " complete"
+            f"{self.path}: the file changed while it was read; start the run again when the file"
+            " is complete"
         )
 
 

@@ -7,8 +7,8 @@ HEAD_BYTES = 512
 """Number of bytes at the beginning of a file that are examined."""
 
 UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
-CONVERT = "is {}, not UTF-8; convert it, for instance with: iconv -f {} -t UTF-8"
-EXPORT = "is a {} file, no text; write its records as JSON Lines, one object per line"
+CONVERT = "is {}, not UTF-8; convert it, for example with: iconv -f {} -t UTF-8"
+EXPORT = "is a {} file, not text; write its records as JSON Lines, one object per line"
 
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", UNPACK.format("gzip")),
@@ -17,7 +17,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", UNPACK.format("zstd")),
     (b"\x04\x22\x4d\x18", UNPACK.format("lz4")),
     (b"\x1f\x9d", UNPACK.format("compress")),
-    (b"PK\x03\x04", UNPACK.format("a zip archive, as .xlsx and .docx files are too")),
+    (b"PK\x03\x04", UNPACK.format("a zip archive, like .xlsx and .docx files")),
     (b"PK\x05\x06", UNPACK.format("an empty zip archive")),
     (b"7z\xbc\xaf\x27\x1c", UNPACK.format("7z")),
     (b"Rar!\x1a\x07", UNPACK.format("rar")),
@@ -31,11 +31,11 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x04\x95", EXPORT.format("pickle")),
     (b"\x93NUMPY", EXPORT.format("NumPy")),
     (b"\xd0\xcf\x11\xe0", EXPORT.format("Microsoft Office")),
-    (b"%PDF-", "is a PDF file, no text; extract its text"),
-    (b"{\\rtf", "is an RTF file, no plain text; save it as plain text in UTF-8"),
+    (b"%PDF-", "is a PDF file, not text; extract its text"),
+    (b"{\\rtf", "is an RTF file, not plain text; save it as plain text in UTF-8"),
     (
         b"version https://git-lfs.github.com/spec/",
-        "is a pointer of Git LFS in place of the file; fetch it with: git lfs pull",
+        "is a Git LFS pointer instead of the file; fetch the file with: git lfs pull",
     ),
     (codecs.BOM_UTF32_LE, CONVERT.format("UTF-32", "UTF-32")),
     (codecs.BOM_UTF32_BE, CONVERT.format("UTF-32", "UTF-32")),
@@ -60,9 +60,9 @@ def kind_refused(head: bytes) -> str:
     ----------
     head : the first ``HEAD_BYTES`` bytes of the file
     """
-    for beginning, told in _BEGINNINGS:
+    for beginning, description in _BEGINNINGS:
         if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):
-            return told
+            return description
     if head[TAR_AT : TAR_AT + 5] == b"ustar":
         return UNPACK.format("a tar archive")
     for name, is_encoded in _WITHOUT_MARK:

@@ -58,8 +58,8 @@ class FileText(Sequence[str]):
                 data = os.pread(file.fileno(), behind - start, start)
                 if _state(file) != self._state:
                     raise InputError(
-                        f"{self._path}: the file was changed while it was read; start the run again"
-                        " when it is complete"
+                        f"{self._path}: the file changed while it was read; start the run again"
+                        " when the file is complete"
                     )
                 yield data.decode()
 
@@ -81,7 +81,7 @@ class FileText(Sequence[str]):
             yield start
             empty &= not self._decoded(waiting, start).strip()
         if empty:
-            raise InputError(f"{self._path}: the file is empty; name a file with text in it")
+            raise InputError(f"{self._path}: the file is empty; name a file that contains text")
         yield start + len(waiting)
 
     def _decoded(self, data: bytearray, start: int) -> str:

@@ -59,7 +59,7 @@ def text_records(path: str) -> Iterator[Located]:
                 found = True
                 yield Located(start, len(data), record)
     if not found:
-        raise InputError(f"{path}: the file is empty; name a file with text in it")
+        raise InputError(f"{path}: the file is empty; name a file that contains text")
 
 
 def text_record(data: bytes) -> Record:
@@ -112,7 +112,7 @@ def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, b
                 found = True
                 yield f"{path}: line {number}", start, line
     if not found:
-        raise InputError(f"{path}: the file is empty; name a file with records in it")
+        raise InputError(f"{path}: the file is empty; name a file that contains records")
 
 
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
@@ -127,12 +127,12 @@ def json_record(line: bytes, field: str, label_field: str, where: str) -> Record
     if not isinstance(record[field], str):
         raise InputError(
             f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as"
-            f" one, or {remedy}"
+            f" a string, or {remedy}"
         )
     if not _is_unicode(record[field]):
         raise InputError(
-            f"{where}, field '{field}' holds half of a surrogate pair; write the file again as"
-            " UTF-8"
+            f"{where}, field '{field}' contains half of a surrogate pair; write the file again"
+            " as UTF-8"
         )
     return Record(record[field], _label(record, label_field, where))
 
@@ -147,8 +147,9 @@ def _label(record: dict[str, Any], field: str, where: str) -> str:
         )
     if not is_label(value := record[field]):
         raise InputError(
-            f"{where} has no label in field '{field}' but {kind_of(value)}; a label is a string, a"
-            " number or a truth value: give the record one, or set data.partition-field"
+            f"{where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
+            " string, a number or a boolean: give the record such a label, or set"
+            " data.partition-field"
         )
     return str(value)
 
@@ -216,8 +217,9 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
             raise InputError(
-                f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is no text,"
-                " not in UTF-8, or damaged; write it again as UTF-8 text without NUL bytes"
+                f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is not"
+                " text, not in UTF-8, or damaged; write it again as UTF-8 text without NUL"
+                " bytes"
             )
         share(file.tell())
         yield block
@@ -272,7 +274,7 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
                 else "a pipe or device, which cannot be read twice"
             )
             raise InputError(
-                f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file"
+                f"{file.absolute()}: cannot be read ({what}); check {keys}, which must name a file"
             )
         with open(file, "rb") as found:
             if kind := kind_refused(found.read(HEAD_BYTES)):

@@ -48,25 +48,24 @@ def read_dataset(
     for row, record in enumerate(dataset):
         text = record[field]
         label = record[label_field] if label_field else ""
-        where = f"the dataset {name!r} ({split}), row {row} counted from 0"
+        where = f"the dataset {name!r} ({split}), row {row} (counted from 0)"
         if not isinstance(text, str):
             remedy = (
                 "remove the rows without text"
                 if text is None
                 else (
-                    "name a column of text, or make one of this (of messages, for instance, by the"
+                    "name a text column, or create one (for example from messages, with the"
                     " tokenizer's chat template)"
                 )
             )
             raise InputError(
-                f"data.field = {field!r}: {where}, holds {kind_of(text)}, which is not a string;"
-                f" {remedy}"
+                f"data.field = {field!r}: {where} contains {kind_of(text)}, not a string; {remedy}"
             )
         if not is_label(label):
             raise InputError(
-                f"data.partition-field = {label_field!r}: {where}, holds {kind_of(label)}, and a"
-                " label is a string, a number or a truth value; name another column, or remove the"
-                " rows without a label"
+                f"data.partition-field = {label_field!r}: {where} contains {kind_of(label)}, but"
+                " a label must be a string, a number or a boolean; name another column, or"
+                " remove the rows without a label"
             )
         yield Record(text, str(label))
 
@@ -99,8 +98,7 @@ def load_split(
         if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
             key, remedy = missing
             raise InputError(
-                f"{key}: the dataset {name!r} has no split {lacks[1]!r}, it has {lacks[2]};"
-                f" {remedy}"
+                f"{key}: the dataset {name!r} has no split {lacks[1]!r}, only {lacks[2]}; {remedy}"
             ) from None
         reason = (str(error).splitlines() or [""])[0][:200]
         raise InputError(

@@ -8,10 +8,7 @@ from espalier.environment.bounded_json import UnboundedJsonError, read_json
 from espalier.errors import InputError
 
 ONE_EACH = "write one JSON object per line"
-TO_UTF8 = (
-    "convert the file to UTF-8: of Windows-1252 or Latin-1, for instance, with iconv -f"
-    " WINDOWS-1252 -t UTF-8"
-)
+TO_UTF8 = "convert it to UTF-8, for example from Windows-1252 or Latin-1: iconv -f CP1252 -t UTF-8"
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
@@ -34,15 +31,14 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
         raise InputError(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
     except UnboundedJsonError:
         raise InputError(
-            f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}"
+            f"{where} cannot be read as JSON: it is nested too deeply; {ONE_EACH}"
         ) from None
     except ValueError:
         raise InputError(
-            f"{where} is not JSON that can be read: a number has too many digits; write it as a"
-            " string"
+            f"{where} cannot be read as JSON: a number has too many digits; write it as a string"
         ) from None
     if not isinstance(record, dict):
-        of_array = " (jq -c '.[]' does it with an array)" if isinstance(record, list) else ""
+        of_array = " (for an array: jq -c '.[]')" if isinstance(record, list) else ""
         raise InputError(
             f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}"
         )
@@ -53,23 +49,22 @@ def _why(text: str, error: json.JSONDecodeError) -> str:
     """Describe why a line is not JSON, by the most common mistakes or the parser's message."""
     body = text.strip()
     if not body.startswith(("{", "[")):
-        return "it does not begin with {, as plain text and the rows of a CSV table do not"
+        return "it does not begin with {; plain text and CSV rows are not JSON"
     if error.msg.startswith("Unterminated string"):
         return (
-            f"the string in column {error.colno} does not end on this line, where a newline is"
-            " written as \\n"
+            f"the string in column {error.colno} does not end on this line; write a newline as \\n"
         )
     if body.endswith(",") and _is_json(body[:-1]):
-        return "it ends with a comma, and JSON Lines has none between its lines"
+        return "it ends with a comma; JSON Lines has no commas between lines"
     if error.pos >= len(text):
         kind, query = ("an array", ".[]") if body.startswith("[") else ("an object", ".")
         return (
             f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
         )
     if error.msg == "Extra data":
-        return f"something follows its first value, in column {error.colno}"
+        return f"more text follows the first value, in column {error.colno}"
     if error.msg.startswith("Invalid control character"):
-        return f"a control character in column {error.colno} is not escaped, as a tab is by \\t"
+        return f"a control character in column {error.colno} is not escaped; write a tab as \\t"
     return f"{error.msg.partition(':')[0].removesuffix(' at')} in column {error.colno}"
 
 

@@ -16,7 +16,7 @@ def kind_of(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
-        return "a truth value"
+        return "a boolean"
     if isinstance(value, int):
         return "a number"
     if isinstance(value, float):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +10,6 @@ from torch import Tensor
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Item
 from espalier.errors import InputError
-
-Counted = Literal["answer", "all"]
-"""Tokens over which the loss is averaged: those of the answer, or those of prompt and answer."""
 
 NOT_COUNTED = -100
 """Label of a token without a loss, as in torch's cross entropy and Hugging Face's models."""
@@ -34,15 +31,15 @@ class Batch:
     """
 
 
-def collate(encoded: Sequence[Encoded], pad_token: int, counted: Counted) -> Batch:
-    """Return a batch with the length of its longest item."""
+def collate(encoded: Sequence[Encoded], pad_token: int) -> Batch:
+    """Return a batch with the length of its longest item; the tokens of answers are counted."""
     shape = len(encoded), max(len(one.token_ids) for one in encoded)
     input_ids = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask = torch.zeros(shape, dtype=torch.int64)
     labels = torch.full(shape, NOT_COUNTED, dtype=torch.int64)
     for row, one in enumerate(encoded):
         end = len(one.token_ids)
-        start = end - one.answer_tokens if counted == "answer" else 0
+        start = end - one.answer_tokens
         input_ids[row, :end] = torch.tensor(one.token_ids, dtype=torch.int64)
         attention_mask[row, :end] = 1
         labels[row, start:end] = input_ids[row, start:end]
@@ -59,8 +56,8 @@ def require_padding(tokenizer: Any) -> None:
     """
     if tokenizer.pad_token_id is None:
         raise InputError(
-            "the tokenizer has no token for padding, with which an encoder's texts of a batch"
-            " become equally long; name one as pad_token in the model's tokenizer_config.json"
+            "the tokenizer has no padding token, and an encoder needs one to make the texts of"
+            " a batch equally long; set pad_token in the model's tokenizer_config.json"
         )
 
 

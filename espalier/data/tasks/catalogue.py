@@ -1,24 +1,12 @@
-"""Catalogue of all tasks.
+"""All tasks by name. A new task goes into ``TASKS`` of the module of its kind."""
 
-A new task is a function from a record's fields to an item, and an entry in ``TASKS``.
-"""
-
-from espalier.data.tasks.classification import BOOLQ, MNLI, SST2
-from espalier.data.tasks.endings import HELLASWAG, PIQA, WINOGRANDE
-from espalier.data.tasks.lettered import ARC_CHALLENGE, ARC_EASY, MMLU, OPENBOOKQA
+from espalier.data.tasks import classification, endings, lettered, written
 from espalier.data.tasks.task import Task
-from espalier.data.tasks.written import ALPACA, DOLLY, GSM8K
 from espalier.errors import InputError
 
 TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        SST2, MNLI, BOOLQ,
-        ARC_EASY, ARC_CHALLENGE, OPENBOOKQA, MMLU,
-        PIQA, HELLASWAG, WINOGRANDE,
-        GSM8K, DOLLY, ALPACA,
-    )
-}  # fmt: skip
+    task.name: task for kind in (classification, lettered, endings, written) for task in kind.TASKS
+}
 
 
 def task_named(name: str) -> Task:

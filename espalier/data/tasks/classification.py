@@ -50,8 +50,10 @@ def _boolq(record: Fields) -> Item:
     return Item((prompt,), TRUTHS, label, label=TRUTHS[label], texts=(question, passage))
 
 
-SST2 = Task("sst2", Hub("nyu-mll/glue", "sst2", test="validation"), ("acc",), _sst2, SENTIMENTS)
-MNLI = Task(
-    "mnli", Hub("nyu-mll/glue", "mnli", test="validation_matched"), ("acc",), _mnli, ENTAILMENTS
+TASKS = (
+    Task("sst2", Hub("nyu-mll/glue", "sst2", test="validation"), ("acc",), _sst2, SENTIMENTS),
+    Task(
+        "mnli", Hub("nyu-mll/glue", "mnli", test="validation_matched"), ("acc",), _mnli, ENTAILMENTS
+    ),
+    Task("boolq", Hub("aps/super_glue", "boolq", test="validation"), ("acc",), _boolq, TRUTHS),
 )
-BOOLQ = Task("boolq", Hub("aps/super_glue", "boolq", test="validation"), ("acc",), _boolq, TRUTHS)

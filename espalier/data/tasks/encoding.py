@@ -38,9 +38,9 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     token_ids = tuple(encode(context + continuation))
     if len(token_ids) < 2:
         raise InputError(
-            f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed"
-            " to predict one from another; take a tokenizer with a token for the beginning of a"
-            " text, or remove items that are that short"
+            f"an item with its answer has {count(len(token_ids), 'token')}, but a prediction"
+            " needs at least 2; use a tokenizer with a beginning-of-text token, or remove items"
+            " that are this short"
         )
     # At least one token on either side.
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)
@@ -64,8 +64,8 @@ def keep_right(
     """
     if encoded.answer_tokens >= max_tokens:
         raise InputError(
-            f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and"
-            f" {max_tokens - 1} fit behind the last token of its prompt; raise {key}, or remove"
+            f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, but only"
+            f" {max_tokens - 1} fit after the last token of its prompt; raise {key}, or remove"
             " items with long answers"
         )
     return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)

@@ -65,13 +65,13 @@ def _winogrande(record: Fields) -> Item:
     return Item(contexts, (after.strip(),) * 2, answer, label=str(answer + 1), question=sentence)
 
 
-PIQA = Task("piqa", Hub("baber/piqa", test="validation"), ("acc", "acc_norm"), _piqa)
-HELLASWAG = Task(
-    "hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag
-)
-WINOGRANDE = Task(
-    "winogrande",
-    Hub("allenai/winogrande", "winogrande_xl", test="validation"),
-    ("acc",),
-    _winogrande,
+TASKS = (
+    Task("piqa", Hub("baber/piqa", test="validation"), ("acc", "acc_norm"), _piqa),
+    Task("hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag),
+    Task(
+        "winogrande",
+        Hub("allenai/winogrande", "winogrande_xl", test="validation"),
+        ("acc",),
+        _winogrande,
+    ),
 )

@@ -54,7 +54,7 @@ class Fields:
             raise self.refused(
                 name,
                 f"is not a JSON object but {kind_of(value)}",
-                "see the task's form of a record",
+                "see the record format of the task",
             )
         return Fields(value, f"{self._where}, field '{name}'")
 
@@ -63,8 +63,8 @@ class Fields:
         values = self._list(name)
         for place, value in enumerate(values, start=1):
             if not isinstance(value, Mapping):
-                why = f"is not a list of JSON objects: number {place} is {kind_of(value)}"
-                raise self.refused(name, why, "see the task's form of a record")
+                why = f"is not a list of JSON objects: item {place} is {kind_of(value)}"
+                raise self.refused(name, why, "see the record format of the task")
         return [Fields(value, f"{self._where}, field '{name}'") for value in values]
 
     def is_record(self, name: str) -> bool:
@@ -90,12 +90,12 @@ class Fields:
             return int(value) - first
         kind = kind_of(value)
         if isinstance(value, int) and value < 0:
-            kind = "a negative number, which stands in splits whose labels are kept back"
+            kind = "a negative number, as in splits whose labels are not published"
         raise self.refused(
             name,
-            f"is none of the labels {', '.join(names)} and no number from {first} to"
+            f"is not one of the labels {', '.join(names)} and not a number from {first} to"
             f" {first + len(names) - 1}, but {kind}",
-            "give the record its label, or take a split that has labels",
+            "give the record its label, or use a split that has labels",
         )
 
     def refused(self, name: str, why: str, remedy: str) -> EspalierError:
@@ -105,8 +105,8 @@ class Fields:
     def _value(self, name: str) -> Any:
         if name not in self._record:
             raise InputError(
-                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the"
-                " file is of this task, or add the field"
+                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that"
+                " the file belongs to this task, or add the field"
             )
         return self._record[name]
 
@@ -116,20 +116,22 @@ class Fields:
             kind = "an empty one" if isinstance(value, list) else kind_of(value)
             raise self.refused(
                 name,
-                f"is not a list with something in it but {kind}",
-                "see the task's form of a record",
+                f"is not a list with at least one element but {kind}",
+                "see the record format of the task",
             )
         return value
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
         if not isinstance(value, str):
-            raise self.refused(name, f"is not a string but {kind_of(value)}", "write it as one")
+            raise self.refused(
+                name, f"is not a string but {kind_of(value)}", "write it as a string"
+            )
         if not value.strip() and not may_be_blank:
-            raise self.refused(name, "is blank", "give it a text, or remove the record")
+            raise self.refused(name, "is blank", "give it text, or remove the record")
         try:
             value.encode()
         except UnicodeEncodeError:
             raise self.refused(
-                name, "holds half of a surrogate pair", "write the file again as UTF-8"
+                name, "contains half of a surrogate pair", "write the file again as UTF-8"
             ) from None
         return value

@@ -36,12 +36,12 @@ class Item:
     def __post_init__(self) -> None:
         if len(self.contexts) not in (1, len(self.options)):
             raise ValueError(
-                f"{len(self.contexts)} contexts for {len(self.options)} options; there must be one"
-                " or as many"
+                f"{len(self.contexts)} contexts for {len(self.options)} options; give one"
+                " context, or one per option"
             )
         if not 0 <= self.answer < len(self.options):
             raise ValueError(
-                f"answer {self.answer} is not the place of one of {len(self.options)} options"
+                f"answer {self.answer} is not the index of one of {len(self.options)} options"
             )
 
     @property

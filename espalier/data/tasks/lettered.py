@@ -44,7 +44,7 @@ def _lettered(record: Fields, stem: str) -> tuple[str, tuple[str, ...], int]:
         raise record.refused(
             "answerKey",
             "is not the label of one of the choices",
-            "give it the label of the right one",
+            "give it the label of the right choice",
         )
     return question, options, letters.index(key)
 
@@ -82,13 +82,19 @@ def _mmlu(record: Fields) -> Item:
     )
 
 
-ARC_EASY = Task(
-    "arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc
+TASKS = (
+    Task("arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc),
+    Task(
+        "arc-challenge",
+        Hub("allenai/ai2_arc", "ARC-Challenge", test="test"),
+        ("acc", "acc_norm"),
+        _arc,
+    ),
+    Task(
+        "openbookqa",
+        Hub("allenai/openbookqa", "main", test="test"),
+        ("acc", "acc_norm"),
+        _openbookqa,
+    ),
+    Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu),
 )
-ARC_CHALLENGE = Task(
-    "arc-challenge", Hub("allenai/ai2_arc", "ARC-Challenge", test="test"), ("acc", "acc_norm"), _arc
-)
-OPENBOOKQA = Task(
-    "openbookqa", Hub("allenai/openbookqa", "main", test="test"), ("acc", "acc_norm"), _openbookqa
-)
-MMLU = Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu)

@@ -50,6 +50,6 @@ def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[It
     if partition.kind in ("by-field", "dirichlet") and any(not item.label for item in items):
         raise InputError(
             f"data.partition = {partition.kind!r}: the task has records without a label; choose"
-            " 'iid' or 'quantity', or give each record its label"
+            " 'iid' or 'quantity', or give each record a label"
         )
     return partition.shares(items)

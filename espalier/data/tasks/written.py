@@ -70,12 +70,14 @@ def _instruction(instruction: str, given: str) -> str:
     )
 
 
-GSM8K = Task(
-    "gsm8k",
-    Hub("openai/gsm8k", "main", test="test"),
-    ("exact_match", "loss"),
-    _gsm8k,
-    generation=NUMBERS,
+TASKS = (
+    Task(
+        "gsm8k",
+        Hub("openai/gsm8k", "main", test="test"),
+        ("exact_match", "loss"),
+        _gsm8k,
+        generation=NUMBERS,
+    ),
+    Task("dolly", Hub("databricks/databricks-dolly-15k"), ("loss",), _dolly),
+    Task("alpaca", Hub("tatsu-lab/alpaca"), ("loss",), _alpaca),
 )
-DOLLY = Task("dolly", Hub("databricks/databricks-dolly-15k"), ("loss",), _dolly)
-ALPACA = Task("alpaca", Hub("tatsu-lab/alpaca"), ("loss",), _alpaca)

@@ -110,9 +110,7 @@ def _as_json(config: "LoraConfig") -> dict[str, Any]:
 
 
 @torch.no_grad()
-def check_adapter(
-    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
-) -> None:
+def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
     """Load the adapter with plain peft on the base model, and compare it with the merged weights.
 
     Logits are compared, and the updates matrix by matrix, because the updates of a short training
@@ -125,7 +123,6 @@ def check_adapter(
     edits : edits that merge the adapters
     target : directory of the adapter
     windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-    reload_with : how the base is loaded, see ``disk_model.load_plain``
 
     Raises
     ------
@@ -137,7 +134,7 @@ def check_adapter(
 
     computing = stream.computing
     base = plain_model(
-        AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device, reload_with
+        AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device
     )
     try:
         tuned = in_peft(base, target)
@@ -168,7 +165,6 @@ def check_encoder_adapter(
     meant: Any,
     target: Path,
     num_classes: int,
-    reload_with: str,
 ) -> None:
     """Load adapter and head with plain peft on the base encoder, and compare the logits.
 
@@ -179,14 +175,13 @@ def check_encoder_adapter(
     meant : encoder with the adapters and the head, on ``computing.device``: see ``edited_encoder``
     target : directory of the adapter
     num_classes : number of classes of the head
-    reload_with : how the base is loaded, see ``disk_model.load_plain``
 
     Raises
     ------
     ExportError
         Logits differ by more than rounding explains.
     """
-    tuned = encoder_in_peft(model, target, num_classes, reload_with, computing.device)
+    tuned = encoder_in_peft(model, target, num_classes, computing.device)
     exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
     tokens = a_few_tokens(model).to(computing.device)
     found = tuned(input_ids=tokens).logits
@@ -195,7 +190,7 @@ def check_encoder_adapter(
 
 
 def encoder_in_peft(
-    model: OpenedModel, target: Path, num_classes: int, reload_with: str, device: torch.device = CPU
+    model: OpenedModel, target: Path, num_classes: int, device: torch.device = CPU
 ) -> Any:
     """Return the base encoder with adapter and head as plain peft loads them.
 
@@ -204,9 +199,7 @@ def encoder_in_peft(
     from transformers import AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification
-    base = plain_model(
-        kind, model.directory, torch.float32, device, reload_with, num_labels=num_classes
-    )
+    base = plain_model(kind, model.directory, torch.float32, device, num_labels=num_classes)
     return in_peft(base, target)
 
 

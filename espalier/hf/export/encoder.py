@@ -1,6 +1,6 @@
-"""Export of a whole encoder with merged adapters and a classification head.
+"""Export of an encoder, whole or pruned, with merged adapters and a classification head.
 
-The result is checked against adapter and head in peft.
+The result is checked against adapter and head in peft, or against a model in memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,8 @@ from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
+from espalier.hf.structured.configuration import STRUCTURED_CLASS
+from espalier.hf.structured.export import best_form, config_of, write_beside
 from espalier.storage.atomic import replacing, write_json
 
 WEIGHTS = "model.safetensors"
@@ -48,11 +50,12 @@ def export_encoder(
 
     Edited weights have the dtype of the base model's files; the head is float32. The directory is
     written atomically: it appears complete or not at all. Weights are read, edited and written one
-    tensor at a time.
+    tensor at a time. A pruned encoder has the form ``plain`` if all blocks are alike, otherwise
+    ``compact``, which includes the code that builds the model.
 
     Parameters
     ----------
-    model : the base encoder
+    model : the base encoder, or what a structure keeps of it
     edits : changes to its weights
     head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
     classes : names of the classes in the head's order, for ``config.json``
@@ -65,16 +68,21 @@ def export_encoder(
         Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))
+    name = type(skeleton).__name__
     with made_whole(target) as unfinished:
-        write_weights(model, skeleton, edits, head, unfinished)
-        copy_beside(model.directory, unfinished, (INDEX,))
-        write_json(
-            unfinished / "config.json", labelled(model.config, type(skeleton).__name__, classes)
-        )
+        _write_weights(model, skeleton, edits, head, unfinished)
+        if model.cut is None:
+            copy_beside(model.directory, unfinished, (INDEX,))
+            write_json(unfinished / "config.json", _labelled(model.config, name, classes))
+        else:
+            form = best_form(model)
+            name = name.removeprefix(STRUCTURED_CLASS) if form == "plain" else name
+            config = _labelled(config_of(model, form), name, classes)
+            write_beside(model, unfinished, form, config)
         write_card(unfinished, card)
 
 
-def write_weights(
+def _write_weights(
     model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path
 ) -> None:
     """Write the weights of an encoder for sequence classification, one tensor at a time.
@@ -95,7 +103,7 @@ def write_weights(
             writer.write(name, bits_of(value).numpy().data)
 
 
-def labelled(
+def _labelled(
     config: Mapping[str, Any], architecture: str, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Return ``config.json`` of an encoder with a head.
@@ -135,7 +143,6 @@ def check_encoder(
     num_classes: int,
     target: Path,
     adapter: Path,
-    reload_with: str,
 ) -> None:
     """Reload an exported encoder and compare it with the adapter in plain peft.
 
@@ -147,7 +154,6 @@ def check_encoder(
     num_classes : number of classes of the head
     target : directory of the exported encoder
     adapter : directory of the adapter of the same run
-    reload_with : how both are loaded, see ``disk_model.load_plain``
 
     Raises
     ------
@@ -155,8 +161,8 @@ def check_encoder(
         Logits differ by more than rounding in the dtype of the files explains, or a tensor is not
         the intended one bit for bit.
     """
-    meant = encoder_in_peft(model, adapter, num_classes, reload_with)
-    check_against(model, edits, head, meant, target, reload_with)
+    meant = encoder_in_peft(model, adapter, num_classes)
+    check_against(model, edits, head, meant, target)
 
 
 @torch.no_grad()
@@ -166,7 +172,6 @@ def check_against(
     head: Mapping[str, Tensor],
     meant: Any,
     target: Path,
-    reload_with: str,
 ) -> None:
     """Compare an exported encoder with ``meant``, an encoder in memory.
 
@@ -175,9 +180,7 @@ def check_against(
     """
     from transformers import AutoModelForSequenceClassification
 
-    reloaded = reloaded_model(
-        AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with
-    )
+    reloaded = reloaded_model(AutoModelForSequenceClassification, target, torch.float32, CPU)
     tokens = a_few_tokens(model)
     found = reloaded(input_ids=tokens).logits
     expected = meant(input_ids=tokens).logits

@@ -184,10 +184,11 @@ def bits_of(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check_export(
-    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
-) -> None:
+def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
     """Reload an exported model and compare its logits and tensors with the intended ones.
+
+    Plain ``from_pretrained`` loads it. The weights stay in the files and are read module by module,
+    so that models larger than memory can be checked.
 
     Parameters
     ----------
@@ -195,8 +196,6 @@ def check_export(
     edits : changes to its weights
     target : directory of the export
     windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-    reload_with : how plain ``from_pretrained`` loads the export: ``streamed`` leaves its weights in
-        the files and reads them module by module; ``transformers`` loads all weights into memory
 
     Raises
     ------
@@ -204,20 +203,18 @@ def check_export(
         Logits differ by more than rounding in the compute dtype explains, or a tensor is not the
         (edited) dense one.
     """
-    check_logits(stream, edits, target, windows, reload_with)
+    check_logits(stream, edits, target, windows)
     _check_tensors(stream.model, edits, target)
 
 
-def check_logits(
-    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
-) -> None:
+def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
     """Compare only the logits; for exports whose tensors have other shapes than the dense model's.
 
     Parameters and errors are those of ``check_export``.
     """
     dtype = stream.computing.dtype
     device = stream.computing.device
-    reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device, reload_with)
+    reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device)
     found = whole_logits(reloaded, windows.to(device))
     require_close(found, logits_of(stream, windows, edits), dtype, target)
 
@@ -227,7 +224,6 @@ def reloaded_model(
     target: Path,
     dtype: torch.dtype,
     device: torch.device,
-    reload_with: str,
     **given: Any,
 ) -> Any:
     """Load an exported model with ``plain_model``.
@@ -238,7 +234,7 @@ def reloaded_model(
         A tensor is missing.
     """
     try:
-        return plain_model(auto_class, target, dtype, device, reload_with, **given)
+        return plain_model(auto_class, target, dtype, device, **given)
     except ReloadError as error:
         raise ExportError(f"{target}: {error}; the export is not usable") from error
 

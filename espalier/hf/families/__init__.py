@@ -4,16 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.errors import InputError
-from espalier.hf.families.bert import BERT
 from espalier.hf.families.family import Family
-from espalier.hf.families.llama import LLAMA
-from espalier.hf.families.mistral import MISTRAL
-from espalier.hf.families.opt import OPT
-from espalier.hf.families.qwen2 import QWEN2
-from espalier.hf.families.qwen3 import QWEN3
-from espalier.hf.families.roberta import ROBERTA
-
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
+from espalier.hf.families.table import FAMILIES
 
 STRUCTURED = "structured-"
 """Prefix of ``model_type`` for a pruned model with block widths of its own.
@@ -46,9 +38,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         names the configuration key.
     """
     if config.get("quantization_config"):
-        raise InputError(
-            f"{where}: quantization_config is set; name the model as it was before it was quantised"
-        )
+        raise InputError(f"{where}: quantization_config is set; name the model before quantisation")
     for key in EXPERT_KEYS:
         if config.get(key):
             raise InputError(

@@ -1,9 +1,8 @@
 """Description of a model family: names only, no code.
 
-To add a family, write one file with one ``Family``: its ``model_type`` values, the path of its
-block list, and the module path of each linear and norm of a block by canonical name. List it in
-``families/__init__.py``, and add a test class with a tiny random configuration. An encoder also
-needs the path of its base model and the linears of its classification head.
+A ``Family`` has the ``model_type`` values, the path of the block list, and the module path of each
+linear and norm of a block by canonical name. An encoder also needs the path of its base model and
+the linears of its classification head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,7 +69,7 @@ class Family:
     """Path of each linear of the classification head by canonical name; empty for a decoder."""
     norms: Mapping[str, str] = field(default_factory=dict)
     """Path within a block of each norm by canonical name."""
-    has_lanes: bool = False
+    residual_prunable: bool = False
     """True if residual dimensions can be removed.
 
     For this, attention and feed-forward part must be modules with a norm before each of them.
@@ -85,12 +84,12 @@ class Family:
         unknown |= set(self.norms) - set(CANONICAL_NORMS)
         if unknown:
             raise ValueError(
-                f"family {self.name}: {', '.join(sorted(unknown))} is no canonical name"
+                f"family {self.name}: {', '.join(sorted(unknown))} is not a canonical name"
             )
         if (self.kind == "encoder") != bool(self.base and self.head_linears):
             raise ValueError(
-                f"family {self.name}: an encoder names its base and the linears of its head, a"
-                " decoder does not"
+                f"family {self.name}: an encoder names its base and the linear layers of its"
+                " head; a decoder does not"
             )
 
     @property
@@ -109,6 +108,20 @@ class Family:
             names += [name.removeprefix(f"{self.base}.")]
             names += [_old_name(known) for known in names]
         yield from dict.fromkeys(names)
+
+    def block_of(self, name: str) -> tuple[str, int, str] | None:
+        """Split the name of a block's tensor in files; None for other tensors.
+
+        Returns
+        -------
+        tuple
+            Prefix before the index of the block, the index, and the path within the block
+        """
+        for prefix in self.file_names(f"{self.blocks}."):
+            number, dot, path = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix) and dot and number.isdecimal():
+                return prefix, int(number), path
+        return None
 
     def parameter_path(self, name: str, index: int | None) -> str | None:
         """Return the path of a parameter by canonical name; None if the family has no such name.

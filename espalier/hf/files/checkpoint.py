@@ -155,7 +155,7 @@ def _shards(directory: Path) -> list[Path]:
     shards = [directory / name for name in _names_in_index(index)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise InputError(
-            f"{index}: names {', '.join(missing)}, and no such file lies there; copy what is"
+            f"{index}: names {', '.join(missing)}, but these files do not exist; copy what is"
             " missing"
         )
     return shards
@@ -172,13 +172,15 @@ def require_plain_weights(directory: Path) -> None:
     """
     if (directory / ADAPTER).is_file():
         raise InputError(
-            f"{directory}: {ADAPTER} lies beside the model, and transformers would add that adapter"
-            " to it; move the adapter to a directory of its own, or merge it into the model"
+            f"{directory}: {ADAPTER} is in the directory of the model, and transformers would"
+            " add that adapter to the model; move the adapter to its own directory, or merge it"
+            " into the model"
         )
     if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
         raise InputError(
-            f"{found[0]}: is a shard of distributed training, which transformers would load in"
-            f" place of {SINGLE}; move these shards away, or write the model with save_pretrained"
+            f"{found[0]}: is a shard of distributed training, which transformers would load"
+            f" instead of {SINGLE}; move these shards away, or write the model with"
+            " save_pretrained"
         )
     try:
         named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
@@ -187,8 +189,8 @@ def require_plain_weights(directory: Path) -> None:
         return
     if named is not None:
         raise InputError(
-            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE}"
-            f" or {INDEX} only; rename the file, and remove the key"
+            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read only from"
+            f" {SINGLE} or {INDEX}; rename the file, and remove the key"
         )
 
 
@@ -203,35 +205,37 @@ def _names_in_index(index: Path) -> list[str]:
         raise InputError(f"{index}: cannot be read: {error.strerror}") from None
     except KeyError as error:
         raise InputError(
-            f"{index}: has no key {error.args[0]!r}, as an index of safetensors files has;"
+            f"{index}: has no key {error.args[0]!r}, which an index of safetensors files needs;"
             f" {WRITE_ANEW}"
         ) from None
     except (ValueError, AttributeError, TypeError) as error:
         why = (
-            f"is no JSON file ({error})"
+            f"is not a JSON file ({error})"
             if isinstance(error, ValueError)
-            else "has no names of files under weight_map"
+            else "has no file names in weight_map"
         )
         raise InputError(f"{index}: {why}; copy it again") from None
     if others := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise InputError(f"{index}: names {others[0]!r}; the files must lie beside it")
+        raise InputError(
+            f"{index}: names {others[0]!r}; the files must be in the directory of the index"
+        )
     return sorted(names)
 
 
-WRITE_ANEW = "write the model anew with save_pretrained"
+WRITE_ANEW = "write the model again with save_pretrained"
 
 
 def _no_weights(directory: Path) -> str:
     """Return the error message for a directory without readable weights."""
-    what = f"{directory}: holds neither {SINGLE} nor {INDEX}"
+    what = f"{directory}: contains neither {SINGLE} nor {INDEX}"
     found = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
     if not found:
-        return f"{what}; the model must be stored as safetensors (save_pretrained writes it so)"
+        return f"{what}; the model must be stored as safetensors (save_pretrained does this)"
     files = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     if all(name.endswith(".safetensors") for name in found):
         return (
-            f"{what}, but {files}: from_pretrained does not read files of such names; rename a"
-            f" single one to {SINGLE}"
+            f"{what}, but {files}: from_pretrained does not read files with such names; if there"
+            f" is only one, rename it to {SINGLE}"
         )
     return (
         f"{what}, but {files}; load the model with transformers and write it as safetensors with"
@@ -255,17 +259,17 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
             )
         except (ValueError, KeyError, TypeError):
             raise InputError(
-                f"{shard}: its header does not say where tensor {name} lies; copy the file again"
+                f"{shard}: the header does not say where tensor {name} is; copy the file again"
             ) from None
         if not known:
             raise InputError(
-                f"{shard}: tensor {name} has dtype {dtype}, which is not read here; convert the"
-                " model to one of float32, float16 or bfloat16"
+                f"{shard}: tensor {name} has the unsupported dtype {dtype}; convert the model to"
+                " float32, float16 or bfloat16"
             )
         if wrong:
             raise InputError(
-                f"{shard}: tensor {name}: {stop - start} bytes are no {dtype} {list(shape)}; copy"
-                " the file again"
+                f"{shard}: tensor {name}: {stop - start} bytes do not match {dtype}"
+                f" {list(shape)}; copy the file again"
             )
         if stop > size:
             raise InputError(f"{shard}: ends before tensor {name}; copy the file again")
@@ -297,7 +301,7 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
         header = read_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the"
+            f"{shard}: is not a safetensors file: its header is not JSON ({error}); copy the"
             " file again"
         ) from None
     if not isinstance(header, dict):
@@ -308,7 +312,7 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
     return size, 8 + length, header
 
 
-_POINTER = "it is a pointer of Git LFS in place of the file; fetch the file itself (git lfs pull)"
+_POINTER = "it is a Git LFS pointer instead of the file; fetch the file with: git lfs pull"
 
 
 def shard_header(
@@ -368,6 +372,7 @@ class ShardWriter:
         expected = next(self._order)
         if name != expected or len(data) != self._sizes[name]:
             raise ValueError(
-                f"expected {self._sizes[expected]} bytes of {expected}, got {len(data)} of {name}"
+                f"expected {self._sizes[expected]} bytes of {expected}, but got {len(data)} of"
+                f" {name}"
             )
         self._file.write(data)

@@ -22,32 +22,32 @@ def missing_tensor(model: "OpenedModel", name: str) -> EspalierError:
     where = f"{model.directory}: tensor {name} is missing"
     if name == head and embedding in files:
         return InputError(
-            f"{where}, and config.json says that the head is no copy of the embedding ({TIED} is"
-            f" false), so transformers would draw the head at random; set {TIED} to true if they"
-            " are one matrix, or name a model with a head"
+            f"{where}, and config.json says that the head is not a copy of the embedding ({TIED}"
+            f" is false), so transformers would initialise the head randomly; set {TIED} to true"
+            " if both are one matrix, or name a model with a head"
         )
     if name == embedding and head in files:
         return InputError(
-            f"{where}; the files hold {head}, which would be the embedding too if config.json said"
-            f" so: set {TIED} to true if they are one matrix"
+            f"{where}; the files contain {head}, which is also the embedding if config.json says"
+            f" so: set {TIED} to true if both are one matrix"
         )
     if name.endswith(".bias") and any(model.config.get(key) for key in BIAS_KEYS):
         keys = " and ".join(key for key in BIAS_KEYS if model.config.get(key))
         return InputError(
-            f"{where}, but config.json gives the model biases ({keys}); set the key as the model"
-            " was trained"
+            f"{where}, but config.json gives the model biases ({keys}); set the key to its value"
+            " in training"
         )
     key = model.family.num_blocks_key
     if name.startswith(f"{model.family.blocks}.") and model.config.get(key) is None:
         count = model.configured(key)
         return InputError(
-            f"{where}: config.json says no {key}, and transformers takes {count}; set {key} as the"
-            " model was trained"
+            f"{where}: config.json has no {key}, so transformers assumes {count}; set {key} to"
+            " its value in training"
         )
     if (shard := _shard_in_index(model, name)) is not None:
         return InputError(
-            f"{where}: {INDEX} says that it is in {shard}, and that file does not hold it; copy"
-            f" {shard} again"
+            f"{where}: according to {INDEX} it is in {shard}, but that file does not contain it;"
+            f" copy {shard} again"
         )
     return InputError(
         f"{where}: {_what_is_there(model)}; name a model whose files and config.json belong"
@@ -59,8 +59,9 @@ def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Esp
     """Return the error for a tensor whose shape differs from that of the configured model."""
     stored = model.checkpoint.tensors[name]
     return InputError(
-        f"{model.directory}: {name} is {list(stored.shape)} in {stored.shard.name}, config.json"
-        f" makes it {list(wanted)}; files and config.json are not of one model"
+        f"{model.directory}: {name} has shape {list(stored.shape)} in {stored.shard.name}, but"
+        f" {list(wanted)} according to config.json; files and config.json belong to different"
+        " models"
     )
 
 
@@ -81,7 +82,7 @@ def _shard_in_index(model: "OpenedModel", name: str) -> str | None:
 def _what_is_there(model: "OpenedModel") -> str:
     names = sorted(model.checkpoint.tensors)
     return (
-        f"its files hold {len(names)} tensors, such as {names[0]}"
+        f"its files contain {len(names)} tensors, such as {names[0]}"
         if names
-        else "its files hold no tensor"
+        else "its files contain no tensor"
     )

@@ -36,8 +36,8 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
         full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
         if full != name and full in tensors:
             raise InputError(
-                f"{directory}: its files hold both {name} and {full}, which are one tensor; remove"
-                " one of them"
+                f"{directory}: its files contain both {name} and {full}, which are the same"
+                " tensor; remove one of them"
             )
         found[full] = tensor
     return found

@@ -15,13 +15,14 @@ from torch import Tensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import Watched
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.flap.contract import mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan
-from espalier.models.structure import ADDED_BIASES, COLUMNS, unit_size
+from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size
 from espalier.progress.beats import beats
 from pruning_kernels.groups.fluctuation import (
     Moments,
@@ -100,7 +101,9 @@ def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
 def flap_cuts(
     model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
 ) -> Iterator[bytes]:
-    """Choose the prunable groups to remove and yield a blob of ``espalier.messages.blobs.cuts`` per block.
+    """Choose the prunable groups to remove and yield the blob of each block.
+
+    The blobs are those of ``espalier.messages.blobs.cuts``.
 
     Parameters
     ----------
@@ -109,16 +112,20 @@ def flap_cuts(
         biases are compensated
     job : settings of FLAP
     """
-    units = ModelUnits.of(model.plan)
-    scores = [_block_scores(model, block, moments(block.index), job) for block in model.plan.blocks]
-    cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
-    for block, cut in zip(model.plan.blocks, cuts, strict=True):
+    groups = Groups.of(model.plan)
+    scores = {
+        block.index: _block_scores(model, block, moments(block.index), job)
+        for block in model.plan.blocks
+    }
+    cut = lowest(groups, in_sequence(groups, scores), job, groups.reachable(job))
+    for block in model.plan.blocks:
         # Requested again, so that the moments of one block are in memory at a time.
         found = moments(block.index) if job.bias_compensation else {}
-        yield pack_cut(
-            cut,
-            {name: _bias(model, block, name, cut[COLUMNS[name]], found[name]) for name in found},
-        )
+        biases = {
+            name: _bias(model, block, name, cut[groups.at(block.index, COLUMNS[name])], found[name])
+            for name in found
+        }
+        yield pack_cut(groups, cut, block.index, biases)
 
 
 def _block_scores(
@@ -130,27 +137,26 @@ def _block_scores(
     """
     scores = {}
     for name in ADDED_BIASES:
-        found = channel_scores(
-            moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
-        )
+        found = channel_scores(moments[name], model.checkpoint.read(block.linear(name).parameter))
         # As in the published code; the paper does not mention it.
         if name == "attn.o" and job.square_attention:
             found = found.square()
-        size = unit_size(model.plan, name, COLUMNS[name])
+        size = group_size(model.plan, name, COLUMNS[name])
         # The score of a group is the mean over its channels.
         scores[COLUMNS[name]] = standardised(found).view(-1, size).mean(dim=1)
     return scores
 
 
 def _bias(
-    model: OpenedModel, block: BlockPlan, name: str, cut: NDArray[np.bool_], moments: Moments
+    model: OpenedModel, block: BlockPlan, name: str, cut: Cut, moments: Moments
 ) -> NDArray[np.float32]:
     """Return the bias of a matrix after pruning.
 
-    It is the sum of its own bias and the mean contribution of the removed channels.
+    It is the sum of its own bias and the mean contribution of the removed groups. ``cut`` is that
+    of the block's groups whose output the matrix reads.
     """
     linear = block.linear(name)
-    size = unit_size(model.plan, name, COLUMNS[name])
+    size = group_size(model.plan, name, COLUMNS[name])
     columns = torch.from_numpy(cut.repeat(size))
     weight = model.checkpoint.read(linear.parameter)[:, columns]
     mean = moments.mean[columns]

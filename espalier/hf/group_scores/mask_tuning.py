@@ -6,7 +6,7 @@ silenced, the output that all of its groups would give is recorded. Scales bring
 kept groups close to that output, separately for each block and kind.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from espalier.hf.group_scores.taylor import taylor_cuts, taylor_scores
+from espalier.hf.group_scores.taylor import taylor_cut, taylor_scores
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.cuts import MOST_SCALE, READERS, pack_cut, unpack_cut
+from espalier.messages.blobs.cuts import MOST_SCALE, pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
+from espalier.methods.llm_pruner.mask_tuning import AIMS, JOINT, equation_places
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
-from espalier.models.plan import ModelPlan
-from espalier.models.structure import unit_size, units_of
+from espalier.models.groups import Cut, Groups
+from espalier.models.structure import READERS, group_size
 from espalier.progress.beats import beats
 from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
 from pruning_kernels.groups.slicing import packed, second_moments, unpacked
@@ -57,7 +57,7 @@ class _Silencing:
 
 @torch.no_grad()
 def normal_equations(
-    stream: BlockStream, windows: Tensor, cut: CutOfBlocks, job: LlmPrunerSettings, of_windows: int
+    stream: BlockStream, windows: Tensor, cut: Cut, job: LlmPrunerSettings, of_windows: int
 ) -> Iterator[Equations]:
     """Yield the normal equations of one client, in the order of ``equation_places``.
 
@@ -65,7 +65,7 @@ def normal_equations(
     ----------
     stream : the dense model
     windows : (num_samples, sequence_length), int64, calibration samples
-    cut : removed groups of all blocks
+    cut : removed groups
     job : settings of the method
     of_windows : number of samples by whose tokens sums are divided; the same for all clients
 
@@ -75,7 +75,8 @@ def normal_equations(
         See ``Equations``; float64, on the CPU
     """
     plan = stream.model.plan
-    places = set(equation_places(cut, job))
+    groups = Groups.of(plan)
+    places = set(equation_places(plan, cut, job))
     # Blocks after the last place are not needed.
     last = max((index for index, _ in places), default=-1)
     activations = stream.start(windows)
@@ -84,23 +85,25 @@ def normal_equations(
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             linears = stream.linears(index, block)
             silencing = {}
-            for kind in (kind for kind, units in cut[index].items() if units.any()):
+            staying = {kind: torch.from_numpy(~cut[groups.at(index, kind)]) for kind in READERS}
+            for kind in (kind for kind, stay in staying.items() if not stay.all()):
                 linear = linears[READERS[kind]]
-                size = unit_size(plan, READERS[kind], kind)
-                stays = (
-                    torch.from_numpy(~cut[index][kind]).repeat_interleave(size).to(linear.weight)
-                )
+                size = group_size(plan, READERS[kind], kind)
+                stays = staying[kind].repeat_interleave(size).to(linear.weight)
                 silencing[kind] = _Silencing(stays, (index, kind) in places)
                 hooks.callback(linear.register_forward_pre_hook(silencing[kind]).remove)
             activations.through(index, block)
             for kind in (kind for kind in job.rescaled if (index, kind) in places):
                 moments = silencing[kind].moments
-                size = unit_size(plan, READERS[kind], kind)
+                size = group_size(plan, READERS[kind], kind)
                 assert moments is not None
                 joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
-                stay = torch.from_numpy(~cut[index][kind])
-                own = joint[stay] / (of_windows * windows.shape[1])
-                yield own[:, stay], own.sum(dim=1)
+                own = joint[staying[kind]] / (of_windows * windows.shape[1])
+                yield own[:, staying[kind]], own.sum(dim=1)
+
+
+RESCALE_DAMPING = 0.01
+"""Strength with which scales are pulled towards 1, relative to the mean square of a group's output."""
 
 
 def pack_equations(equations: Equations) -> bytes:
@@ -120,48 +123,47 @@ def unpack_equations(blob: bytes) -> Equations:
     return unpacked(tensors[JOINT], len(tensors[AIMS])), tensors[AIMS]
 
 
-def scales_or_none(equations: Equations, damping: float) -> Tensor | None:
+def scales_or_none(equations: Equations) -> Tensor | None:
     """Return the scales of the kept groups, (groups,), float64.
 
     Returns None if the equations have no solution, or if a scale exceeds the limit of the paper
     (section 4.3).
     """
-    found = best_scales(*equations, damping)
+    found = best_scales(*equations, RESCALE_DAMPING)
     # The comparison is False for NaN, which means that there is no solution.
     return found if bool((found.abs() <= MOST_SCALE).all()) else None
 
 
-def cut_of_blocks(plan: ModelPlan, blobs: Sequence[bytes]) -> CutOfBlocks:
-    """Return the removed groups of all blocks from their blobs."""
-    return [
-        unpack_cut(blob, units_of(plan, block))
-        for blob, block in zip(blobs, plan.blocks, strict=True)
-    ]
-
-
 def scaled_cuts(
-    cut: CutOfBlocks, scales_of: Callable[[int, str], Tensor | None], job: LlmPrunerSettings
+    groups: Groups,
+    cut: Cut,
+    scales_of: Callable[[int, str], Tensor | None],
+    job: LlmPrunerSettings,
 ) -> Iterator[tuple[bytes, Mapping[str, NDArray[np.float32]]]]:
-    """Yield the blob of ``espalier.messages.blobs.cuts`` with scales, and the scales by kind, for each block.
+    """Yield the blob of each block with scales, and the scales by kind.
+
+    The blobs are those of ``espalier.messages.blobs.cuts``.
 
     Parameters
     ----------
-    cut : removed groups of all blocks
+    groups : groups of the model
+    cut : removed groups
     scales_of : function from block index and kind to the scales of the kept groups; it is called in
         the order of ``equation_places``. None leaves the scales at 1
     job : settings of the method
     """
-    places = set(equation_places(cut, job))
-    for index, own in enumerate(cut):
+    places = set(equation_places(groups.plan, cut, job))
+    for block in groups.plan.blocks:
+        index = block.index
         scales = {}
         for kind in job.rescaled:
-            stays = ~own[kind]
+            stays = ~cut[groups.at(index, kind)]
             # 1 for kept groups, 0 for removed ones.
             scales[kind] = stays.astype(np.float32)
             found = scales_of(index, kind) if (index, kind) in places else None
             if found is not None:
                 scales[kind][stays] = found.to(torch.float32).numpy()
-        yield pack_cut(own, {}, scales), scales
+        yield pack_cut(groups, cut, index, scales=scales), scales
 
 
 def tuned_by_one(
@@ -176,15 +178,12 @@ def tuned_by_one(
     The blobs contain scales if the settings ask for them.
     """
     scores = taylor_scores(model, computing, windows, job, of_windows)
-    blobs = list(taylor_cuts(model, scores, job))
+    cut = taylor_cut(model, scores, job)
+    groups = Groups.of(model.plan)
     if not job.rescaled:
-        return blobs
-    cut = cut_of_blocks(model.plan, blobs)
+        return [pack_cut(groups, cut, block.index) for block in model.plan.blocks]
     # The equations arrive in the order in which ``scaled_cuts`` requests scales.
     found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
     return [
-        blob
-        for blob, _ in scaled_cuts(
-            cut, lambda *_: scales_or_none(next(found), job.rescale_damping), job
-        )
+        blob for blob, _ in scaled_cuts(groups, cut, lambda *_: scales_or_none(next(found)), job)
     ]

@@ -5,9 +5,9 @@ blocks' matrices. The whole model is in memory in float32. With signed sums, the
 step is added up and freed immediately. Magnitudes need the gradient of all samples.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,15 +15,15 @@ from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import windows_per_batch
-from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.model import load_whole
-from espalier.messages.blobs.cuts import KINDS, pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.contract import cut_blocks, score_name
 from espalier.methods.llm_pruner.mask_tuning import fisher_name
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
-from espalier.models.structure import COLUMNS, ROWS, unit_size, units_of
+from espalier.models.structure import COLUMNS, GROUP_KINDS, ROWS, group_size, sizes_of
 from espalier.progress.beats import beats
 from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.groups.mask_tuning import (
@@ -40,7 +40,7 @@ Under ``fisher_name`` there may also be a factor of the Fisher information of al
 groups).
 """
 FisherOf = Callable[[int, str], Tensor]
-"""Function from the place among the prunable blocks and a kind to the Fisher factor."""
+"""Function from the number of a block and a kind to the Fisher factor."""
 
 
 def taylor_scores(
@@ -50,8 +50,8 @@ def taylor_scores(
     job: LlmPrunerSettings,
     of_windows: int,
     most_rows: int | None = None,
-) -> list[dict[str, Tensor]]:
-    """Return one client's scores of the prunable groups, for each block that may be pruned.
+) -> dict[int, dict[str, Tensor]]:
+    """Return one client's scores of the prunable groups, by number of the block that may be pruned.
 
     Parameters
     ----------
@@ -67,32 +67,34 @@ def taylor_scores(
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
-    scores = [
-        {
-            kind: torch.zeros(getattr(units_of(model.plan, model.plan.blocks[i]), kind)).double()
-            for kind in KINDS
+    scores = {
+        index: {
+            kind: torch.zeros(
+                getattr(sizes_of(model.plan, model.plan.blocks[index]), kind)
+            ).double()
+            for kind in GROUP_KINDS
         }
-        for i in blocks
-    ]
+        for index in blocks
+    }
     weights = [
-        (place, linear, _weight(model, whole, index, linear))
-        for place, index in enumerate(blocks)
+        (index, linear, _weight(model, whole, index, linear))
+        for index in blocks
         for linear in model.plan.blocks[index].linears
         # Gradients of masks need only the matrices that read prunable groups.
-        if job.element != "squared" or COLUMNS[linear.name] in KINDS
+        if job.element != "squared" or COLUMNS[linear.name] in GROUP_KINDS
     ]
     squared = job.element == "squared"
     gradients = _Gradients(job.rearranged)
 
     def collect() -> None:
-        for place, linear, weight in weights:
+        for index, linear, weight in weights:
             if weight.grad is not None and squared:
                 of_masks = _mask_gradient(model, linear, weight.detach() * weight.grad)
                 kind = COLUMNS[linear.name]
-                scores[place][kind].add_(of_masks.square() / of_windows)
-                gradients.note(place, kind, of_masks)
+                scores[index][kind].add_(of_masks.square() / of_windows)
+                gradients.note(index, kind, of_masks)
             elif weight.grad is not None:
-                _add(model, scores[place], linear, weight.detach() * weight.grad, job)
+                _add(model, scores[index], linear, weight.detach() * weight.grad, job)
             # Free the gradient before the next step.
             weight.grad = None
 
@@ -110,8 +112,8 @@ def taylor_scores(
             collect()
     if job.element == "absolute":
         collect()
-    for place, own in enumerate(scores):
-        own |= gradients.factors(place, of_windows, most_rows or len(windows))
+    for index, own in scores.items():
+        own |= gradients.factors(index, of_windows, most_rows or len(windows))
     return scores
 
 
@@ -136,9 +138,9 @@ def _add(
     """Add the products of weight and gradient of a matrix to the scores of its prunable groups."""
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
-        if (kind := kinds[linear.name]) in KINDS:
+        if (kind := kinds[linear.name]) in GROUP_KINDS:
             scores[kind].add_(
-                coupled_sums(products, side, unit_size(model.plan, linear.name, kind)).cpu()
+                coupled_sums(products, side, group_size(model.plan, linear.name, kind)).cpu()
             )
 
 
@@ -147,7 +149,9 @@ def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> 
 
     The result is (groups,), float64. It is the sum over the matrix that reads the output.
     """
-    return coupled_sums(products, 1, unit_size(model.plan, linear.name, COLUMNS[linear.name])).cpu()
+    return coupled_sums(
+        products, 1, group_size(model.plan, linear.name, COLUMNS[linear.name])
+    ).cpu()
 
 
 class _Gradients:
@@ -157,16 +161,16 @@ class _Gradients:
         self._kinds = kinds
         self._rows: dict[tuple[int, str], list[Tensor]] = {}
 
-    def note(self, place: int, kind: str, gradient: Tensor) -> None:
+    def note(self, index: int, kind: str, gradient: Tensor) -> None:
         """Store the gradient of one sample, float32."""
         if kind in self._kinds:
-            self._rows.setdefault((place, kind), []).append(gradient.to(torch.float32))
+            self._rows.setdefault((index, kind), []).append(gradient.to(torch.float32))
 
-    def factors(self, place: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
+    def factors(self, index: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
         """Return the Fisher factors of a block, and free the gradients."""
         found = {}
         for kind in self._kinds:
-            rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
+            rows = torch.stack(self._rows.pop((index, kind))).double() / of_windows**0.5
             if not rows.isfinite().all():
                 raise InputError(
                     "the gradient of a mask is no number; look for weights of the model that are"
@@ -178,8 +182,10 @@ class _Gradients:
 
 def pack_scores(scores: BlockScores) -> bytes:
     """Serialise the scores and Fisher factors of a block, float32."""
-    factors = {name: packed_factor(value) for name, value in scores.items() if name not in KINDS}
-    tensors = {score_name(kind): scores[kind] for kind in KINDS} | factors
+    factors = {
+        name: packed_factor(value) for name, value in scores.items() if name not in GROUP_KINDS
+    }
+    tensors = {score_name(kind): scores[kind] for kind in GROUP_KINDS} | factors
     return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
 
 
@@ -189,7 +195,7 @@ def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[s
         name: torch.from_numpy(value.copy()).double()
         for name, value in unpack_tensors(blob).items()
     }
-    found = {kind: tensors[score_name(kind)] for kind in KINDS}
+    found = {kind: tensors[score_name(kind)] for kind in GROUP_KINDS}
     for kind in job.rearranged:
         found[fisher_name(kind)] = read_factor(
             tensors[fisher_name(kind)], len(found[kind]), most_rows
@@ -197,45 +203,33 @@ def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[s
     return found
 
 
-def read_factor(flat: Tensor, units: int, most_rows: int) -> Tensor:
+def read_factor(flat: Tensor, groups: int, most_rows: int) -> Tensor:
     """Return a Fisher factor, (rows, groups), float64, from its packed form."""
-    return unpacked_factor(flat.double(), min(most_rows, units), units)
+    return unpacked_factor(flat.double(), min(most_rows, groups), groups)
 
 
-def taylor_cuts(
+def taylor_cut(
     model: OpenedModel,
-    scores: Sequence[BlockScores],
+    scores: Mapping[int, BlockScores],
     job: LlmPrunerSettings,
     fisher_of: FisherOf | None = None,
-) -> Iterator[bytes]:
-    """Choose the prunable groups to remove and yield a blob of ``espalier.messages.blobs.cuts`` per block.
+) -> Cut:
+    """Choose the prunable groups to remove.
 
     Parameters
     ----------
     model : the dense model
-    scores : scores of the blocks that may be pruned
+    scores : scores of the blocks that may be pruned, by number of the block
     job : settings of the method
     fisher_of : source of the Fisher factors of kinds that are rearranged, called once per block and
         kind; None reads them from ``scores``
     """
-    units = ModelUnits.of(model.plan, cut_blocks(model.plan, job))
-    worth: Callable[[Tensor], Tensor] = torch.abs if job.element == "signed" else torch.positive
-    values = [{kind: worth(own[kind]) for kind in KINDS} for own in scores]
-    cuts = units.lowest(values, job, units.share_of_units(model.plan, job))
-    places = {index: place for place, index in enumerate(units.blocks)}
-    for block in model.plan.blocks:
-        cut = {
-            kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_)
-            for kind in KINDS
-        }
-        if block.index in places:
-            place = places[block.index]
-            cut |= cuts[place]
-            for kind in job.rearranged:
-                factor = (
-                    fisher_of(place, kind)
-                    if fisher_of is not None
-                    else scores[place][fisher_name(kind)]
-                )
-                cut[kind] = rearranged(factor, torch.from_numpy(cut[kind])).numpy()
-        yield pack_cut(cut, {})
+    groups = Groups.of(model.plan, cut_blocks(model.plan, job))
+    values = in_sequence(groups, scores)
+    worth = values.abs() if job.element == "signed" else values
+    cut = lowest(groups, worth, job, groups.reachable(job))
+    for index, kind in product(groups.blocks, job.rearranged):
+        factor = scores[index][fisher_name(kind)] if fisher_of is None else fisher_of(index, kind)
+        own = cut[groups.at(index, kind)]
+        own[:] = rearranged(factor, torch.from_numpy(own)).numpy()
+    return cut

@@ -121,5 +121,5 @@ def _reclaimable(path: Path) -> int:
 
 def resident() -> int:
     """Return the bytes of memory that this process holds; 0 if the system does not report them."""
-    told = Path("/proc/self/statm")
-    return int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if told.exists() else 0
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0

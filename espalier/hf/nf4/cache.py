@@ -63,7 +63,7 @@ class _DamagedError(Exception):
 
 
 def quantised_linears(
-    model: OpenedModel, device: torch.device, double_quantisation: bool, cache_folder: Path | None
+    model: OpenedModel, device: torch.device, cache_folder: Path | None
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     """Yield the matrices of all blocks in NF4, in order, from the node's cache if possible.
 
@@ -75,7 +75,6 @@ def quantised_linears(
     ----------
     model : source of the weights
     device : device of the result; each kind of device has its own cache entry
-    double_quantisation : see ``quantise``; ignored if the files hold all matrices in NF4
     cache_folder : cache of the node; None quantises every time
 
     Yields
@@ -94,26 +93,26 @@ def quantised_linears(
         yield from _held(model, device)
         return
     if cache_folder is None:
-        yield from _quantised(model, device, double_quantisation)
+        yield from _quantised(model, device)
         return
-    folder = private_folder(cache_folder, cache_key(model, device, double_quantisation))
+    folder = private_folder(cache_folder, cache_key(model, device))
     if not (folder / VERSION_FILE).exists():
         mark_as_ours(folder)
     with suppress(FileNotFoundError):
         # The node deletes entries that were not used for its number of days.
         os.utime(folder / LOCK)
     try:
-        yield from _kept(model, folder, device, double_quantisation)
+        yield from _kept(model, folder, device)
     except _DamagedError:
         with _locked(folder):
             # Another process may have created the entry while this one waited for the lock.
             try:
-                yield from _kept(model, folder, device, double_quantisation)
+                yield from _kept(model, folder, device)
             except _DamagedError:
-                yield from _quantised_and_kept(model, folder, device, double_quantisation)
+                yield from _quantised_and_kept(model, folder, device)
 
 
-def cache_key(model: OpenedModel, device: torch.device, double_quantisation: bool) -> str:
+def cache_key(model: OpenedModel, device: torch.device) -> str:
     """Return the SHA-256 of everything that determines the bits.
 
     That is the model, the quantisation, the version of bitsandbytes and the kind of device.
@@ -123,7 +122,6 @@ def cache_key(model: OpenedModel, device: torch.device, double_quantisation: boo
         model.sha256,
         "nf4",
         BLOCK,
-        double_quantisation,
         bitsandbytes().__version__,
         device.type,
     ]
@@ -150,9 +148,7 @@ def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan
             yield linear, found[0].matrix(found[1], device)
 
 
-def _quantised(
-    model: OpenedModel, device: torch.device, double_quantisation: bool
-) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+def _quantised(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     for block in beats(model.plan.blocks, "quantising block"):
         for linear in block.linears:
             yield (
@@ -161,19 +157,18 @@ def _quantised(
                     pieces(model.checkpoint, linear.parameter),
                     linear.shape,
                     device,
-                    double_quantisation,
                 ),
             )
 
 
 def _quantised_and_kept(
-    model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
+    model: OpenedModel, folder: Path, device: torch.device
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     path = folder / "model.safetensors"
     # Unfinished files come from killed processes, because this process holds the lock.
     for unfinished in folder.glob(f".{path.name}.*"):
         unfinished.unlink()
-    groups = _groups(model, double_quantisation)
+    groups = _groups(model)
     specs = {
         f"{group}.{name}": spec
         for group, sizes in groups.items()
@@ -181,23 +176,23 @@ def _quantised_and_kept(
     }
     with replacing(path, OWNER_ONLY_FILE) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
-        _write(writer, TABLES, _used_tables(double_quantisation))
-        for linear, matrix in _quantised(model, device, double_quantisation):
+        _write(writer, TABLES, tables(torch.device("cpu")))
+        for linear, matrix in _quantised(model, device):
             _write(writer, linear.parameter, matrix.tensors)
             yield linear, matrix
 
 
 def _kept(
-    model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
+    model: OpenedModel, folder: Path, device: torch.device
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    groups = _groups(model, double_quantisation)
+    groups = _groups(model)
     try:
         file = Checkpoint(folder)
         found = _read(file, TABLES, groups[TABLES])
         # The codes are valid only for these tables, which come from bitsandbytes.
         if any(
             not torch.equal(found[name], table)
-            for name, table in _used_tables(double_quantisation).items()
+            for name, table in tables(torch.device("cpu")).items()
         ):
             raise _DamagedError
         for block in model.plan.blocks:
@@ -215,23 +210,18 @@ def _kept(
         raise _DamagedError from error
 
 
-def _groups(model: OpenedModel, double_quantisation: bool) -> dict[str, Sizes]:
+def _groups(model: OpenedModel) -> dict[str, Sizes]:
     """Return the tensors of the file: lookup tables, and those of each matrix by parameter."""
     held: Sizes = {
         name: ("F32", tuple(table.shape), table.nbytes)
-        for name, table in _used_tables(double_quantisation).items()
+        for name, table in tables(torch.device("cpu")).items()
     }
     shapes = {
         linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
     }
     return {TABLES: held} | {
-        name: tensor_sizes(shape, double_quantisation) for name, shape in shapes.items()
+        name: tensor_sizes(shape, double_quantisation=True) for name, shape in shapes.items()
     }
-
-
-def _used_tables(double_quantisation: bool) -> dict[str, Tensor]:
-    known = tables(torch.device("cpu"))
-    return known if double_quantisation else {"table": known["table"]}
 
 
 def _hashed(sizes: Sizes) -> Sizes:

@@ -24,7 +24,7 @@ from espalier.hf.nf4.layout import (
     held_matrix,
     stored_parts,
 )
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +84,8 @@ class QuantisedCheckpoint(Checkpoint):
         if not self.matrices:
             raise InputError(
                 f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4;"
-                f" files and config.json are not of one model: remove {CONFIG_KEY}, or name the"
-                " files in NF4"
+                f" files and config.json belong to different models: remove {CONFIG_KEY}, or"
+                " name the files in NF4"
             )
         self.tensors = {
             name: self._shown(name, stored)
@@ -100,8 +100,8 @@ class QuantisedCheckpoint(Checkpoint):
         if f"{name}.{OTHER_STATE}" in tensors:
             where = tensors[f"{name}.{OTHER_STATE}"].shard
             raise InputError(
-                f"{where}: {name} is quantised to FP4; name the model as it was before it was"
-                " quantised, or in NF4"
+                f"{where}: {name} is quantised to FP4; name the model before quantisation, or in"
+                " NF4"
             )
         state = self._require(name, f"{name}.{STATE}", "U8", None)
         if state.num_bytes > LONGEST_STATE:
@@ -110,7 +110,7 @@ class QuantisedCheckpoint(Checkpoint):
                 f" {LONGEST_STATE}"
             )
             raise InputError(
-                f"{what}, and is no state that bitsandbytes writes; quantise the model anew"
+                f"{what}, and was not written by bitsandbytes; quantise the model again"
             )
         try:
             held = held_matrix(
@@ -122,7 +122,7 @@ class QuantisedCheckpoint(Checkpoint):
                 if type(error) is ValueError
                 else f"it cannot be read ({type(error).__name__}: {error})"
             )
-            remedy = "copy the model again, or name it as it was before it was quantised"
+            remedy = "copy the model again, or name the model before quantisation"
             raise InputError(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
         self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
         for part, (dtype, shape, _) in stored_parts(held.shape, self.double_quantisation).items():
@@ -144,8 +144,8 @@ class QuantisedCheckpoint(Checkpoint):
         if stored.dtype != dtype or shape not in (None, stored.shape):
             wanted = dtype if shape is None else f"{dtype} {list(shape)}"
             raise InputError(
-                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not"
-                f" {wanted} as {matrix} in NF4 needs; quantise the model anew"
+                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, but"
+                f" {matrix} in NF4 needs {wanted}; quantise the model again"
             )
         return stored
 
@@ -263,8 +263,8 @@ class QuantisedCheckpoint(Checkpoint):
                 self.files.read(f"{name}.{part}"), self._tables[table]
             ):
                 raise InputError(
-                    f"{stored.shard}: tensor {name}.{part} is not bitsandbytes' table of NF4;"
-                    " quantise it anew"
+                    f"{stored.shard}: tensor {name}.{part} is not the NF4 table of bitsandbytes;"
+                    " quantise the model again"
                 )
         self._right_tables.add(name)
 
@@ -274,11 +274,11 @@ def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint,
 
     Returns None if the matrix is not in NF4, or if rows or columns were cut or scaled.
     """
-    if isinstance(checkpoint, SlicedCheckpoint):
-        slice = checkpoint.slices.get(name)
-        if slice is None or not slice.is_whole:
+    if isinstance(checkpoint, CutCheckpoint):
+        part = checkpoint.parts.get(name)
+        if part is None or not part.is_whole or name in checkpoint.given:
             return None
-        return held_in_nf4(checkpoint.base, slice.source)
+        return held_in_nf4(checkpoint.base, part.source)
     return (
         (checkpoint, name)
         if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices

@@ -44,7 +44,7 @@ Specs = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def write_quantised(
-    model: OpenedModel, target: Path, double_quantisation: bool, device: torch.device = CPU
+    model: OpenedModel, target: Path, double_quantisation: bool = True, device: torch.device = CPU
 ) -> None:
     """Write a decoder whose block linears are in NF4; the same model gives the same bytes.
 
@@ -80,7 +80,7 @@ def write_quantised(
         write_json(unfinished / "config.json", config)
 
 
-def quantised_config(model: OpenedModel, double_quantisation: bool) -> dict[str, Any]:
+def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> dict[str, Any]:
     """Return ``config.json`` of the model in NF4."""
     said = quantisation_config(double_quantisation, _compute_dtype(model), _other_linears(model))
     return _plain_config(model) | {CONFIG_KEY: said}
@@ -92,8 +92,8 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
     config = plain_config(model.config, model.family, model.plan, model.structure)
     if config is None:
         raise InputError(
-            f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not"
-            " alike, or transformers has no words for their shape; drop whole blocks only"
+            f"{model.directory}: the smaller model cannot be written in NF4, because its blocks"
+            " differ, or transformers cannot describe their shape; drop only whole blocks"
         )
     return config
 
@@ -123,7 +123,7 @@ def _other_linears(model: OpenedModel) -> list[str]:
     ]
 
 
-def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
+def quantised_specs(model: OpenedModel, double_quantisation: bool = True) -> Specs:
     """Return the tensors of the file, sorted by name: name -> (dtype, shape, number of bytes).
 
     The result does not depend on how the model's own files are sharded.

@@ -108,9 +108,9 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
     for key, values in wanted.items():
         if known.get(key) not in values:
             raise InputError(
-                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model as"
-                " it was before it was quantised, or one that bitsandbytes holds in NF4"
-                " (load_in_4bit, bnb_4bit_quant_type = 'nf4')"
+                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model"
+                " before quantisation, or a model in NF4 of bitsandbytes (load_in_4bit,"
+                " bnb_4bit_quant_type = 'nf4')"
             )
     return bool(known.get("bnb_4bit_use_double_quant"))
 
@@ -155,13 +155,13 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
     if len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
         raise ValueError("it has no shape")
     if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
-        raise ValueError(f"it is no NF4 in blocks of {BLOCK}")
+        raise ValueError(f"it is not NF4 in blocks of {BLOCK}")
     # Blocks must not continue in the next row; see ``require_whole_blocks``.
     if shape[1] % BLOCK:
-        raise ValueError(f"its rows are no whole number of blocks of {BLOCK}")
+        raise ValueError(f"its rows are not a multiple of the block size {BLOCK}")
     if double_quantisation != ("nested_blocksize" in said):
         raise ValueError(
-            f"{CONFIG_KEY} in config.json says otherwise whether its scales are quantised"
+            f"{CONFIG_KEY} in config.json disagrees on whether its scales are quantised"
         )
     if double_quantisation:
         if (
@@ -169,5 +169,5 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
             or not isinstance(offset, float)
             or not math.isfinite(offset)
         ):
-            raise ValueError("its scales are quantised in another way")
+            raise ValueError("its scales are quantised in an unknown way")
     return HeldMatrix((shape[0], shape[1]), offset if double_quantisation else None)

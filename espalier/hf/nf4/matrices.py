@@ -146,8 +146,9 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
     """
     if shape[1] % BLOCK:
         raise InputError(
-            f"training.base = 'nf4': {name} has {shape[1]} input features, no multiple of {BLOCK},"
-            " and cannot be quantised to NF4; set training.base to 'bfloat16'"
+            f"training.base = 'nf4': {name} has {shape[1]} input features, which is not a"
+            f" multiple of {BLOCK}, and cannot be quantised to NF4; set training.base to"
+            " 'bfloat16'"
         )
 
 

@@ -55,11 +55,13 @@ def require_finite_weights(
         if not math.isfinite(largest):
             what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
             raise InputError(
-                f"{where} holds {what}, and nothing can be computed with it; name a model without"
+                f"{where} contains {what}, so no result can be computed; name a model without"
+                " such values"
             )
         if _overflows(largest, computing.dtype):
             raise InputError(
-                f"{where} holds numbers up to {largest:.4g}, and {_beyond(largest, computing.dtype)}"
+                f"{where} contains numbers up to {largest:.4g}, and"
+                f" {_beyond(largest, computing.dtype)}"
             )
 
 
@@ -75,7 +77,7 @@ def _beyond(magnitude: float, dtype: torch.dtype) -> str:
     wider = [repr(known) for known, other in DTYPES.items() if not _overflows(magnitude, other)]
     if wider:
         return f"{ends}; set dtype to {' or '.join(wider)}"
-    return f"{ends}; no dtype that is computed in holds them: name another model"
+    return f"{ends}; no supported dtype can represent them: name another model"
 
 
 def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
@@ -108,10 +110,8 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     from transformers import AutoModelForCausalLM
 
     with explained(str(model.directory)):
-        plain, told = load_plain(
-            AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed"
-        )
-    _require_same_tensors(model, told)
+        plain, loading = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device)
+    _require_same_tensors(model, loading)
     found = list(_finite_logits(stream, windows))
     expected = whole_logits(plain, windows.to(computing.device))
     difference = relative_difference(found, expected)
@@ -119,10 +119,10 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     held_in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
         raise InputError(
-            f"{model.directory}: read block by block, the model's logits differ from those of plain"
-            f" transformers by {difference:.3g} of the largest, so a run would not be about the"
-            " model that others load; load it with transformers, and write it anew with"
-            " save_pretrained"
+            f"{model.directory}: read block by block, the model's logits differ from those of"
+            f" plain transformers by {difference:.3g} of the largest, so a result would not be"
+            " valid for the model that others load; load it with transformers, and write it"
+            " again with save_pretrained"
         )
 
 
@@ -142,25 +142,27 @@ def _require_same_heads(model: OpenedModel) -> None:
     for key, value in expected.items():
         if (known := model.configured(key)) != value:
             raise InputError(
-                f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but the tensors "
-                f"of the files make it {value}; write {value} if the model was trained so"
+                f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but {value}"
+                f" according to the tensors in the files; write {value} if the model was trained"
+                " so"
             )
 
 
-def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None:
+def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> None:
     """Raise InputError if transformers makes up a tensor, or ignores one that the plan counts."""
-    if missing := sorted(told.get("missing_keys", ())):
+    if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(
             f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
-            " would draw it at random; name a model whose files and config.json belong together"
+            " would initialise it randomly; name a model whose files and config.json belong"
+            " together"
         )
     linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
-    if ignored := sorted(biases & set(told.get("unexpected_keys", ()))):
+    if ignored := sorted(biases & set(loading.get("unexpected_keys", ()))):
         raise InputError(
-            f"{model.directory}: the files hold {ignored[0]}, but config.json gives the model no "
-            "such bias, and transformers would leave it out; set attention_bias or mlp_bias as the "
-            "model was trained, or remove these tensors"
+            f"{model.directory}: the files contain {ignored[0]}, but config.json gives the model"
+            " no such bias, and transformers would leave it out; set attention_bias or mlp_bias"
+            " as in training, or remove these tensors"
         )
 
 
@@ -198,17 +200,19 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
 
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)
-    plain, told = load_plain(
+    plain, loading = load_plain(
         AutoModelForSequenceClassification,
         model,
         torch.float32,
         torch.device("cpu"),
-        "transformers",
+        in_memory=True,
         num_labels=num_labels,
     )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
-    told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
-    _require_same_tensors(model, told)
+    loading["missing_keys"] = {
+        name for name in loading["missing_keys"] if not name.startswith(heads)
+    }
+    _require_same_tensors(model, loading)
     base = model.family.base
     found, expected = (
         getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
@@ -217,7 +221,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     difference = relative_difference([found], [expected])
     if not difference <= tolerance(torch.float32):
         raise InputError(
-            f"{model.directory}: the encoder's hidden states differ from those of plain "
-            f"transformers by {difference:.3g} of the largest, or are not finite; load it with "
-            "transformers, and write it anew with save_pretrained"
+            f"{model.directory}: the encoder's hidden states differ from those of plain"
+            f" transformers by {difference:.3g} of the largest, or are not finite; load it with"
+            " transformers, and write it again with save_pretrained"
         )

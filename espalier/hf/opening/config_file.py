@@ -32,12 +32,12 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: is no JSON file: {first_line(error)}; mend it, or copy it again"
+            f"{path}: is not a JSON file: {first_line(error)}; correct it, or copy it again"
         ) from None
     if not isinstance(document, dict):
         raise InputError(
-            f"{path}: holds a JSON {type(document).__name__} in place of keys and values; copy it"
-            " again"
+            f"{path}: contains a JSON {type(document).__name__} instead of keys and values; copy"
+            " it again"
         )
     return document
 

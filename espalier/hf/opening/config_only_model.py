@@ -55,8 +55,8 @@ def described(directory: Path) -> Iterator[Path]:
         return
     if (directory / STRUCTURE_FILE).exists():
         raise InputError(
-            f"{directory}: holds a smaller model without its weights; put them there, or name the"
-            " model that it was made of"
+            f"{directory}: contains a smaller model without its weights; copy the weights there,"
+            " or name the model from which it was made"
         )
     with TemporaryDirectory(prefix="espalier-described-") as folder:
         copy_beside(directory, Path(folder), (INDEX,))

@@ -35,7 +35,6 @@ def plain_model(
     directory: Path,
     dtype: torch.dtype,
     device: torch.device,
-    reload_with: str,
     **given: Any,
 ) -> Any:
     """Load a model with ``load_plain`` and require that no tensor is missing.
@@ -44,7 +43,7 @@ def plain_model(
 
     Parameters
     ----------
-    auto_class, dtype, device, reload_with, given : see ``load_plain``
+    auto_class, dtype, device, given : see ``load_plain``
     directory : directory of the model
 
     Raises
@@ -53,7 +52,7 @@ def plain_model(
         A tensor is missing.
     """
     model = OpenedModel(directory)
-    whole, found = load_plain(auto_class, model, dtype, device, reload_with, **given)
+    whole, found = load_plain(auto_class, model, dtype, device, **given)
     head = _own_head(model, given)
     if missing := sorted(
         name for name in found["missing_keys"] if name.rpartition(".")[0] not in head
@@ -67,7 +66,8 @@ def load_plain(
     model: OpenedModel,
     dtype: torch.dtype,
     device: torch.device,
-    reload_with: str,
+    *,
+    in_memory: bool = False,
     **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model directory with plain ``from_pretrained``, in evaluation mode.
@@ -78,8 +78,8 @@ def load_plain(
     model : the opened directory
     dtype : dtype of the weights
     device : device of the computation
-    reload_with : ``transformers`` loads the whole model; ``streamed`` leaves the weights in the
-        files. Weights that the files hold in NF4 are loaded whole in both cases, in 4 bits, because
+    in_memory : True loads all weights; False leaves them in the files and reads them when a module
+        computes. Weights that the files hold in NF4 are always loaded, in 4 bits, because
         bitsandbytes cannot read them module by module
     given : further arguments of ``from_pretrained``
 
@@ -96,7 +96,7 @@ def load_plain(
         **given,
     }
     with quiet():
-        if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
+        if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
             whole, found = _from_pretrained(auto_class, model, dtype=dtype, **given)
             return whole.to(device).eval(), found
         return _on_disk(auto_class, model, dtype, device, given)

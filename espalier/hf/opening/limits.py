@@ -31,9 +31,9 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
     embeddings = model.num_embeddings
     if embeddings is not None and tokens > embeddings:
         lines.append(
-            f"{model.directory}: its tokenizer has tokens up to number {tokens - 1}, but the model"
-            f" has embeddings for {embeddings} (vocab_size in its config.json); put the tokenizer"
-            " beside it that the model was trained with"
+            f"{model.directory}: its tokenizer has token ids up to {tokens - 1}, but the model"
+            f" has {embeddings} embeddings (vocab_size in its config.json); replace the"
+            " tokenizer by the one with which the model was trained"
         )
     if lines:
         raise InputError("\n".join(lines))

@@ -11,7 +11,6 @@ import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +38,10 @@ from espalier.hf.structured.configuration import (
     build_config,
     structured_config,
 )
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
-from espalier.hf.structured.slices import slices
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.models.structure import Structure, structured_plan, units_of
+from espalier.models.structure import Structure, sizes_of, structured_plan
 from espalier.progress.beats import beats
 from espalier.progress.imports import importing
 
@@ -155,24 +153,24 @@ class OpenedModel:
             document = read_json(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(
-                f"{path}: {error.strerror}, and without it blocks have no known widths; copy that"
-                " file"
+                f"{path}: {error.strerror}; without this file the widths of blocks are not"
+                " known; copy it again"
             ) from None
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"{path}: is no JSON file: {first_line(error)}; copy that file again"
+                f"{path}: is not a JSON file: {first_line(error)}; copy the file again"
             ) from None
         structure = Structure.from_json(document, str(path))
-        if [block.units for block in structure.blocks] != [
-            units_of(self.plan, block) for block in self.plan.blocks
+        if [block.sizes for block in structure.blocks] != [
+            sizes_of(self.plan, block) for block in self.plan.blocks
         ]:
             raise InputError(
-                f"{path}: is the structure of another model than the one beside it; copy both from"
-                " one export"
+                f"{path}: is the structure of another model than that of the directory; copy"
+                " both from one export"
             )
         return structure
 
-    def require_units(self) -> None:
+    def require_groups(self) -> None:
         """Refuse a model from which no prunable groups or blocks can be removed.
 
         Raises
@@ -182,27 +180,25 @@ class OpenedModel:
         """
         if str(self.config["model_type"]).startswith(SLICED):
             raise InputError(
-                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks"
-                " are not cut out of a model whose residual stream was sliced; name the model that"
-                " it was made of, or a method that cuts none"
+                f"{self.directory}: model_type = {self.config['model_type']!r}: groups and blocks"
+                " cannot be removed from a model with a sliced residual stream; name the model from"
+                " which it was made, or a method that does not prune"
             )
 
     def _cut_out(
         self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
     ) -> None:
-        self.require_units()
+        self.require_groups()
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
-        kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
-        kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
-        self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
+        self.checkpoint = CutCheckpoint(self.checkpoint, self.family, plan, cut, given, scales)
         self.structure = cut if self.structure is None else cut.of(self.structure)
-        if self.structure.cuts_lanes and not self.family.has_lanes:
+        if self.structure.cuts_residual and not self.family.residual_prunable:
             raise InputError(
-                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
-                " alone, with a norm before attention and feed-forward part; this one is of the"
-                f" family {self.family.name}"
+                f"{self.directory}: residual dimensions can be removed only in models like"
+                " LLaMA, with a norm before attention and feed-forward part; this model is of"
+                f" the family {self.family.name}"
             )
         self.config = structured_config(self.config, self.family, self.plan, cut, self.structure)
 
@@ -212,8 +208,9 @@ class OpenedModel:
         beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
         if any(name.startswith(beyond) for name in self.checkpoint.tensors):
             raise InputError(
-                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks,"
-                " which transformers would leave out; set it to the number of blocks of the files"
+                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files contain more"
+                " blocks, which transformers would ignore; set it to the number of blocks in"
+                " the files"
             )
         blocks = tuple(self._block(index) for index in range(num_blocks))
         parts = self._parts()
@@ -244,10 +241,10 @@ class OpenedModel:
         head_dim = rows // heads
         if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
             raise InputError(
-                f"{self.directory / CONFIG}: {key} = {heads} does not go with"
+                f"{self.directory / CONFIG}: {key} = {heads} does not match"
                 f" {block.linear('attn.q').parameter}, which has {rows} rows, and"
-                f" {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model"
-                " was trained"
+                f" {block.linear('attn.k').parameter}, which has {key_rows}; set the key to its"
+                " value in training"
             )
         return head_dim, heads // (key_rows // head_dim)
 
@@ -321,7 +318,7 @@ class OpenedModel:
         """Description of the configuration value that ``num_positions`` is made of."""
         key = "max_position_embeddings"
         return (
-            f"{key} less those up to pad_token_id"
+            f"{key} minus the positions up to pad_token_id"
             if self.family.first_position_after_padding
             else key
         )
@@ -363,9 +360,9 @@ class OpenedModel:
                 raise missing_tensor(self, parameter)
             if len(stored.shape) != 2 or stored.dtype not in FLOATING:
                 raise InputError(
-                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must"
-                    f" be a matrix of one of the dtypes {', '.join(FLOATING)}; name the model as it"
-                    " was trained"
+                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, but"
+                    f" must be a matrix with one of the dtypes {', '.join(FLOATING)}; name the"
+                    " model as it was trained"
                 )
             bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
             linears.append(
@@ -455,9 +452,9 @@ class OpenedModel:
         given tensors, and the matrices whose columns are scaled.
         """
         if self.cut is not None:
-            assert isinstance(self.checkpoint, SlicedCheckpoint)
+            assert isinstance(self.checkpoint, CutCheckpoint)
             scaled = (
-                name for name, slice in self.checkpoint.slices.items() if slice.scales is not None
+                name for name, part in self.checkpoint.parts.items() if part.scales is not None
             )
             given = {
                 name: self._tensor_sha256(name)
@@ -562,13 +559,14 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
     """
     if family.kind == "encoder" and num_labels is None:
         raise InputError(
-            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned"
-            " for classification, not pruned: name a decoder such as LLaMA, or a method that tunes"
+            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be"
+            " tuned for classification, but not pruned: name a decoder such as LLaMA, or a"
+            " method that tunes"
         )
     if family.kind == "decoder" and num_labels is not None:
         raise InputError(
-            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as"
-            " language models, not for classification: name an encoder such as RoBERTa"
+            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned"
+            " as language models, not for classification: name an encoder such as RoBERTa"
         )
     if num_labels is not None and num_labels < 2:
         raise InputError(f"number of labels = {num_labels}: classification needs at least two")

@@ -16,7 +16,6 @@ from torch import Tensor
 from espalier.hf.export.model import require_finite
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.slices import block_of
 from espalier.messages.payload import DTYPE_BYTES
 from espalier.methods.slicegpt.contract import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
@@ -63,7 +62,7 @@ class RotatedCheckpoint(Checkpoint):
         }
         self._add_outer(tied)
         for name in list(self._files.tensors):
-            if (found := block_of(self._family, name)) is not None:
+            if (found := self._family.block_of(name)) is not None:
                 self._add_of_block(name, found[1], found[2])
             elif name not in self.tensors:
                 self._copy(name)

@@ -259,14 +259,14 @@ class BlockStream:
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
                 raise InputError(
-                    "the kept hidden states are too short; remove this client's private state and"
-                    " start anew"
+                    "the stored hidden states are too short; remove this client's private state"
+                    " and start again"
                 )
             activations.hidden[batch] = hidden.to(self.computing.device)
         if kept.read(1):
             raise InputError(
-                "the kept hidden states are too long; remove this client's private state and start"
-                " anew"
+                "the stored hidden states are too long; remove this client's private state and"
+                " start again"
             )
         return activations
 
@@ -399,8 +399,8 @@ def not_finite(stream: BlockStream, what: str) -> EspalierError:
         )
     wider = "" if stream.computing.dtype == torch.float32 else "set dtype to 'float32', or "
     return InputError(
-        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them;"
-        f" {wider}see whether the model is damaged"
+        f"{where}: {what} NaN or infinite numbers, so no result can be computed; {wider}check"
+        " whether the model is damaged"
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from espalier.settings.run import RunSettings
+
 WeightEdit = Callable[[Tensor], Tensor]
 Edits = Callable[[int], Mapping[str, WeightEdit]]
 """Block index -> edits by canonical linear name; other linears stay unchanged."""
@@ -26,6 +28,12 @@ KeptShares = Callable[[int], dict[str, Tensor]]
 """Block index -> factors by canonical linear name.
 
 Factors are float32 in [0, 1] and have the shape of the weight.
+"""
+
+BlobEdits = Mapping[str, Callable[[Tensor, int, Mapping[str, bytes], RunSettings], Tensor]]
+"""Edits by canonical linear name.
+
+Each is a function of the weight, its block's index, the result's blobs by key, and the settings.
 """
 
 
@@ -64,6 +72,15 @@ def replaced(weights: Weights) -> Edits:
         return {name: _Replacement(weight) for name, weight in weights(index).items()}
 
     return edits
+
+
+def edits_from(functions: BlobEdits, blobs: Mapping[str, bytes], run: RunSettings) -> Edits:
+    """Return edits that depend on the blobs of a result."""
+
+    def edit(name: str, index: int) -> WeightEdit:
+        return lambda weight: functions[name](weight, index, blobs, run)
+
+    return lambda index: {name: edit(name, index) for name in functions}
 
 
 class _Replacement:

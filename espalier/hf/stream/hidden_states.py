@@ -134,8 +134,8 @@ class OnDisk:
         except OSError as error:
             reason = error.strerror or error
             raise InputError(
-                f"cannot keep hidden states in {self.folder}: {reason}; free the disk or set"
-                " activations to 'memory'"
+                f"cannot store hidden states in {self.folder}: {reason}; free some disk space,"
+                " or set activations to 'memory'"
             ) from error
 
 

@@ -92,12 +92,11 @@ class InputGrams(Watched):
     """
 
     def __init__(
-        self, linears: dict[str, nn.Linear], damping: float, damping_mean: DampingMean = "live"
+        self, linears: dict[str, nn.Linear], *, damping_mean: DampingMean = "live"
     ) -> None:
         super().__init__(linears)
         self.grams: dict[str, Tensor] = {}
         """Gram matrices by the name of the first linear that gets an input."""
-        self._damping = damping
         self._damping_mean = damping_mean
         self._leader: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
@@ -108,7 +107,7 @@ class InputGrams(Watched):
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:
             raise RuntimeError(
-                f"{name} shares its input with {leader} in one forward pass and not in another"
+                f"{name} shares its input with {leader} in one forward pass but not in another"
             )
         if not shares:
             self._last = (inputs, name)
@@ -125,7 +124,7 @@ class InputGrams(Watched):
         # SparseGPT's published code counts a dead channel as 1 in 2 / n * X^T X, so as n / 2 here.
         dead = self.windows / 2 if self._damping_mean == "all" else None
         factors = {
-            leader: factorise(self.grams.pop(leader), self._damping, dead)
+            leader: factorise(self.grams.pop(leader), dead_diagonal=dead)
             for leader in list(self.grams)
         }
         return {name: factors[self._leader[name]] for name in self._linears}
@@ -154,4 +153,4 @@ def watch_for(pruning: LocalPruning) -> Watch:
     """Return the class that collects the input statistics of a pruning method."""
     if not pruning.needs_grams:
         return InputSquareSums
-    return partial(InputGrams, damping=pruning.damping, damping_mean=pruning.damping_mean)
+    return partial(InputGrams, damping_mean=pruning.damping_mean)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.hf.families import SLICED, STRUCTURED, Family
 from espalier.models.plan import ModelPlan
-from espalier.models.structure import LANES, Structure, as_ranges, units_of
+from espalier.models.structure import RESIDUAL_KINDS, Structure, as_ranges, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,29 +52,29 @@ def plain_config(
     plan : plan of the pruned model
     structure : structure relative to the original, uncut model
     """
-    (units, *others), was = {units_of(plan, block) for block in plan.blocks}, structure.base[0]
-    if others or structure.cuts_lanes or structure.added_biases:
+    (sizes, *others), was = {sizes_of(plan, block) for block in plan.blocks}, structure.base[0]
+    if others or structure.cuts_residual or structure.added_biases:
         return None
     config = {key: value for key, value in document.items() if key not in (WIDTHS, "auto_map")}
     # The base may be a pruned model itself.
     if architectures := config.get("architectures"):
         config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
     config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
-    if units.groups != was.groups:
+    if sizes.groups != was.groups:
         # Without such a key the heads share the width of the model among them.
         if not family.kv_heads_key:
             return None
-        heads = units.groups * plan.heads_per_group
+        heads = sizes.groups * plan.heads_per_group
         # transformers requires this of LLaMA even if head_dim is given.
-        if family.name == "llama" and units.attn_reads % heads:
+        if family.name == "llama" and sizes.attn_reads % heads:
             return None
         config |= {
             "head_dim": plan.head_dim,
             family.query_heads_key: heads,
-            family.kv_heads_key: units.groups,
+            family.kv_heads_key: sizes.groups,
         }
-    if units.channels != was.channels:
-        config[family.channels_key] = units.channels
+    if sizes.channels != was.channels:
+        config[family.channels_key] = sizes.channels
     return config
 
 
@@ -105,14 +105,16 @@ def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) 
 
 
 def _widths(plan: ModelPlan, structure: Structure) -> dict[str, Any]:
-    units = [units_of(plan, block) for block in plan.blocks]
-    lanes = [{kind: as_ranges(block.kept(kind)) for kind in LANES} for block in structure.blocks]
+    sizes = [sizes_of(plan, block) for block in plan.blocks]
+    lanes = [
+        {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS} for block in structure.blocks
+    ]
     return {
         "head_dim": plan.head_dim,
         "heads_per_group": plan.heads_per_group,
-        "groups": [each.groups for each in units],
-        "channels": [each.channels for each in units],
+        "groups": [own.groups for own in sizes],
+        "channels": [own.channels for own in sizes],
         "biases": list(structure.added_biases),
-        "lanes": lanes if structure.cuts_lanes else None,
-        **({"norm_of_read": True} if structure.cuts_lanes and structure.norm_of_read else {}),
+        "lanes": lanes if structure.cuts_residual else None,
+        **({"norm_of_read": True} if structure.cuts_residual and structure.norm_of_read else {}),
     }

@@ -1,10 +1,10 @@
 """Export of a pruned model in a form that others can read, and a check that reloads it.
 
-- ``compact``: the slices, ``structure.json``, and the code that builds blocks of different widths
-  (``modeling_structured.py``). transformers runs the code with ``trust_remote_code=True``. If
-  Espalier is installed, it is enough to import that module.
-- ``plain``: the slices, for transformers without additional code. All blocks must be alike: blocks
-  were dropped, or all have the same widths.
+- ``compact``: the kept parts of the tensors, ``structure.json``, and the code that builds blocks of
+  different widths (``modeling_structured.py``). transformers runs the code with
+  ``trust_remote_code=True``. If Espalier is installed, it is enough to import that module.
+- ``plain``: the same parts, for transformers without additional code. All blocks must be alike:
+  blocks were dropped, or all have the same widths.
 - ``zero-filled``: the base's shapes with zeros for everything that was cut, for transformers
   without additional code. The model is not smaller or faster.
 """
@@ -35,11 +35,10 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
-from espalier.hf.structured.groups import ModelUnits
-from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
-from espalier.hf.structured.slices import block_of
-from espalier.messages.blobs.cuts import KINDS
+from espalier.hf.structured.cut_checkpoint import CutCheckpoint
+from espalier.hf.structured.selection import lowest
 from espalier.messages.payload import DTYPE_BYTES
+from espalier.models.groups import Groups
 from espalier.settings.structured import StructuredSettings
 from espalier.storage.atomic import replacing, write_json
 
@@ -94,7 +93,7 @@ def best_form(model: OpenedModel) -> Form:
 
 
 def require_writable(
-    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]
+    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: range
 ) -> None:
     """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
 
@@ -103,18 +102,17 @@ def require_writable(
     model : the dense model
     job : settings of the method
     biases : canonical names of the matrices that get a bias
-    blocks : indices of the blocks that may be pruned
+    blocks : blocks that may be pruned
 
     Raises
     ------
     InputError
         The message begins with the key in the method's table.
     """
-    units = ModelUnits.of(model.plan, blocks)
-    share = units.share_of_units(model.plan, job)
+    groups = Groups.of(model.plan, blocks)
     # Scores of zero give a structure with the shape constraints of the real one.
-    any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
-    like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
+    any_scores = torch.zeros(len(groups.costs), dtype=torch.float64)
+    like_it = groups.structure(lowest(groups, any_scores, job, groups.reachable(job)), biases)
     # Whether blocks become alike depends on scores that do not exist yet.
     if job.form == "plain" and job.selection != "kind":
         raise InputError(
@@ -188,9 +186,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 
 
 @torch.no_grad()
-def check_structured(
-    stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str
-) -> None:
+def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
     Parameters
@@ -199,7 +195,6 @@ def check_structured(
     target : directory of the export
     windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
     form : form of the export
-    reload_with : see ``check_export``
 
     Raises
     ------
@@ -207,9 +202,9 @@ def check_structured(
         Logits differ by more than rounding in the compute dtype explains, or a tensor differs.
     """
     if form != "zero-filled":
-        check_export(stream, dense, target, windows, reload_with)
+        check_export(stream, dense, target, windows)
         return
-    check_logits(stream, dense, target, windows, reload_with)
+    check_logits(stream, dense, target, windows)
     written = Checkpoint(target)
     for name, expected in _filled(stream.model, dense):
         if name not in written.tensors or not torch.equal(
@@ -271,7 +266,7 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     return model.config | {"architectures": [cls.__name__], "auto_map": auto}
 
 
-# ----- slices -----
+# ----- kept parts -----
 
 
 def specs_of(model: OpenedModel) -> Specs:
@@ -313,8 +308,8 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     base = OpenedModel(model.directory).checkpoint
     # The pruned model renumbers its blocks, so names are mapped back to the base.
     sources = (
-        {slice.source: name for name, slice in cut.all_slices.items()}
-        if isinstance(cut, SlicedCheckpoint)
+        {part.source: name for name, part in cut.parts.items()}
+        if isinstance(cut, CutCheckpoint)
         else {}
     )
     new_names = _given_names(model)
@@ -331,12 +326,12 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
 
 
 def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a slice in the base's shape, with zeros elsewhere."""
+    """Return a part in the base's shape, with zeros elsewhere."""
     cut = model.checkpoint
-    assert isinstance(cut, SlicedCheckpoint)
-    slice = cut.all_slices.get(name) or cut.all_slices.get(name.removesuffix("bias") + "weight")
-    assert slice is not None
-    for side, kept in enumerate((slice.rows, slice.columns)[: value.dim()]):
+    assert isinstance(cut, CutCheckpoint)
+    part = cut.parts.get(name) or cut.parts.get(name.removesuffix("bias") + "weight")
+    assert part is not None
+    for side, kept in enumerate((part.rows, part.columns)[: value.dim()]):
         if kept is not None:
             wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
             value = wide.index_copy_(side, torch.tensor(kept), value)
@@ -348,9 +343,9 @@ def _given_names(model: OpenedModel) -> dict[str, str]:
     cut = model.checkpoint
     structure = model.cut
     found = dict[str, str]()
-    if isinstance(cut, SlicedCheckpoint) and structure is not None:
-        for name in cut.given.keys() - cut.all_slices.keys():
-            if block := block_of(model.family, name):
+    if isinstance(cut, CutCheckpoint) and structure is not None:
+        for name in cut.given.keys() - cut.parts.keys():
+            if block := model.family.block_of(name):
                 found[f"{block[0]}{structure.blocks[block[1]].source}.{block[2]}"] = name
     return found
 
@@ -370,7 +365,7 @@ def _missing_biases(model: OpenedModel) -> list[str]:
 
 
 def _is_of_a_linear(model: OpenedModel, name: str) -> bool:
-    block = block_of(model.family, name)
+    block = model.family.block_of(name)
     return block is not None and block[2].rpartition(".")[0] in model.family.linears.values()
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.cuts import READERS, biases_of, scales_of, structure_of
-from espalier.models.structure import structured_plan, unit_size
+from espalier.messages.blobs.cuts import biases_of, read_cut, scales_of
+from espalier.models.groups import Groups
+from espalier.models.structure import READERS, group_size, structured_plan
 
 
 def open_cut(
@@ -25,7 +26,8 @@ def open_cut(
     biases : canonical names of the matrices that get a bias, which is rounded to the dtype of their
         weights
     """
-    structure = structure_of(model.plan, blob_of, biases)
+    groups = Groups.of(model.plan)
+    structure = groups.structure(read_cut(groups, blob_of), biases)
     given: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     for block, kept in zip(
@@ -34,7 +36,7 @@ def open_cut(
         blob = blob_of(kept.source)
         values = biases_of(blob, biases)
         for kind, own in scales_of(blob).items():
-            size = unit_size(model.plan, READERS[kind], kind)
+            size = group_size(model.plan, READERS[kind], kind)
             columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
             # Columns with scales of 1 are read unchanged.
             if not (columns == 1).all():

@@ -3,7 +3,7 @@
 Hooks switch residual dimensions on and off, while the residual stream keeps its width. A gate
 multiplies the output of a norm before attention or feed-forward part read it, and their output
 before it is added to the residual stream. If all gates are 0 or 1, this equals the smaller dense
-model of ``LaneGates.structure``. Gates also get a gradient.
+model of ``ResidualGates.structure``. Gates also get a gradient.
 
 By default the norm sees all dimensions: the paper's equation 3 routes first, but its closest
 published code normalises first, which keeps the pretrained scale. In the paper's order, a norm
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from espalier.errors import InputError
 from espalier.hf.families import Family
-from espalier.hf.structured.lane_gates import Gate, Gates
-from espalier.models.structure import LANES
+from espalier.hf.structured.residual_gates import Gate, Gates
+from espalier.models.structure import RESIDUAL_KINDS
 
 MODULES: Mapping[str, tuple[str, str]] = {
     "attn_reads": ("norms", "norm.attn"),
@@ -56,7 +56,7 @@ class Routing:
     def __init__(
         self, whole: nn.Module, family: Family, num_blocks: int, norm: Norm = "all"
     ) -> None:
-        if not family.has_lanes:
+        if not family.residual_prunable:
             raise InputError(
                 f"models of the family {family.name} cannot be routed: a norm must stand before"
                 " attention and feed-forward part, as in LLaMA"
@@ -64,7 +64,7 @@ class Routing:
         self.gates: Gates | None = None
         self._hooks = []
         for index in range(num_blocks):
-            for kind in LANES:
+            for kind in RESIDUAL_KINDS:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
                 hook = self._norm_hook if norm == "read" and where == "norms" else self._hook

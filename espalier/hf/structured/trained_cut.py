@@ -11,10 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from espalier.hf.structured.slices import kept_indices
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.plan import ModelPlan, block_key, block_of_key
-from espalier.models.structure import COLUMNS, ROWS, BlockStructure, Structure, structured_plan
+from espalier.models.structure import (
+    COLUMNS,
+    ROWS,
+    BlockStructure,
+    Structure,
+    kept_indices,
+    structured_plan,
+)
 
 SIDES = {
     "lora_a": (None, COLUMNS), "lora_b": (ROWS, None), "weight": (ROWS, COLUMNS), "bias": (ROWS,),

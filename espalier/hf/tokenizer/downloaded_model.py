@@ -101,7 +101,7 @@ class ProcessTokenizer:
             isinstance(special, list)
             and all(type(number) is int for number in (*map(found.get, whole), *special))
         ):
-            raise self._process.fault("says of itself what no tokenizer does")
+            raise self._process.fault("has properties that no tokenizer has")
         return found
 
     @property
@@ -190,16 +190,16 @@ class ProcessTokenizer:
             and all(name in ARRAYS for name in names)
             and len(lengths) == texts
         ):
-            raise self._process.fault("answered something else than was asked")
+            raise self._process.fault("gave an answer to another question")
         if not all(type(length) is int and length >= 0 for length in lengths):
-            raise self._process.fault("answered with lengths that are none")
+            raise self._process.fault("answered with invalid lengths")
         widths = [2 if name == "offset_mapping" else 1 for name in names]
         if (
             len(numbers) != sum(widths) * sum(lengths)
             or len(set(names)) < len(names)
             or "input_ids" not in names
         ):
-            raise self._process.fault("answered with another number of tokens than it said")
+            raise self._process.fault("answered with another number of tokens than it announced")
         found = dict[str, Any]()
         place = 0
         for name, width in zip(names, widths, strict=True):
@@ -258,7 +258,7 @@ class TokenizerProcess:
                     or of_data > 4 * 4 * most_tokens
                     or of_data % 4
                 ):
-                    raise self.fault("made more tokens than any tokenizer makes of such a text")
+                    raise self.fault("made more tokens than any tokenizer makes from such a text")
                 head = read_json(process.stdout.read(of_head))
                 data = process.stdout.read(of_data)
                 if len(data) < of_data:
@@ -273,18 +273,18 @@ class TokenizerProcess:
                 f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
             )
         # A InputError is answered with its text; other errors only with their type.
-        if "mistake" in head:
+        if "input_error" in head:
             self._stop()
             # The local path tells the user nothing about the server's model.
-            told = str(head["mistake"]).replace(f"{self._directory}/", "")
-            raise InputError(f"the model that the run's server brought: {told}")
+            reason = str(head["input_error"]).replace(f"{self._directory}/", "")
+            raise InputError(f"the model that the run's server sent: {reason}")
         return head, data
 
     def fault(self, what: str) -> EspalierError:
         """End the process and return an error that describes what the tokenizer did."""
         self._stop()
         return InputError(
-            f"the tokenizer that the run's server brought {what}; the run needs another model"
+            f"the tokenizer that the run's server sent {what}; the run needs another model"
         )
 
     def _running(self) -> "subprocess.Popen[bytes]":
@@ -339,14 +339,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _why(returncode: int) -> str:
     if returncode == -signal.SIGXCPU:
         return (
-            f"took more processor time than a site gives it ({tokenizer_process.REQUEST_SECONDS} s"
-            " and more for long texts)"
+            f"took more processor time than a site allows ({tokenizer_process.REQUEST_SECONDS}"
+            " s, and more for long texts)"
         )
     most = f"{tokenizer_process.MEMORY >> 30} GiB"
-    return (
-        f"ended its process ({returncode}); it may have needed more memory than the {most} that"
-        " it has"
-    )
+    return f"ended its process ({returncode}); it may have needed more than its {most} of memory"
 
 
 def _tensors(rows: dict[str, Any]) -> dict[str, Any]:

@@ -95,49 +95,49 @@ def _reason(directory: Path, error: BaseException) -> str:
     found = {path.name for path in _holding_vocabularies(directory)}
     if own_code := _own_code(directory, error):
         return (
-            f"{SETTINGS_FILE} names code of the tokenizer's own ({own_code}), which is not run;"
-            " take a model whose tokenizer transformers has a class for, or save this one as a"
-            " tokenizer.json, and leave auto_map out"
+            f"{SETTINGS_FILE} names the tokenizer's own code ({own_code}), which is not"
+            " executed; use a model with a tokenizer class of transformers, or save this"
+            " tokenizer as tokenizer.json and remove auto_map"
         )
     if not found:
         return _nothing_there()
     if "tokenizer.json" not in found and len(lacking := set(PAIR) - found) == 1:
         (there,) = set(PAIR) - lacking
-        return f"{there} is there without {lacking.pop()}; copy both from where the model came from"
-    return _told_by_library(directory, found, error)
+        return f"{there} exists without {lacking.pop()}; copy both from where the model came from"
+    return _reason_of_library(directory, found, error)
 
 
 def _nothing_there() -> str:
     return (
-        f"there is none of the files that hold a vocabulary ({', '.join(VOCABULARIES)}); copy the"
-        " tokenizer's files from where the model came from, or write them there with the"
-        " tokenizer's save_pretrained"
+        f"no file with a vocabulary exists ({', '.join(VOCABULARIES)}); copy the tokenizer's"
+        " files from where the model came from, or write them with the tokenizer's"
+        " save_pretrained"
     )
 
 
-def _told_by_library(directory: Path, found: set[str], error: BaseException) -> str:
-    told = _first_line(error)
+def _reason_of_library(directory: Path, found: set[str], error: BaseException) -> str:
+    reason = _first_line(error)
     if "tokenizer.json" in found:
         if broken := _broken(directory / "tokenizer.json"):
             return (
-                "tokenizer.json is damaged, or of a newer version of the library tokenizers than"
-                f" {version('tokenizers')} ({broken}); copy it again, or install the version that"
-                " wrote it"
+                "tokenizer.json is damaged, or was written by a newer version of the library"
+                f" tokenizers than {version('tokenizers')} ({broken}); copy it again, or install"
+                " the version that wrote it"
             )
         return (
-            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({told}); copy both from where"
+            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({reason}); copy both from where"
             " the model came from"
         )
     vocabulary = ", ".join(sorted(found))
     sentencepiece = any(name.endswith(".model") for name in found)
     if isinstance(error, ImportError) or (sentencepiece and find_spec("sentencepiece") is None):
         return (
-            f"{vocabulary} takes the library sentencepiece or tiktoken to be read, which is not"
-            f" installed ({told}); install it, or write a tokenizer.json on a machine that has it,"
-            " with the tokenizer's save_pretrained"
+            f"reading {vocabulary} needs the library sentencepiece or tiktoken, which is not"
+            f" installed ({reason}); install it, or write a tokenizer.json with the tokenizer's"
+            " save_pretrained on a machine that has it"
         )
     return (
-        f"{vocabulary} cannot be read ({told}); copy the tokenizer's files again from where the"
+        f"{vocabulary} cannot be read ({reason}); copy the tokenizer's files again from where the"
         " model came from"
     )
 
@@ -156,8 +156,8 @@ def _broken(path: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    told = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    reason = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def _holding_vocabularies(directory: Path) -> Iterator[Path]:
@@ -190,7 +190,7 @@ def _damages(directory: Path) -> Iterator[str]:
     }
     for path in sorted(directory / name for name in names):
         if path.is_symlink() and not path.exists():
-            yield f"{path.name} is a link to a file that is not there"
+            yield f"{path.name} is a link to a missing file"
         elif path.exists() and (damage := _damage(path)):
             yield f"{path.name} {damage}"
 
@@ -203,7 +203,7 @@ def _damage(path: Path) -> str:
     if not data.strip():
         return "is empty"
     if data.startswith(LARGE_FILE_POINTER):
-        return "is a pointer of Git LFS in place of the file itself (git lfs pull fetches it)"
+        return "is a Git LFS pointer instead of the file (git lfs pull fetches the file)"
     return _json_damage(data) if path.suffix == ".json" else ""
 
 
@@ -220,7 +220,7 @@ def _json_damage(data: bytes) -> str:
         )
         return f"{ends}is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
     except UnboundedJsonError as error:
-        return f"is not JSON that can be read ({error})"
+        return f"cannot be read as JSON ({error})"
     except (ValueError, RecursionError) as error:
-        return f"is not JSON that can be read ({type(error).__name__})"
-    return "" if isinstance(document, dict) else "holds no JSON object"
+        return f"cannot be read as JSON ({type(error).__name__})"
+    return "" if isinstance(document, dict) else "contains no JSON object"

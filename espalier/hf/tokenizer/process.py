@@ -143,14 +143,14 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
             head, rows = answer(tokenizer, request)
         except INTERRUPTS:
             raise
-        except EspalierError as mistake:
-            head = {"mistake": str(mistake)[:1000]}
+        except EspalierError as error:
+            head = {"input_error": str(error)[:1000]}
             rows = []
         except BaseException as error:
             head = {"error": type(error).__name__}
             rows = []
         _write(answers, head, rows)
-        if "mistake" in head or "error" in head:
+        if "input_error" in head or "error" in head:
             return
 
 

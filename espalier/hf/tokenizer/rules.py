@@ -165,15 +165,15 @@ def require_known_parts(document: Any, where: str) -> None:
                 if part["type"] not in types:
                     raise _Fault(
                         section,
-                        f"type {str(part['type'])[:64]!r} is none of {', '.join(sorted(types))}",
+                        f"type {str(part['type'])[:64]!r} is not one of {', '.join(sorted(types))}",
                     )
                 _require_plain(section, part)
         _require_growth(document)
         _require_added(document)
     except _Fault as fault:
         raise InputError(
-            f"{where}: {fault}; sites take tokenizers of known parts only from a server, use a"
-            " model with one of them"
+            f"{where}: {fault}; sites accept only tokenizers with known parts from a server; use"
+            " a model with such a tokenizer"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(
@@ -197,9 +197,7 @@ def require_known_tokenizer(directory: Path) -> None:
     try:
         document = read_json(path.read_bytes())
     except ValueError as error:
-        raise InputError(
-            f"{path}: is no JSON that can be read: {error}; copy the model again"
-        ) from None
+        raise InputError(f"{path}: cannot be read as JSON: {error}; copy the model again") from None
     require_known_parts(document, str(path))
 
 
@@ -238,7 +236,7 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
         )
         if len(within) > MOST_PARTS:
             raise _Fault(
-                section, f"a sequence has {len(within)} parts, at most {MOST_PARTS} are allowed"
+                section, f"a sequence has {len(within)} parts; at most {MOST_PARTS} are allowed"
             )
         for inner in within:
             yield from _parts(inner, section)
@@ -279,7 +277,7 @@ def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
     if len(word) > MOST_WORD:
         raise _Fault(section, f"a pattern has more than {MOST_WORD} characters")
     if expression and not is_known_pattern(expression):
-        raise _Fault(section, "a regular expression is none of a published tokenizer")
+        raise _Fault(section, "a regular expression is not that of a published tokenizer")
 
 
 def _require_growth(document: Mapping[str, Any]) -> None:
@@ -292,7 +290,7 @@ def _require_growth(document: Mapping[str, Any]) -> None:
             growth *= max(1.0, len(part["content"]) / max(1, found))
     if growth > MOST_GROWTH:
         raise _Fault(
-            "normalizer", f"makes {growth:.3g} characters of one, at most {MOST_GROWTH} are allowed"
+            "normalizer", f"makes {growth:.3g} characters of one; at most {MOST_GROWTH} are allowed"
         )
 
 

@@ -3,7 +3,6 @@
 peft inserts the adapters. Their values are read and set under canonical names, as on the wire.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +67,6 @@ def lora_config(
         r=usual.rank,
         lora_alpha=_alpha(usual),
         target_modules=chosen if alike and unmistakable else list(paths),
-        # peft treats the keys of both patterns as regular expressions.
-        rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
-        alpha_pattern={
-            re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)
-        },
         lora_dropout=dropout,
         modules_to_save=(
             sorted(set(map(_saved_whole, family.head_linears.values()))) if adapters.head else None
@@ -152,7 +146,8 @@ def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Te
         for name, parameter in block.items():
             if (found := tensors[key][name]).shape != parameter.shape:
                 raise ValueError(
-                    f"{key} {name} is {list(found.shape)}, its parameter {list(parameter.shape)}"
+                    f"{key} {name} has shape {list(found.shape)}, but its parameter has"
+                    f" {list(parameter.shape)}"
                 )
             parameter.copy_(found)
 

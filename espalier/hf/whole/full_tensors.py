@@ -72,12 +72,13 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
         found = whole.get_parameter(path)
     except AttributeError:
         raise InputError(
-            f"{model.directory}: the model has no {name} of {key}; train another tensor whole"
+            f"{model.directory}: the model has no {name} of {key}; choose another tensor for"
+            " full training"
         ) from None
     if not found.dtype.is_floating_point:
         raise InputError(
-            f"training.base = 'nf4': {key} {name} is held in 4 bits and cannot be trained whole;"
-            " choose another base"
+            f"training.base = 'nf4': {key} {name} is stored in 4 bits and cannot be trained as a"
+            " whole; choose another base"
         )
     if found.dtype == torch.float32:
         found.requires_grad_(True)
@@ -115,5 +116,8 @@ def _path(model: OpenedModel, key: str, name: str) -> str:
 def _stored(model: OpenedModel, key: str, name: str) -> str:
     stored = model.stored_name(_path(model, key, name))
     if stored is None:
-        raise InputError(f"{model.directory}: holds no {name} of {key}; train another tensor whole")
+        raise InputError(
+            f"{model.directory}: contains no {name} of {key}; choose another tensor for full"
+            " training"
+        )
     return stored

@@ -33,7 +33,6 @@ def load_whole(
     num_labels: int | None = None,
     seed: int = 0,
     cache_folder: Path | None = None,
-    double_quantisation: bool = True,
 ) -> Any:
     """Load a whole model with a frozen base, in evaluation mode.
 
@@ -48,7 +47,6 @@ def load_whole(
         ``head_parameters``
     cache_folder : node's cache of quantised weights; None quantises every time. Used only with
         ``nf4``
-    double_quantisation : used only with ``nf4``; see ``quantise``
 
     Returns
     -------
@@ -73,7 +71,7 @@ def load_whole(
     )
     # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
-        _quantise_linears(model, whole, computing, cache_folder, double_quantisation)
+        _quantise_linears(model, whole, computing, cache_folder)
     _fill(model, whole, sources, dtype, computing.device)
     if model.family.kind == "encoder":
         _make_head(model, whole, seed, computing.device)
@@ -116,7 +114,6 @@ def _quantise_linears(
     whole: nn.Module,
     computing: Computing,
     cache_folder: Path | None,
-    double_quantisation: bool,
 ) -> None:
     """Replace the linears of the blocks by ``Linear4bit``; their biases stay on the meta device."""
     family = model.family
@@ -126,9 +123,7 @@ def _quantise_linears(
         for block in model.plan.blocks
         for linear in block.linears
     }
-    for linear, matrix in quantised_linears(
-        model, computing.device, double_quantisation, cache_folder
-    ):
+    for linear, matrix in quantised_linears(model, computing.device, cache_folder):
         path = paths[linear.parameter]
         bias = whole.get_submodule(path).bias is not None
         whole.set_submodule(path, linear_of(matrix, known, computing.dtype, bias))

@@ -10,18 +10,15 @@ from numpy.typing import NDArray
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter, NoScalars
-from espalier.messages.parts import Delivery, parts_of, require_result_wanted
+from espalier.messages.message import Letter
+from espalier.messages.parts import Delivery, require_result_wanted
 from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors, views
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
-from espalier.models.structure import Structure, Units, units_of
+from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import has_clean_padding, num_words, pack, unpack
 
-KINDS = ("groups", "channels")
-"""Kinds of prunable groups, in the order of ``unit_costs``."""
-READERS = {"groups": "attn.o", "channels": "mlp.down"}
-"""Matrix that reads the output of each kind; each of its columns belongs to one prunable group."""
 MOST_SCALE = 10.0
 """Maximum absolute value of a scale (Kwon et al. 2022, section 4.3).
 
@@ -60,69 +57,67 @@ def cut_specs(
     """
     specs = {}
     for block in plan.blocks:
-        units = units_of(plan, block)
+        sizes = sizes_of(plan, block)
         rows = {linear.name: linear.shape[0] for linear in block.linears}
         specs[block_key(block.index)] = {
             **{
-                cut_name(kind): TensorSpec("U64", (num_words(getattr(units, kind)),))
-                for kind in KINDS
+                cut_name(kind): TensorSpec("U64", (num_words(getattr(sizes, kind)),))
+                for kind in GROUP_KINDS
             },
             **{bias_name(name): TensorSpec("F32", (rows[name],)) for name in biases},
-            **{scale_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in scaled},
+            **{scale_name(kind): TensorSpec("F32", (getattr(sizes, kind),)) for kind in scaled},
         }
     return specs
 
 
 def pack_cut(
-    cut: Mapping[str, NDArray[np.bool_]],
-    biases: Mapping[str, NDArray[np.float32]],
+    groups: Groups,
+    cut: Cut,
+    index: int,
+    biases: Mapping[str, NDArray[np.float32]] | None = None,
     scales: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> bytes:
     """Serialize the cut of one block.
 
     Parameters
     ----------
+    groups
+        Prunable groups of the model.
     cut
-        Bool array (units,) by kind: True for prunable groups that are cut.
+        Removed groups.
+    index
+        Number of the block.
     biases
         Biases by canonical name of their matrix.
     scales
-        Scales by kind.
+        Scales of the block's groups by kind.
     """
-    bits = {cut_name(kind): pack(units) for kind, units in cut.items()}
-    beside = {bias_name(name): bias for name, bias in biases.items()}
     return pack_tensors(
-        {**bits, **beside, **{scale_name(kind): own for kind, own in (scales or {}).items()}}
+        {
+            **{cut_name(kind): pack(cut[groups.at(index, kind)]) for kind in GROUP_KINDS},
+            **{bias_name(name): bias for name, bias in (biases or {}).items()},
+            **{scale_name(kind): own for kind, own in (scales or {}).items()},
+        }
     )
 
 
-def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
-    """Read the cut of a block with these numbers of groups: bool arrays (units,) by kind."""
-    words = unpack_tensors(blob)
-    return {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
-
-
-def structure_of(
-    plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]
-) -> Structure:
-    """Return the structure that the blobs of all blocks describe.
+def read_cut(groups: Groups, blob_of: Callable[[int], bytes]) -> Cut:
+    """Return the cut that the blobs of all blocks describe.
 
     Parameters
     ----------
-    plan
-        Plan of the model.
+    groups
+        Prunable groups of the model.
     blob_of
         Function that returns the blob of a block by its number.
-    biases
-        Canonical names of matrices that get a bias.
     """
-    whole = Structure.whole(plan)
-    kept = dict[int, dict[str, list[int]]]()
-    for index, units in enumerate(whole.base):
-        bits = unpack_cut(blob_of(index), units)
-        kept[index] = {kind: np.flatnonzero(~cut).tolist() for kind, cut in bits.items()}
-    made = whole.keeping(kept)
-    return Structure(made.base, made.blocks, tuple(biases))
+    cut = groups.none
+    for block in groups.plan.blocks:
+        words = unpack_tensors(blob_of(block.index))
+        for kind in GROUP_KINDS:
+            own = cut[groups.at(block.index, kind)]
+            own[:] = unpack(words[cut_name(kind)], own.shape)
+    return cut
 
 
 def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -134,14 +129,14 @@ def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float3
 def scales_of(blob: bytes) -> dict[str, NDArray[np.float32]]:
     """Return the scales of a block by kind; kinds without scales are left out."""
     tensors = unpack_tensors(blob)
-    return {kind: tensors[scale_name(kind)] for kind in KINDS if scale_name(kind) in tensors}
+    return {kind: tensors[scale_name(kind)] for kind in GROUP_KINDS if scale_name(kind) in tensors}
 
 
 class SomeOfEachKindStays:
     """Check of a block's cut: one group of each kind stays, and biases and scales are in range."""
 
     def __init__(self, plan: ModelPlan) -> None:
-        self._units = {block_key(block.index): units_of(plan, block) for block in plan.blocks}
+        self._sizes = {block_key(block.index): sizes_of(plan, block) for block in plan.blocks}
 
     def __call__(self, key: str, blob: bytes) -> None:
         """Check the blob of one block.
@@ -153,11 +148,11 @@ class SomeOfEachKindStays:
             finite, or a scale exceeds ``MOST_SCALE``.
         """
         tensors = views(blob)
-        for kind in KINDS:
+        for kind in GROUP_KINDS:
             words = tensors[cut_name(kind)]
-            number = getattr(self._units[key], kind)
+            number = getattr(self._sizes[key], kind)
             if not has_clean_padding(words, number):
-                raise ProtocolError(f"{key} {kind}: bits are set beyond the last unit")
+                raise ProtocolError(f"{key} {kind}: bits are set beyond the last group")
             if unpack(words, (1, number)).all():
                 raise ProtocolError(f"{key} {kind}: all are cut, one must stay")
         if not all(
@@ -191,12 +186,7 @@ def delivery_of_cuts(
     plan = plan_of()
     specs = cut_specs(plan, biases, scaled)
     delivery = Delivery(
-        order=NoScalars,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
-        observer=(
-            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
-        ),
         check_values=SomeOfEachKindStays(plan),
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)

@@ -174,7 +174,7 @@ def training_contract(
         specs=specs,
         parts=cut,
         observer=OBSERVER,
-        more="further adapter tensors, as in train",
+        more="Further adapter tensors, as in train.",
         brought=(
             {key: specs[key] for key in cut[-1]} | dict(along.specs)
             if header.server_round > 1
@@ -185,7 +185,7 @@ def training_contract(
         check_values=values.check,
         check_report=fits,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(
@@ -250,12 +250,12 @@ def delivery_of(
         order=Order,
         specs=blob_specs(adapters, run),
         parts=parts(adapters, run),
-        observer="that a part of the global adapters arrived, nothing else",
+        observer="That a part of the global adapters arrived, and nothing else.",
         check_values=_either(along, Values(adapters, run).check),
         first=first,
         beside=along.specs,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
@@ -267,9 +267,9 @@ def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
     """Check that the rank limit does not exceed the largest rank of the settings."""
-    if rank_limit > run.lora.largest_rank:
+    if rank_limit > run.lora.rank:
         raise ProtocolError(
-            f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
+            f"message: rank_limit is above {run.lora.rank}, the largest rank of [lora]"
         )
 
 
@@ -299,8 +299,13 @@ class Values:
         self._payload = run.federation.payload
         self._rank_in_use = 0
 
-    def check(self, key: str, blob: bytes) -> None:
+    def check(self, key: str, blob: bytes) -> "Mapping[str, Tensor]":
         """Check that the numbers of a blob can be read and are finite, and note the rank in use.
+
+        Returns
+        -------
+        Mapping of str to Tensor
+            Tensors of the blob, float32, by canonical name.
 
         Raises
         ------
@@ -309,9 +314,10 @@ class Values:
         """
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._payload)
-        except EspalierError as mistake:
-            raise ProtocolError(f"{key} {mistake}") from None
+        except EspalierError as error:
+            raise ProtocolError(f"{key} {error}") from None
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
+        return tensors
 
     def require_rank(self, rank: int) -> None:
         """Check that rows and columns beyond ``rank`` are zero in all blobs checked before.
@@ -342,14 +348,14 @@ def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
 
 
 OBSERVER = (
-    "adapters trained on this client's data, whose difference from those that it was sent is the"
-    " sum of its optimiser's steps: what one round tells, with one step little less than the"
-    " gradient of its sequences, from which training text can be recovered in part; more tokens"
-    " (the site's `least-tokens`) and steps make it harder, not impossible; whoever knows one of"
-    " its sequences can recognise that it was trained on, whatever `least-tokens` says; the server"
-    " chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` ="
-    " `samples` alone, how many training sequences it has; how many steps failed; which rank it"
-    " goes on with; and how long it took"
+    "Adapters trained on this client's data. Their difference from the adapters that were sent to"
+    " it is the sum of the optimiser's steps of one round. With one step this tells nearly as much"
+    " as the gradient of the sequences, from which training text can be recovered in part. More"
+    " tokens (the site's `least-tokens`) and more steps make this harder, not impossible. Whoever"
+    " knows one of the sequences can recognise that it was used for training, whatever"
+    " `least-tokens` says. The server chooses the initial adapters, and so it influences what it"
+    " learns. With `client-weights` = `samples` only: the number of training sequences. Also the"
+    " client's next rank, how many steps failed, and how long the training took."
 )
 """Observer sentence of the contract of ``train``."""
 

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
-from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 
 if TYPE_CHECKING:
@@ -21,15 +19,11 @@ class AdapterAveraging(MethodSettings):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
-        "rounding", "error-feedback", "keep-optimizer",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
-    READ_WITH: ClassVar[ReadWith] = {
-        "federation.error-feedback": {"aggregation": ("factors", "zero-pad")}
-    }
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
@@ -40,10 +34,6 @@ class AdapterAveraging(MethodSettings):
             "most_batch_tokens": (
                 "training.batch-size x tokens of a sequence",
                 training.batch_size * tokens,
-            ),
-            "most_sequences": (
-                "training.steps x training.accumulation x training.batch-size",
-                passes * training.batch_size,
             ),
             "most_steps": ("training.steps x training.accumulation", passes),
         }
@@ -66,13 +56,14 @@ class AdapterAveraging(MethodSettings):
         """True if a client may continue with a lower rank than the server asked for."""
         return False
 
-    def feeds_back(self, federation: FederationSettings) -> bool:
+    @property
+    def feeds_back(self) -> bool:
         """Return whether the loss of rounding is added the next time (error feedback).
 
         It is False with the SVD: A and B get other directions in every round, so a loss of the
         previous round has no meaning in them.
         """
-        return federation.error_feedback and not self.averages_updates
+        return not self.averages_updates
 
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
@@ -81,22 +72,6 @@ class AdapterAveraging(MethodSettings):
         factors, which are smaller than the difference and are sent themselves.
         """
         return federation.sends_differences and not self.averages_updates
-
-    def contradictions(
-        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
-    ) -> list[str]:
-        """Return one error line per conflict between these tables."""
-        if not (federation.keep_optimizer and self.averages_updates):
-            return []
-        return [
-            f"federation.keep-optimizer = true: {self.svd_of(method)} gives the adapters other"
-            " directions in every round, which AdamW's moments know nothing of; choose one of"
-            " the two"
-        ]
-
-    def svd_of(self, method: str) -> str:
-        """Return the setting, in words, by which the mean of the updates is factored by an SVD."""
-        return f"{method}.aggregation = 'svd'"
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
         """Return the LoRA settings that clients train in a model with ``num_blocks`` blocks."""
@@ -109,15 +84,17 @@ class AdapterAveraging(MethodSettings):
 
     def largest_limit(self, lora: LoraSettings) -> int:
         """Return the largest rank that a client may be asked to train."""
-        return lora.largest_rank
+        return lora.rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the largest rank of a client's adapters; here it is the same for all clients."""
-        return lora.largest_rank
+        return lora.rank
 
 
-class FedPETuningSettings(AdapterAveraging, TimedSettings):
+class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
 
     aggregation: Literal["factors", "svd"] = Field(
         "factors",

@@ -12,10 +12,7 @@ from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
 from espalier.messages.parts import (
     Delivery,
-    PartRequest,
     Reply,
-    Report,
-    parts_of,
     require_result_wanted,
 )
 from espalier.messages.payload import TensorSpec, views
@@ -154,13 +151,13 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         specs={key: specs for block in blobs for key, specs in block.items()},
         parts=[[key for index in part for key in blobs[index]] for part in parts],
         observer=(
-            "that the federated result arrived, nothing else; it is sent with"
+            "That the federated result arrived, and nothing else. It is sent with"
             " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
-            " states"
+            " states."
         ),
         check_order=a_number_per_block,
     )
-    return delivery.contract(request, settings.method)
+    return delivery.contract(request, settings)
 
 
 @dataclass(frozen=True)
@@ -215,17 +212,14 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     reply = Reply(
         order=told,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the masks of further blocks, as in train",
+        more="The masks of further blocks, as in train.",
         brought=decided,
         check_values=ExactSparsity(plan, settings),
         check_order=a_number_of_voters,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(
@@ -241,9 +235,9 @@ def largest_orders(
 
 
 OBSERVER = (
-    "for every weight one bit: whether this client would prune it, given its text (who knows a few"
-    " of its windows can recognise the mask by them, whatever `least-tokens` says); and how long it"
-    " took"
+    "One bit per weight: whether this client would prune it, given its text. Whoever knows some of"
+    " the samples can recognise them in the reply, whatever `least-tokens` says. Also how long the"
+    " work took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}

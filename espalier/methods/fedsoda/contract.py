@@ -130,10 +130,10 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         order=EmulatorPart,
         specs=fedpetuning.blob_specs(adapters, run),
         parts=fedpetuning.parts(adapters, run),
-        observer="that a part of the emulator's LoRA arrived",
+        observer="That a part of the emulator's LoRA arrived, and nothing else.",
         check_values=fedpetuning.Values(adapters, run).check,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 def largest_orders(
@@ -155,13 +155,12 @@ OFFER = {
 }  # fmt: skip
 """Fields of an offer of the smallest model."""
 TRAINED = fedpetuning.OBSERVER.replace(
-    "the server chooses the adapters to begin with, so it chooses at what it looks",
-    "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at"
-    " what it looks",
+    "The server chooses the initial adapters,",
+    "The server chooses the model, its tokenizer and the initial adapters,",
 )
 OFFERED = (
-    "which pieces of the sub-model this node lacks, so whether it took part in a run with the same"
-    " one before"
+    "Which pieces of the sub-model this node lacks, and so whether it took part in a run with the"
+    " same sub-model before."
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {

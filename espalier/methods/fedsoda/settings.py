@@ -5,18 +5,19 @@ The server keeps the sub-model aligned with the full model.
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
+from espalier.settings.method import PublicTextSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
 
 
-class FedSodaSettings(AdapterAveraging):
+class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     """Table ``[fedsoda]``; FedOT and FedBiOT are other values of the same keys, see their presets.
 
     The L blocks of the base model are divided into an emulator, which is pruned and stays frozen at
@@ -28,9 +29,6 @@ class FedSodaSettings(AdapterAveraging):
     ROUNDS = 10
     NEEDS_BASE_MODEL = False
     READ_WITH: ClassVar[ReadWith] = {
-        "group-layers": {"drop": ("similar",)},
-        "groups": {"drop": ("similar",)},
-        "dropped-layers": {"drop": ("uniform",)},
         "uniform-rounding": {"drop": ("uniform",)},
     }
 
@@ -46,17 +44,17 @@ class FedSodaSettings(AdapterAveraging):
         "similar",
         description=(
             "Blocks of the emulator that are dropped: in `groups` groups of adjacent blocks with"
-            " similar outputs all but the first (FedSODA), or blocks at equal distances (FedOT,"
-            " FedBiOT)."
+            " similar outputs all but the first (FedSODA), or as many blocks at equal distances"
+            " (FedOT, FedBiOT). The server aligns the LoRA of these first blocks with `similar`,"
+            " and that of the whole emulator with `uniform`. `training.proximal` pulls a client's"
+            " LoRA to the round's global values with `similar`, and to the initial values"
+            " (FedBiOT) with `uniform`."
         ),
     )
     group_layers: int = Field(
         3, ge=0, description="Number of blocks that are dropped from each group (n)."
     )
     groups: int = Field(4, ge=1, description="Number of groups of blocks (p).")
-    dropped_layers: int = Field(
-        12, ge=0, description="Number of blocks that are dropped at equal distances."
-    )
     uniform_rounding: Literal["nearest", "down"] = Field(
         "nearest",
         description=(
@@ -72,30 +70,6 @@ class FedSodaSettings(AdapterAveraging):
             " stored in the base model's files."
         ),
     )
-    aligned: Literal["starts", "all"] = Field(
-        "starts",
-        description=(
-            "Blocks of the emulator whose LoRA the server trains: the first ones of pruned groups,"
-            " or all (FedBiOT)."
-        ),
-    )
-    public_text: str = Field(
-        "code",
-        min_length=1,
-        description=(
-            "Public text on which the server compares blocks and aligns: `documentation` or `code`"
-            " (the 10% that no client has), or the path of a text file. It must not be one of"
-            " `evaluation.texts`."
-        ),
-    )
-    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
-    public_window_tokens: int = Field(
-        256,
-        ge=2,
-        description=(
-            "Tokens per sample of the public text; at most the model's number of positions."
-        ),
-    )
     pre_align_steps: int = Field(
         100, ge=0, description="Number of steps of alignment before the first round; 0: none."
     )
@@ -103,47 +77,14 @@ class FedSodaSettings(AdapterAveraging):
     realign_every: int = Field(
         5, ge=0, description="Number of rounds between realignments (r); 0: none."
     )
-    align_batch: int = Field(4, ge=1, description="Number of samples in a step of alignment.")
     align_learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW)."
-    )
-    representation_weight: float = Field(
-        1.0,
-        ge=0,
+        1e-3,
+        gt=0,
+        le=MOST_LEARNING_RATE,
         description=(
-            "Weight of the distances between hidden states of sub-model and full model (alpha)."
+            "Learning rate of alignment (AdamW). A step has `training.batch-size` public samples."
         ),
     )
-    divergence_weight: float = Field(
-        1.0,
-        ge=0,
-        description="Weight of the Kullback-Leibler divergence between their predictions (beta).",
-    )
-    proximal_to: Literal["global", "first"] = Field(
-        "global",
-        description=(
-            "Target of `training.proximal` for a client's LoRA: the round's global values"
-            " (FedSODA), or the initial values (FedBiOT)."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _something_is_aligned_by_something(self) -> "FedSodaSettings":
-        if self.representation_weight == self.divergence_weight == 0:
-            raise ValueError(
-                "representation-weight and divergence-weight are both 0; nothing would be aligned:"
-                " raise one"
-            )
-        if (
-            self.aligned == "starts"
-            and self.drop == "uniform"
-            and (self.pre_align_steps or self.realign_every)
-        ):
-            raise ValueError(
-                "aligned = 'starts': blocks that go at even distances leave no groups; set aligned"
-                " = 'all', or pre-align-steps and realign-every to 0"
-            )
-        return self
 
     @property
     def brings_nf4(self) -> str:
@@ -162,11 +103,11 @@ class FedSodaSettings(AdapterAveraging):
     @property
     def num_dropped(self) -> int:
         """Number of blocks that are dropped."""
-        return self.group_layers * self.groups if self.drop == "similar" else self.dropped_layers
+        return self.group_layers * self.groups
 
     def pulls_to_first(self, training: TrainingSettings) -> bool:
         """Return whether a proximal term pulls a client's LoRA towards its initial values."""
-        return self.proximal_to == "first" and training.proximal > 0
+        return self.drop == "uniform" and training.proximal > 0
 
     def emulator_of(self, num_blocks: int) -> range:
         """Return the emulator's blocks in a model, full or smaller, with ``num_blocks`` blocks.
@@ -192,20 +133,14 @@ class FedSodaSettings(AdapterAveraging):
         return lora.model_copy(update={"layers": f"{first}{emulator[-1] + 1}-{num_blocks - 1}"})
 
     def align_training(self, training: TrainingSettings, steps: int) -> TrainingSettings:
-        """Return the settings of alignment as a ``[training]`` table.
-
-        AdamW has the betas of the paper (section 6.1.2).
-        """
+        """Return the settings of alignment as a ``[training]`` table."""
         changes = {
             "steps": steps,
-            "batch-size": self.align_batch,
             "accumulation": 1,
             "learning-rate": self.align_learning_rate,
             "schedule": "constant",
             "warmup-steps": 0,
             "weight-decay": 0.0,
-            "beta1": 0.9,
-            "beta2": 0.95,
             "proximal": 0.0,
         }
         return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)
@@ -220,12 +155,6 @@ class FedSodaSettings(AdapterAveraging):
                 f"lora.layers = '{lora.layers}': {method}.adapter-layers says which blocks are"
                 " adapted; leave it at 'all'"
             )
-        for key, names in lora.named_in_patterns().items():
-            if numbered := [name for name in names if name[0].isdigit()]:
-                lines.append(
-                    f"lora.{key}: {', '.join(numbered)}: the sub-model has other numbers; name"
-                    " matrices without a number"
-                )
         if lora.merge and lora.keep_zeros:
             lines.append(
                 f"lora.keep-zeros = true: clients of {method} train on another model than the base;"

@@ -10,7 +10,7 @@ from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.masks import require_exact_sparsity
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
-from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report
 from espalier.messages.payload import TensorSpec
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
@@ -123,14 +123,13 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         part_order=SamplePart,
         report=PruneReport,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="masks and kept weights of further sampled layers, as in train",
+        more="Masks and kept weights of further sampled layers, as in train.",
         check_values=pruned_exactly,
         check_order=versions_of_all,
         check_report=numbers_fit,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def largest_orders(
@@ -197,7 +196,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         method=settings.method,
         down=Side(Update, update_specs(plan, update), masks_fit),
         up=Side(NoScalars),
-        observer="that layers of the global model arrived, nothing else",
+        observer="That layers of the global model arrived, and nothing else.",
     )
 
 
@@ -207,11 +206,11 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 
 
 OBSERVER = (
-    "of the layers that were sampled for it: which weights this client would prune, and the kept"
-    " weights, whose changes (with SparseGPT) depend on the second moments of its activations (of"
-    " activations that the server chooses in part, by the layers that it delivered before; who"
-    " knows a few of its windows may recognise them); with `client-weights` = `samples` alone, how"
-    " many windows it has; the largest damping; and how long it took"
+    "Of the layers that were sampled for this client: which weights it would prune, and the kept"
+    " weights. With SparseGPT their changes depend on the second moments of the client's"
+    " activations, which the server influences by the layers that it pushed before. Whoever knows"
+    " some of the samples may recognise them. With `client-weights` = `samples` only: the number of"
+    " calibration samples. Also the largest damping, and how long the work took."
 )
 """Observer sentence of the contract of ``train``."""
 

@@ -14,18 +14,13 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "max-capability-ratio",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
     )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
-        "local-comparison-group": {"pattern": ("",), "local-method": ("wanda", "ria", "magnitude")},
-        "comparison-group": {"pattern": ("",), "mask-expansion": (True,)},
-        "damping": {"local-method": ("sparsegpt",)},
         "damping-mean": {"local-method": ("sparsegpt",)},
-        "federation.max-capability-ratio": {"capabilities": ("",)},
         "federation.max-update-ratio": {"local-method": ("sparsegpt",)},
-        "ties": {"mask-expansion": (True,)},
     }
 
     sparsity: float = Field(
@@ -43,31 +38,12 @@ class FedSpaLLMSettings(PruningSettings):
             "Pruning method of a client. SparseGPT changes the kept weights; the others do not."
         ),
     )
-    local_comparison_group: Literal["layer", "row"] = Field(
-        "layer",
-        description=(
-            "Group in which weights compete at a client; SparseGPT compares the rows of 128"
-            " columns at a time."
-        ),
-    )
-    comparison_group: Literal["layer", "row"] = Field(
-        "layer", description="Group in which weights compete in the mask expansion."
-    )
-    damping: float = Field(
-        0.01,
-        gt=0,
-        le=1,
-        description=(
-            "SparseGPT: fraction of the Hessian's mean diagonal that is added to the diagonal. It"
-            " is multiplied by ten until the Cholesky factorisation succeeds, and `summary.json`"
-            " reports that."
-        ),
-    )
     damping_mean: Literal["live", "all"] = Field(
         "live",
         description=(
-            "SparseGPT: channels over which that mean is taken: those with input that is not zero,"
-            " or all, of which dead ones count as 1, as in its published code."
+            "SparseGPT: channels whose mean square is the measure of damping (1% of it): those with"
+            " input that is not zero, or all, of which dead ones count as 1, as in its published"
+            " code."
         ),
     )
     aggregation: Literal["l0", "mean"] = Field(
@@ -82,13 +58,6 @@ class FedSpaLLMSettings(PruningSettings):
         description=(
             "Prune the weights that most clients pruned until the sparsity is reached. `false`:"
             " prune only weights that all clients pruned."
-        ),
-    )
-    ties: Literal["magnitude", "index", "random"] = Field(
-        "magnitude",
-        description=(
-            "Order in which weights that equally many clients pruned are pruned: smaller mean"
-            " magnitude first, lower index first, or a seeded random order."
         ),
     )
     schedule: Literal["constant", "linear", "cubic"] = Field(
@@ -149,21 +118,6 @@ class FedSpaLLMSettings(PruningSettings):
         A pattern must not cross the boundary between two such sets of columns.
         """
         return 128 if self.local_method == "sparsegpt" else 0
-
-    @property
-    def local_group(self) -> str:
-        """Group in which a client prunes an exact fraction of the weights.
-
-        It is the pattern or ``local-comparison-group``.
-        """
-        return self.pattern or (
-            "layer" if self.local_method == "sparsegpt" else self.local_comparison_group
-        )
-
-    @property
-    def server_group(self) -> str:
-        """Group in which weights compete in the mask expansion: pattern or ``comparison-group``."""
-        return self.pattern or self.comparison_group
 
     def capability_of(self, client: int) -> float:
         """Return the capability of a client from ``capabilities``; the last number repeats."""

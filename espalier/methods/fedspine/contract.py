@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.blobs.group_bits import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
@@ -22,6 +22,7 @@ from espalier.methods.fedpetuning import contract as tuning
 from espalier.methods.fedpetuning.contract import Along, TuningReport
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
+from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
@@ -99,8 +100,8 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
     ProtocolError
         If the blob is not a valid cut.
     """
-    units = CutUnits.of(plan)
-    return structured_plan(plan, units.structure(units.read(structure)))
+    groups = Groups.of(plan)
+    return structured_plan(plan, groups.structure(read_bits(groups, structure)))
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -145,35 +146,34 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def _beside(plan: ModelPlan) -> Along:
-    units = CutUnits.of(plan)
-    return Along({STRUCTURE: units.specs}, lambda _, blob: _read(units, blob))
+    groups = Groups.of(plan)
+    return Along({STRUCTURE: bit_specs(groups)}, lambda _, blob: _read(groups, blob))
 
 
-def _read(units: CutUnits, blob: bytes) -> None:
-    units.read(blob)
+def _read(groups: Groups, blob: bytes) -> None:
+    read_bits(groups, blob)
 
 
 def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
-    units = CutUnits.of(plan)
+    groups = Groups.of(plan)
     job = run.of(FedSpineSettings)
     asked = validate(CutOrder, request.scalars)
-    specs = {STRUCTURE: units.specs}
+    specs = {STRUCTURE: bit_specs(groups)}
     # Without the blob the request is refused anyway; this value is then not used.
-    before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
+    known = request.blobs.get(STRUCTURE)
+    before = groups.none if known is None else read_bits(groups, known)
 
     def within_the_share(order: Scalars) -> None:
-        if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
-            raise ProtocolError(
-                f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}"
-            )
+        if isinstance(order, CutOrder) and order.pruned > groups.wanted(job) + SLACK:
+            raise ProtocolError(f"CutOrder: pruned is above the run's share, {job.share:g}")
 
     def is_a_step(_: str, blob: bytes) -> None:
-        units.require_step(before, units.read(blob), asked.pruned, job)
+        require_step(groups, before, read_bits(groups, blob), asked.pruned, job)
 
     return Contract(
         kind="deliver",
         method=run.method,
-        down=Side(CutOrder, specs, lambda _, blob: _read(units, blob), within_the_share),
+        down=Side(CutOrder, specs, lambda _, blob: _read(groups, blob), within_the_share),
         up=Side(NoScalars, specs, is_a_step),
         observer=ASKED,
     )
@@ -192,16 +192,16 @@ def largest_orders(
 
 sizes_vary = tuning.sizes_vary
 ASKED = (
-    "which attention groups and feed-forward channels this client cuts, those whose weights matter"
-    " least to its data: one bit each; no importance of any leaves it, and what it says is told"
-    " once in a round; a client that lost what it measured cuts nothing, which tells that it did"
+    "Which attention groups and feed-forward channels this client removes, one bit each: those"
+    " whose weights matter least to its data. Importances never leave it, and it answers once per"
+    " round. A client that lost its importances removes nothing, which shows that it lost them."
 )
 OBSERVER = (
-    "adapters of the client's smaller model, trained on its data, of which all holds that is said"
-    " of `fedpetuning`'s; the mean loss of the first and of the second half of the round's steps on"
-    " its own data, three decimals each, and a term of what its LoRA modules are worth, three"
-    " digits; with `client-weights` = `samples` alone, how many training sequences it has; how many"
-    " steps failed; and how long it took"
+    "Adapters of the client's smaller model, trained on its data: everything that is said about"
+    " those of `fedpetuning` applies. The mean loss of the first and of the second half of the"
+    " round's steps on its own data, three decimals each, and a term of the importance of its LoRA"
+    " modules, three digits. With `client-weights` = `samples` only: the number of training"
+    " sequences. Also how many steps failed, and how long the training took."
 )
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}

@@ -10,34 +10,30 @@ from pydantic import Field
 from espalier.amounts import count
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.structured import CutSettings, PersonalModelSettings
 from espalier.settings.table import ReadWith
 
-AUTO = "auto"
-MEASURED = "measured"
 CHOSEN = ("bandit", "random")
 """Allocations that choose the pruning ratio and rank for each device."""
 
 
-class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
+class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "fleet",
     )  # fmt: skip
     ROUNDS = 10
+    FLEET = "full"
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
     READ_WITH: ClassVar[ReadWith] = {
         "arm-space": {"allocation": CHOSEN},
         "adaptive-pruning": {"allocation": CHOSEN},
         "adaptive-rank": {"allocation": CHOSEN},
-        "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
         "discount": {"allocation": ("bandit",)},
         "granularity": {"allocation": ("bandit",)},
         "exploration": {"allocation": ("bandit",)},
-        "kappa": {"reward": ("scaled",)},
     }
 
     share: float = Field(
@@ -103,9 +99,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         ge=0,
         description="Rank in round 1, and in all rounds if ranks are not chosen; 0: `lora.rank`.",
     )
-    rank_min: int = Field(
-        2, ge=1, description="Minimum rank that is chosen; the maximum is `lora.rank`."
-    )
     discount: float = Field(
         0.98,
         gt=0,
@@ -138,14 +131,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
             " stands, which has no bound."
         ),
     )
-    kappa: float = Field(
-        0.1,
-        gt=0,
-        le=1e6,
-        description=(
-            "Relative deviation from the mean time at which a device gets half of the reward."
-        ),
-    )
     score: Literal["exact", "group", "mask"] = Field(
         "exact",
         description=(
@@ -174,16 +159,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
             " zeros from those that pruned it."
         ),
     )
-    fleet: str = Field(
-        "auto",
-        min_length=1,
-        description=(
-            "Virtual devices that determine the times in rewards: `full`, `low`, `medium` or"
-            " `high` of `conf/devices`, or a file. `measured`: the seconds that clients measure,"
-            " which differ from run to run. `auto`: `full` in a simulation, and measured times in a"
-            " deployment."
-        ),
-    )
 
     @property
     def makes_alone(self) -> bool:
@@ -194,15 +169,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     def averages_updates(self) -> bool:
         """True: updates with different rows and ranks can only be averaged as products B A."""
         return True
-
-    def svd_of(self, method: str) -> str:
-        """Return the setting, in words, that implies an SVD: here the method itself."""
-        return f"method = '{method}'"
-
-    def fleet_name(self, *, simulation: bool) -> str:
-        """Return the name of the run's fleet; empty if times are measured."""
-        chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
-        return "" if chosen == MEASURED else chosen
 
     @property
     def chooses(self) -> bool:
@@ -227,7 +193,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
 
     def usual_rank(self, lora: LoraSettings) -> int:
         """Return the rank for devices whose rank is not chosen."""
-        return self.rank or lora.largest_rank
+        return self.rank or lora.rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the rank of a device's adapters in round 1."""
@@ -238,7 +204,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     ) -> list[str]:
         """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
-        largest = lora.largest_rank
+        largest = lora.rank
         if lora.merge:
             lines.append(
                 f"lora.merge = true: clients of {method} end with models of different shapes, which"
@@ -275,11 +241,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
             lines += self._schedule_too_long(method, federation.rounds)
         elif self.share > 0 and self.arm_space == "relative":
             lines += self._steps_too_small(method, federation.rounds)
-        if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
-            lines.append(
-                f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest}"
-                " (lora.rank); lower it"
-            )
         return lines
 
     def _steps_too_small(self, method: str, rounds: int) -> list[str]:

@@ -1,7 +1,6 @@
 """Contracts of FLAP: clients send the mean and spread of the inputs of two matrices per block."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -9,8 +8,8 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import delivery_of_cuts
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars
-from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.messages.message import Letter, Scalars
+from espalier.messages.parts import MOST_WINDOWS, Reply, Report
 from espalier.messages.payload import TensorSpec, views
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
@@ -98,17 +97,14 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             )
 
     reply = Reply(
-        order=NoScalars,
-        part_order=PartRequest,
         report=MomentsReport,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the moments of further blocks, as in train",
+        more="The moments of further blocks, as in train.",
         check_values=partial(possible, tokens=most),
         check_report=no_more_than_asked,
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def biases(run: RunSettings) -> tuple[str, ...]:
@@ -122,11 +118,9 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 OBSERVER = (
-    "for every input channel of the attention's output and of down, in every block, its mean over"
-    " this client's windows and how much it varies, and over how many tokens (who knows a few of"
-    " the windows can recognise them; over few tokens the means come close to what single tokens"
-    " made: the site's `least-tokens` says how many they are at least); and how long it took"
+    "For every input channel of the attention's output and of `down`, in every block: its mean over"
+    " this client's samples, how much it varies, and the number of tokens. Over few tokens the"
+    " means come close to the values of single tokens; the site's `least-tokens` sets the minimum."
+    " Whoever knows some of the samples can recognise them in the reply, whatever `least-tokens`"
+    " says. Also how long the work took."
 )
-
-EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Example fields by kind; empty because no contract depends on them."""

@@ -7,27 +7,19 @@ from pydantic import Field, field_validator
 
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_PULL
 
 
-class HetLoRASettings(AdapterAveraging, TimedSettings):
+class HetLoRASettings(AdapterAveraging):
     """Table ``[hetlora]``.
 
     Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
     Models".
     """
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
-    READ_WITH: ClassVar[ReadWith] = {
-        **AdapterAveraging.READ_WITH,
-        "federation.max-capability-ratio": {"ranks": ("",)},
-        "gamma": {"self-pruning": (True,)},
-        "regularisation": {"self-pruning": (True,)},
-    }
 
     ranks: str = Field(
         "",
@@ -44,11 +36,12 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
             " of its rank."
         ),
     )
-    self_pruning: bool = Field(
-        True, description="A client lowers its rank if training has made its last ranks weaker."
-    )
     gamma: float = Field(
-        0.85, gt=0, le=1, description="Self-pruning: fraction of a client's ranks that is kept."
+        0.85,
+        gt=0,
+        le=1,
+        description="Self-pruning: fraction of its ranks that a client keeps if training has made its last ranks"
+        " weaker; 1: no self-pruning.",
     )
     regularisation: float = Field(
         0.005,
@@ -81,7 +74,7 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         result is then the largest rank.
         """
         given = self._given()
-        return given[min(client, len(given) - 1)] if given else lora.largest_rank
+        return given[min(client, len(given) - 1)] if given else lora.rank
 
     @property
     def limits_differ(self) -> bool:
@@ -91,7 +84,7 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
     @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
-        return self.self_pruning
+        return self.gamma < 1
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
@@ -103,11 +96,9 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         """
         lines = super().contradictions(method, federation, lora, num_clients)
         given = self._given()
-        largest = lora.largest_rank
         taken = given[:num_clients]
-        if not taken or max(taken) == largest:
+        if not taken or max(taken) == lora.rank:
             return lines
-        where = "lora.rank" if lora.rank_is_used and largest == lora.rank else "lora.rank-pattern"
         which = "the largest"
         if taken != given:
             which = (
@@ -116,8 +107,8 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         return [
             *lines,
             (
-                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is"
-                f" {largest}; make them equal"
+                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of lora.rank is"
+                f" {lora.rank}; make them equal"
             ),
         ]
 

@@ -1,15 +1,14 @@
 """Contracts of LLM-Pruner: a score per prunable group, and statistics for Mask Tuning."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
+from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, delivery_of_cuts
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars
-from espalier.messages.parts import PartRequest, Reply, Report, parts_of
+from espalier.messages.message import Letter
+from espalier.messages.parts import Reply
 from espalier.messages.payload import TensorSpec, views
 from espalier.methods.llm_pruner.mask_tuning import (
     equation_specs,
@@ -21,7 +20,7 @@ from espalier.methods.llm_pruner.mask_tuning import (
 )
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
-from espalier.models.structure import units_of
+from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.settings.run import RunSettings
 
 
@@ -56,10 +55,10 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
     job = run.of(LlmPrunerSettings)
     specs = {}
     for index in cut_blocks(plan, job):
-        units = units_of(plan, plan.blocks[index])
-        own = {score_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in KINDS}
+        sizes = sizes_of(plan, plan.blocks[index])
+        own = {score_name(kind): TensorSpec("F32", (getattr(sizes, kind),)) for kind in GROUP_KINDS}
         factors = {
-            fisher_name(kind): fisher_spec(getattr(units, kind), run) for kind in job.rearranged
+            fisher_name(kind): fisher_spec(getattr(sizes, kind), run) for kind in job.rearranged
         }
         specs[block_key(index)] = own | factors
     return specs
@@ -85,7 +84,7 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
         If a score is not finite or below ``lowest``, or if a factor contradicts the scores.
     """
     tensors = views(blob)
-    for kind in KINDS:
+    for kind in GROUP_KINDS:
         scores = tensors[score_name(kind)]
         if not (np.isfinite(scores).all() and scores.min() >= lowest):
             raise ProtocolError(f"{key}: a score is no finite number, or below {lowest:g}")
@@ -98,20 +97,16 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     job = run.of(LlmPrunerSettings)
     plan = plan_of()
     if request.header.server_round > 1:
-        return _equations(request, plan, run).contract(request, run.method)
+        return _equations(request, plan, run).contract(request, run)
     specs = score_specs(plan, run)
     lowest = -np.inf if job.element == "signed" else 0.0
     reply = Reply(
-        order=NoScalars,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the same of further blocks, as in train of round 1",
+        more="The same of further blocks, as in train of round 1.",
         check_values=partial(possible, lowest=lowest, rearranged=job.rearranged),
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
@@ -119,13 +114,9 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
     specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
     along = cut_specs(plan, ())
     return Reply(
-        order=NoScalars,
-        part_order=PartRequest,
-        report=Report,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER_OF_EQUATIONS,
-        more="the same of further blocks, as in train of round 2",
+        more="The same of further blocks, as in train of round 2.",
         brought=along,
         fetched_with=along,
         check_brought=SomeOfEachKindStays(plan),
@@ -144,24 +135,21 @@ def sizes_vary(run: RunSettings) -> bool:
 
 
 OBSERVER = (
-    "for every key-value group and feed-forward channel of the blocks that may be cut one number:"
-    " weights times the gradient of this client's loss on all its windows, summed over the unit, or"
-    " the squares of such sums, window by window, added up (who knows some of the windows may"
-    " recognise them; the site's `least-tokens` says how many tokens they are at least; the sums"
-    " are far fewer than the gradient's numbers, and say by which units the text moves the model);"
-    " with `rearrange`, how such sums of each two units of a block and kind go together over"
-    " windows, from which those of each window can be worked out but for a rotation among windows,"
-    " which is unknown (of a single window but for the sign; with fewer windows than units also how"
-    " many they are); and how long it took"
+    "One number for every key-value group and feed-forward channel of the blocks that may be"
+    " pruned: weights times the gradient of this client's loss on its samples, summed over the"
+    " group, or the squares of such sums, added up over samples. The site's `least-tokens` sets the"
+    " minimum number of tokens. There are far fewer numbers than in the gradient; they tell which"
+    " groups the text uses. Whoever knows some of the samples may recognise them. With `rearrange`"
+    " also how the sums of each two groups of a block and kind are correlated over samples. From"
+    " this the sums of each sample can be computed except for an unknown rotation among samples, or"
+    " the sign of a single sample; with fewer samples than groups also the number of samples. Also"
+    " how long the work took."
 )
 OBSERVER_OF_EQUATIONS = (
-    "for each two groups or channels of a block that stay, how what they add to the residual stream"
-    " goes together, summed over all tokens of this client's windows in the model that is cut (the"
-    " site's `least-tokens` says over how many at least), and for each the same with what all units"
-    " of the block would add: which units are at work at once on its text; the server says what is"
-    " cut, so it chooses at which units it looks; who knows some of the windows may recognise them;"
-    " and how long it took"
+    "For each two groups or channels of a block that stay: the inner product of what they add to"
+    " the residual stream, summed over all tokens of this client's samples in the pruned model, and"
+    " for each the inner product with what all groups of the block would add. It tells which groups"
+    " are active together on the text. The site's `least-tokens` sets the minimum number of tokens."
+    " The server chooses what is removed, and so it influences what it learns. Whoever knows some"
+    " of the samples may recognise them. Also how long the work took."
 )
-
-EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Example fields by kind; empty because no contract depends on them."""

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.cuts import cut_specs, unpack_cut
+from espalier.messages.blobs.cuts import cut_specs, read_cut
 from espalier.messages.message import Letter
 from espalier.messages.payload import TensorSpec, tensor_specs, views
+from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, block_key
-from espalier.models.structure import units_of
+from espalier.models.structure import sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
 from espalier.settings.run import RunSettings
 
@@ -37,28 +38,25 @@ TINY = 1e-30
 MOST_BYTES = 1 << 30
 """Maximum size of a blob in bytes; ``part-bytes`` has the same limit."""
 
-CutOfBlocks = list[dict[str, NDArray[np.bool_]]]
-"""Bool arrays (units,) by kind for each block: True for prunable groups that are cut."""
-
 
 def fisher_name(kind: str) -> str:
     """Return the tensor name of the Fisher factor of a kind of prunable group."""
     return f"{kind}.fisher"
 
 
-def fisher_rows(units: int, run: RunSettings) -> int:
+def fisher_rows(groups: int, run: RunSettings) -> int:
     """Return the number of rows of a factor.
 
     The rank is at most the number of calibration samples, so more rows would add no information.
     """
-    return min(run.data.windows, units)
+    return min(run.data.windows, groups)
 
 
-def fisher_spec(units: int, run: RunSettings) -> TensorSpec:
+def fisher_spec(groups: int, run: RunSettings) -> TensorSpec:
     """Return the spec of a factor as it is sent: flat, without the zeros below its diagonal."""
-    rows = fisher_rows(units, run)
+    rows = fisher_rows(groups, run)
     # Row i of the triangular factor has i leading zeros, which are not sent.
-    return TensorSpec("F32", (rows * units - triangle_size(rows - 1),))
+    return TensorSpec("F32", (rows * groups - triangle_size(rows - 1),))
 
 
 def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
@@ -82,7 +80,7 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 # ----- rescaling -----
 
 
-def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
+def told_cut(request: Letter, plan: ModelPlan) -> Cut | None:
     """Return the cut that a request states; None if it is malformed.
 
     The contract of the request then refuses it.
@@ -92,10 +90,7 @@ def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
         tensor_specs(blob) != specs[key] for key, blob in request.blobs.items()
     ):
         return None
-    return [
-        unpack_cut(request.blobs[block_key(block.index)], units_of(plan, block))
-        for block in plan.blocks
-    ]
+    return read_cut(Groups.of(plan), lambda index: request.blobs[block_key(index)])
 
 
 def equation_key(index: int, kind: str) -> str:
@@ -103,15 +98,19 @@ def equation_key(index: int, kind: str) -> str:
     return f"{block_key(index)}-{kind}"
 
 
-def equation_places(cut: CutOfBlocks, job: "LlmPrunerSettings") -> list[tuple[int, str]]:
+def equation_places(plan: ModelPlan, cut: Cut, job: "LlmPrunerSettings") -> list[tuple[int, str]]:
     """Return the blocks and kinds with equations, in order: those with at least one cut group."""
+    groups = Groups.of(plan)
     return [
-        (index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()
+        (block.index, kind)
+        for block in plan.blocks
+        for kind in job.rescaled
+        if cut[groups.at(block.index, kind)].any()
     ]
 
 
 def equation_specs(
-    plan: ModelPlan, cut: CutOfBlocks | None, job: "LlmPrunerSettings"
+    plan: ModelPlan, cut: Cut | None, job: "LlmPrunerSettings"
 ) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs of a reply, one per block and kind.
 
@@ -125,16 +124,13 @@ def equation_specs(
     job
         Settings of the method.
     """
+    groups = Groups.of(plan)
     if cut is None:
-        staying = {
-            (block.index, kind): getattr(units_of(plan, block), kind)
-            for block in plan.blocks
-            for kind in job.rescaled
-        }
+        cut = groups.none
+        places = [(block.index, kind) for block in plan.blocks for kind in job.rescaled]
     else:
-        staying = {
-            place: int((~cut[place[0]][place[1]]).sum()) for place in equation_places(cut, job)
-        }
+        places = equation_places(plan, cut, job)
+    staying = {place: int((~cut[groups.at(*place)]).sum()) for place in places}
     return {
         equation_key(*place): {
             JOINT: TensorSpec("F32", (triangle_size(stay),)),
@@ -154,7 +150,7 @@ def require_sendable(plan: ModelPlan, job: "LlmPrunerSettings") -> None:
     """
     for block in plan.blocks:
         for kind in job.rescaled:
-            number = getattr(units_of(plan, block), kind)
+            number = getattr(sizes_of(plan, block), kind)
             if (size := 4 * triangle_size(number)) > MOST_BYTES:
                 raise ProtocolError(
                     f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
@@ -175,6 +171,6 @@ def require_equations(key: str, blob: bytes) -> None:
     aims = tensors[AIMS]
     if not (np.isfinite(aims).all() and are_inner_products(tensors[JOINT], len(aims), TINY)):
         raise ProtocolError(
-            f"{key}: a number is not finite, or the numbers are no inner products of what units"
-            " give"
+            f"{key}: a number is not finite, or the numbers are no inner products of the outputs"
+            " of groups"
         )

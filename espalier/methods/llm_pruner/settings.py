@@ -27,10 +27,7 @@ class LlmPrunerSettings(StructuredSettings):
         "rescale": ("all", "groups")
     }
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
-    READ_WITH: ClassVar[ReadWith] = {
-        "rearrange": {"element": ("squared",)},
-        "rescale-damping": {"rescale": ("groups", "all")},
-    }
+    READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
         "kind",
@@ -56,15 +53,6 @@ class LlmPrunerSettings(StructuredSettings):
     spare_last: int = Field(
         1, ge=0, description="Number of last blocks that are not pruned; the paper spares 2 of 32."
     )
-    max_score_ratio: float = Field(
-        2.0,
-        ge=1,
-        description=(
-            "Maximum size of a client's scores, and of its normal equations if groups are"
-            " rescaled, as a multiple of the median client's. Each number is limited, above and"
-            " below, to twice that ratio of the median client's. 1000000: no limit."
-        ),
-    )
     rearrange: Refined = Field(
         "off",
         description=(
@@ -81,15 +69,6 @@ class LlmPrunerSettings(StructuredSettings):
             " `all`) that stay are scaled so that the output of a block's part comes close to that"
             " with all groups. A client sends half the square of the number of groups that stay,"
             " per block."
-        ),
-    )
-    rescale_damping: float = Field(
-        0.01,
-        gt=0,
-        le=100,
-        description=(
-            "Strength with which scales are pulled towards 1, relative to the mean square of a"
-            " group's output."
         ),
     )
 

@@ -8,13 +8,12 @@ has.
 
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.message import Kind, Letter, Scalars, validate
 from espalier.messages.parts import (
     MOST_WINDOWS,
     Delivery,
@@ -23,8 +22,9 @@ from espalier.messages.parts import (
     Report,
     parts_of,
     require_result_wanted,
+    values_within,
 )
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.payload import TensorSpec
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
 from espalier.settings.run import RunSettings
@@ -108,7 +108,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """
     plan = plan_of()
     if request.header.server_round == 1:
-        return _similarities(plan, run).contract(request, run.method)
+        return _similarities(plan, run).contract(request, run)
     order: Replace | ReplacePart = validate(
         ReplacePart if request.header.kind == "fetch" else Replace, request.scalars
     )  # type: ignore[assignment]
@@ -123,12 +123,12 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts,
         observer=OBSERVER_OF_LAYER,
-        more="further tensors of the layer, as in train",
+        more="Further tensors of the layer, as in train.",
         brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
         check_brought=values.check,
         check_values=values.check,
         check_report=lambda report: _require_report(report, run),
-    ).contract(request, run.method)
+    ).contract(request, run)
 
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
@@ -142,22 +142,14 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
             )
 
     return Reply(
-        order=NoScalars,
-        part_order=PartRequest,
         report=SimilarityReport,
         specs=specs,
         parts=[[SIMILARITY_KEY]],
         observer=OBSERVER,
         more="",
-        check_values=_are_cosines,
+        check_values=values_within(1 + ROUNDING),
         check_report=no_more_than_asked,
     )
-
-
-def _are_cosines(key: str, blob: bytes) -> None:
-    found = views(blob)[COSINES]
-    if not (np.isfinite(found).all() and np.abs(found).max() <= 1 + ROUNDING):
-        raise ProtocolError(f"{key}: a number is no mean of cosines")
 
 
 class _Values:
@@ -238,24 +230,25 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         order=Replace,
         specs=layer_specs(plan, run, order.start) if trained else {},
         parts=layer_parts(plan, run, order.start) if trained else [[]],
-        observer="that a part of the layer arrived, nothing else",
+        observer="That a part of the layer arrived, and nothing else.",
         check_values=_Values(plan, run, order).check,
     )
-    return delivery.contract(request, run.method)
+    return delivery.contract(request, run)
 
 
 OBSERVER = (
-    "for every stretch of blocks that may go one number: the cosine between what goes into it and"
-    " what comes out, as a mean over this client's windows; over how many tokens; and how long it"
-    " took"
+    "One number for every sequence of neighbouring blocks that may be removed: the cosine between"
+    " its input and its output, as a mean over this client's samples. Also the number of tokens,"
+    " and how long the work took."
 )
 OBSERVER_OF_LAYER = (
-    "one layer, trained on hidden states of this client's windows, whose difference from the layer"
-    " that it was sent is the sum of its optimiser's steps: with one step little less than a"
-    " gradient, from which text may be recovered in part; more tokens (the site's `least-tokens`)"
-    " and steps make it harder, not impossible; the server chooses the layer to begin with, so it"
-    " chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how"
-    " many steps failed; and how long it took"
+    "One layer, trained on hidden states of this client's samples. Its difference from the layer"
+    " that was sent to the client is the sum of the optimiser's steps. With one step this tells"
+    " nearly as much as a gradient, from which text may be recovered in part. More tokens (the"
+    " site's `least-tokens`) and more steps make this harder, not impossible. The server chooses"
+    " the initial layer, and so it influences what it learns. With `client-weights` = `samples`:"
+    " the number of calibration samples. Also how many steps failed, and how long the training"
+    " took."
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {

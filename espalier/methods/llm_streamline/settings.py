@@ -19,6 +19,9 @@ from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
 
+WEIGHT_DECAY = 1e-3
+"""Weight decay of AdamW."""
+
 WITH_A_LAYER = {"replacement": ("layer",)}
 
 
@@ -26,14 +29,14 @@ class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
     )  # fmt: skip
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
-        ("steps", "batch-windows", "learning-rate", "schedule", "warmup-steps", "weight-decay"),
+        ("steps", "batch-windows", "learning-rate"),
         WITH_A_LAYER,
     )
 
@@ -67,19 +70,11 @@ class LlmStreamlineSettings(SmallerSettings):
     )
     batch_windows: int = Field(8, ge=1, description="Number of samples in an optimiser step.")
     learning_rate: float = Field(
-        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
+        2e-4,
+        gt=0,
+        le=MOST_LEARNING_RATE,
+        description="Maximum learning rate of AdamW; it falls as a cosine over all rounds.",
     )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="Schedule of the learning rate over all rounds together."
-    )
-    warmup_steps: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Number of steps at the start of the training in which the learning rate increases."
-        ),
-    )
-    weight_decay: float = Field(1e-3, ge=0, description="Weight decay of AdamW.")
 
     @model_validator(mode="after")
     def _trains_as_others_do(self) -> "LlmStreamlineSettings":
@@ -96,9 +91,8 @@ class LlmStreamlineSettings(SmallerSettings):
             steps=self.steps,
             batch_size=self.batch_windows,
             learning_rate=self.learning_rate,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            weight_decay=self.weight_decay,
+            schedule="cosine",
+            weight_decay=WEIGHT_DECAY,
         )
 
     @property
@@ -141,10 +135,6 @@ class LlmStreamlineSettings(SmallerSettings):
         tokens = self.batch_windows * run.data.window_tokens
         return {
             "most_batch_tokens": ("llm-streamline.batch-windows x data.window-tokens", tokens),
-            "most_sequences": (
-                "llm-streamline.steps x llm-streamline.batch-windows",
-                self.steps * self.batch_windows,
-            ),
             "most_steps": ("llm-streamline.steps", self.steps),
         }
 

@@ -10,7 +10,7 @@ from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter
 from espalier.methods.fedpetuning import contract as fedpetuning
 from espalier.methods.fedpetuning.settings import AdapterAveraging
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p.settings import WIDTH, SftPSettings
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
@@ -20,7 +20,7 @@ from espalier.settings.run import RunSettings
 def shape_of(run: RunSettings) -> GeneratorShape:
     """Return the sizes of the generator that the settings describe."""
     job = run.of(SftPSettings)
-    return GeneratorShape(job.embedding, job.code, job.width, job.heads)
+    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads)
 
 
 def lora_plan(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
@@ -62,12 +62,12 @@ def replace_observer(contract: Contract) -> Contract:
 largest_orders = fedpetuning.largest_orders
 sizes_vary = fedpetuning.sizes_vary
 OBSERVER = (
-    "a generator of masks, and LoRA where it is trained, whose differences from those that were"
-    " sent are sums of the optimiser's steps over this client's data, at masks of its own: as of"
-    " LoRA, text can be recovered in part, and more tokens (the site's `least-tokens`) and steps"
-    " make it harder, not impossible; how far the masks are from the client's budget moves the"
-    " generator, so that its budget can be guessed; with `client-weights` = `samples` alone, how"
-    " many training sequences it has; how many steps failed; and how long it took"
+    "A generator of masks, and LoRA if it is trained. Their differences from what was sent to the"
+    " client are sums of the optimiser's steps on its data, at its own masks. As with LoRA,"
+    " training text can be recovered in part. More tokens (the site's `least-tokens`) and more"
+    " steps make this harder, not impossible. The distance of the masks from the client's budget"
+    " moves the generator, so the budget can be guessed. With `client-weights` = `samples` only:"
+    " the number of training sequences. Also how many steps failed, and how long the training took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = fedpetuning.EXAMPLES

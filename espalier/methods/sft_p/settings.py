@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.0
 MOST_SHARE = 0.95
 
+WIDTH = 32
+"""Width of the generator's hidden layer."""
+
+BIAS = 3.0
+"""Constant that is added to all logits (c); it keeps nearly all residual dimensions at first."""
+
+WEIGHT_DECAY = 0.05
+"""Weight decay of generator and embedding."""
+
 
 class SftPSettings(AdapterAveraging, PersonalModelSettings):
     """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
@@ -80,7 +89,6 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         le=4096,
         description="Size of the learned code of each block and kind of residual dimensions.",
     )
-    width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
     estimator: Literal["reinmax", "gumbel"] = Field(
         "reinmax",
         description=(
@@ -103,28 +111,14 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
             " are read after it (equation 3)."
         ),
     )
-    bias: float = Field(
-        3.0,
-        ge=-100,
-        le=100,
-        description=(
-            "Constant that is added to all logits (c); it keeps nearly all residual dimensions at"
-            " first."
-        ),
-    )
     strength: float = Field(
         16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda)."
     )
     learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding."
-    )
-    weight_decay: float = Field(
-        0.05,
-        ge=0,
-        description=(
-            "Weight decay of generator and embedding; its product with their learning rate and the"
-            " steps of a round is at most 1."
-        ),
+        1e-3,
+        gt=0,
+        le=MOST_LEARNING_RATE,
+        description="Learning rate of generator and embedding; their weight decay is 0.05.",
     )
     schedule: Literal["constant", "training"] = Field(
         "constant",
@@ -205,12 +199,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         asked = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
         if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
-            own = f"{run.method}.late-steps x training.accumulation"
-            asked["most_steps"] = (own, passes)
-            asked["most_sequences"] = (
-                f"{own} x training.batch-size",
-                passes * run.training.batch_size,
-            )
+            asked["most_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
         if self.validation_windows:
             asked["most_windows"] = (f"{run.method}.validation-windows", self.validation_windows)
         return asked

@@ -4,18 +4,16 @@ The server computes the bases from the moments of all clients.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars
+from espalier.messages.message import Letter, Scalars
 from espalier.messages.parts import (
     MOST_WINDOWS,
     Delivery,
-    PartRequest,
     Reply,
     Report,
     parts_of,
@@ -109,19 +107,16 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     plan = plan_of()
     specs = moment_specs(plan, run)
     reply = Reply(
-        order=NoScalars,
-        part_order=PartRequest,
         report=MomentsReport,
         specs=specs,
-        parts=moment_parts(plan, run),
         observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
-        more="the second moments at further norms, as in train",
+        more="The second moments at further norms, as in train.",
         check_values=partial(possible, width=dense_width(plan)),
         check_report=partial(
             _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
         ),
     )
-    return reply.contract(request, run.method)
+    return reply.contract(request, run)
 
 
 def _require_report(report: Scalars, tells: bool) -> None:
@@ -137,15 +132,10 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     require_result_wanted(run)
     specs = basis_specs(plan_of(), run)
     delivered = Delivery(
-        order=NoScalars,
         specs=specs,
-        parts=parts_of(specs, run.part_bytes),
-        observer=(
-            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
-        ),
         check_values=_are_directions,
     )
-    return delivered.contract(request, run.method)
+    return delivered.contract(request, run)
 
 
 def _are_directions(key: str, blob: bytes) -> None:
@@ -155,14 +145,12 @@ def _are_directions(key: str, blob: bytes) -> None:
 
 
 OBSERVER = (
-    "for every norm of the model, how each two lanes of the residual stream go together, as a mean"
-    " over all tokens of this client's windows: in what space its hidden states lie, and with fewer"
-    " tokens than lanes how many they are (the site's `least-tokens` says how many at least);"
-    " before the first block it is a sum over the tokens' own embeddings, from which can be worked"
-    " out how often each token occurs; who knows a few of the windows can recognise them; with"
-    " `client-weights` = `samples`, how many windows it has; and how long it took"
+    "For every norm of the model: the second moments of the residual dimensions, as a mean over all"
+    " tokens of this client's samples. They describe the space in which its hidden states lie; with"
+    " fewer tokens than dimensions they also tell the number of tokens (the site's `least-tokens`"
+    " sets the minimum). Before the first block they are a sum over the tokens' own embeddings,"
+    " from which somebody can compute how often each token occurs. Whoever knows some of the"
+    " samples can recognise them in the reply, whatever `least-tokens` says. With `client-weights`"
+    " = `samples`: the number of calibration samples. Also how long the work took."
 )
-OBSERVER_OF_NOTHING = "that the client takes part, nothing of its text"
-
-EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Example fields by kind; empty because no contract depends on them."""
+OBSERVER_OF_NOTHING = "That the client takes part, and nothing of its text."

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from espalier.errors import InputError
-from espalier.settings.method import MethodSettings
+from espalier.settings.method import PublicTextSettings
 from espalier.settings.table import ReadWith
 
 
-class SliceGptSettings(MethodSettings):
+class SliceGptSettings(PublicTextSettings):
     """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
@@ -24,8 +24,7 @@ class SliceGptSettings(MethodSettings):
         "covariances": "public"
     }
     READ_WITH: ClassVar[ReadWith] = {
-        key: {"covariances": ("public",)}
-        for key in ("public-text", "public-windows", "public-window-tokens")
+        key: {"covariances": ("public",)} for key in ("public-text", "public-windows")
     }
 
     slicing: float = Field(
@@ -53,23 +52,7 @@ class SliceGptSettings(MethodSettings):
         "clients",
         description=(
             "Signals that determine the minor components: the clients', pooled, or those of a"
-            " public text at the server, for which clients send nothing."
-        ),
-    )
-    public_text: str = Field(
-        "code",
-        min_length=1,
-        description=(
-            "Public text: `documentation` or `code` (the 10% that no client has), or the path of a"
-            " text file. It must not be one of `evaluation.texts`."
-        ),
-    )
-    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
-    public_window_tokens: int = Field(
-        256,
-        ge=2,
-        description=(
-            "Tokens per sample of the public text; at most the model's number of positions."
+            " public text (`public-text`) at the server, for which clients send nothing."
         ),
     )
 

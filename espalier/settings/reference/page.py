@@ -17,6 +17,8 @@ from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_
 PAGE = "docs/settings.md"
 INTRODUCTION = """# Settings
 
+After reading this page you can look up every settings key, with its default and its allowed values.
+
 Written by `python -m espalier.settings.reference.page` from `espalier/settings`, the source of all settings.
 
 A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
@@ -37,7 +39,7 @@ NODE = """## node-config
 Settings of a site, including the site policy:
 `flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`.
 All keys but `site` are optional. [Deployment](deployment.md#4-a-site) explains the setup of a site,
-and [privacy](privacy.md#what-a-sites-owner-says) the decisions of its owner.
+and [privacy](privacy-reference.md#site-policy) the decisions of its owner.
 """
 
 

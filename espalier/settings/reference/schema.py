@@ -13,6 +13,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, concerns, tables
 from espalier.settings.table import Table
+from espalier.settings.task import TEXT, TaskSettings, tasks
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _is_table(field: FieldInfo) -> bool:
 
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
-    choices = tuple(METHODS) if (table, key) == (RunSettings, "method") else _choices(field)
+    choices = _names(table, key) or _choices(field)
     description = " ".join(
         filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)])
     )
@@ -76,6 +77,13 @@ def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
         ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
     )
     return Key(name, key, field.default, allowed, choices, description)
+
+
+def _names(table: type[Table], key: str) -> tuple[str, ...]:
+    """Return the names in the table of methods or of tasks if the key chooses one of them."""
+    if (table, key) == (RunSettings, "method"):
+        return tuple(METHODS)
+    return (TEXT, *tasks()) if (table, key) == (TaskSettings, "name") else ()
 
 
 def _choices(field: FieldInfo) -> tuple[Any, ...]:

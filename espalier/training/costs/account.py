@@ -127,8 +127,8 @@ def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
         return Account(
             model, config, family, counted, plan, adapter_plan(plan, lora, labels or 0), labels
         )
-    except EspalierError as mistake:
-        raise InputError(f"{model}: {mistake}") from None
+    except EspalierError as error:
+        raise InputError(f"{model}: {error}") from None
 
 
 def _skeleton(config: Mapping[str, Any], family: Family, num_labels: int | None) -> Any:

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join([*lines, ""]))
         lines = memory_table(found, given.base, DTYPES[given.dtype], given.batch_size, given.tokens)
         print("\n".join(lines))
-    except EspalierError as mistake:
-        print(mistake, file=sys.stderr)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 
@@ -168,7 +168,6 @@ def _lora(given: argparse.Namespace) -> LoraSettings:
         "rank": given.rank,
         "targets": given.targets,
         "layers": given.layers,
-        "rank-pattern": given.rank_pattern,
     }
     return parse(
         {"method": "fedpetuning", **{f"lora.{key}": value for key, value in keys.items()}}
@@ -206,9 +205,6 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="canonical names, with commas between them, or 'all'",
     )
     parser.add_argument("--layers", default=usual.layers, help="for instance 0,4-7")
-    parser.add_argument(
-        "--rank-pattern", default=usual.rank_pattern, help="for instance mlp.up=4,0.attn.q=16"
-    )
     parser.add_argument(
         "--payload", nargs="+", default=get_args(Payload), choices=get_args(Payload)
     )

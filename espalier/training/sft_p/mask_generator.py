@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.structured.lane_gates import Gate
+from espalier.hf.structured.residual_gates import Gate
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import (
     CODES,
@@ -22,7 +22,7 @@ from espalier.models.mask_generator import (
     head_name,
 )
 from espalier.models.plan import ModelPlan
-from espalier.models.structure import LANES
+from espalier.models.structure import RESIDUAL_KINDS
 from espalier.seeds import derive_seed
 
 EMBEDDING_STD = 0.1
@@ -100,7 +100,7 @@ def gate_logits(
     hidden = nn.functional.gelu(
         nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
     )
-    gates = [(block.index, kind) for block in plan.blocks for kind in LANES]
+    gates = [(block.index, kind) for block in plan.blocks for kind in RESIDUAL_KINDS]
     return {
         (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ own
         for (index, kind), own in zip(gates, hidden, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.models.structure import as_ranges, from_ranges
 from espalier.storage.client_state import PrivateState
 
@@ -58,7 +58,7 @@ def load(state: PrivateState) -> dict[str, Any]:
     return state.load_lasting(HISTORY) or {"rounds": [], "fitted": [], "masks": {}}
 
 
-def masks_of(kept: Mapping[str, Any], gates: LaneGates) -> dict[Gate, Tensor]:
+def masks_of(kept: Mapping[str, Any], gates: ResidualGates) -> dict[Gate, Tensor]:
     """Return the stored masks of the gates: (dimensions,), bool; empty if there are none."""
     found: dict[Gate, Tensor] = {}
     for (index, kind), width in gates.widths.items():

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.batches import Batch
-from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.routing import Norm, Routing
 from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p.settings import BIAS, WEIGHT_DECAY, SftPSettings
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan
@@ -41,8 +41,6 @@ class Gating:
 
     estimator: Estimator = "reinmax"
     tau: float = 1.0
-    bias: float = 3.0
-    """Constant that is added to all logits (c)."""
     strength: float = 16.0
     """Weight of the budget term (lambda)."""
     norm: Norm = "all"
@@ -69,9 +67,9 @@ class MaskedTraining(AdapterTraining):
     """T(g) of every step's draw, divided by the target."""
 
     @cached_property
-    def gates(self) -> LaneGates:
+    def gates(self) -> ResidualGates:
         """Gates of the model."""
-        return LaneGates(self.model.plan)
+        return ResidualGates(self.model.plan)
 
     @cached_property
     def adapted(self) -> AdaptedModel:
@@ -178,7 +176,7 @@ class MaskedTraining(AdapterTraining):
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
         """Return the logits of all gates, with the constant added, on the CPU."""
         found = gate_logits(self.model.plan, self.shape, tensors, embedding)
-        return {gate: own + self.gating.bias for gate, own in found.items()}
+        return {gate: own + BIAS for gate, own in found.items()}
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
@@ -192,9 +190,7 @@ def of_generator(names: Collection[str], settings: RunSettings) -> Group:
     """
     job = settings.of(SftPSettings)
     schedule = job.schedule if job.schedule == "constant" else None
-    return Group(
-        names, job.learning_rate / settings.training.learning_rate, job.weight_decay, schedule
-    )
+    return Group(names, job.learning_rate / settings.training.learning_rate, WEIGHT_DECAY, schedule)
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
@@ -245,7 +241,7 @@ class _Draw:
         make: Callable[[Tensor, Tensor], Tensor] = (
             _reinmax(gating.tau) if gating.estimator == "reinmax" else _gumbel(gating.tau)
         )
-        return {gate: make(own + gating.bias, self._uniform[gate]) for gate, own in logits.items()}
+        return {gate: make(own + BIAS, self._uniform[gate]) for gate, own in logits.items()}
 
     def penalty(self) -> Tensor:
         """Return the budget term lambda R(T(g), target) of the step (equations 13 and 14)."""

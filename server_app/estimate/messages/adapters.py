@@ -75,7 +75,7 @@ class Tuning(Messages):
         return self._result() if self.brings_result else []
 
     def _result(self) -> list[Exchange]:
-        return self.adapters(self.num_rounds + 1, self.settings.lora.largest_rank, omitted=0)
+        return self.adapters(self.num_rounds + 1, self.settings.lora.rank, omitted=0)
 
 
 class HetLoRA(Tuning):
@@ -86,7 +86,7 @@ class HetLoRA(Tuning):
         """Return what the size depends on: self-pruning, and ranks by capability."""
         job = settings.of(HetLoRASettings)
         open_ones = []
-        if job.self_pruning and settings.federation.rounds > 2:
+        if job.lowers_ranks and settings.federation.rounds > 2:
             open_ones.append("clients may give up ranks")
         if not job.ranks:
             open_ones.append("ranks follow the nodes' capability, which counts as equal here")
@@ -99,7 +99,7 @@ class HetLoRA(Tuning):
         """
         job = self.settings.of(HetLoRASettings)
         limit = super().limit_of(client, server_round)
-        rounds = range(2, server_round) if self.case == "least" and job.self_pruning else ()
+        rounds = range(2, server_round) if self.case == "least" and job.lowers_ranks else ()
         for earlier in rounds:
             limit = kept_rank(limit, job.gamma) if client in self.drawn(earlier) else limit
         return limit

@@ -5,7 +5,6 @@ the contracts. Quantities that depend on data or chance may differ between ``CAS
 bytes, the usual number, the most bytes.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal, get_args
 
@@ -22,7 +21,7 @@ Case = Literal["least", "usual", "most"]
 CASES: tuple[Case, ...] = get_args(Case)
 
 
-class Messages(ABC):
+class Messages:
     """Messages of a run in which no client fails and no message is repeated.
 
     Parameters
@@ -53,13 +52,25 @@ class Messages(ABC):
         """Number of rounds of the run."""
         return self.settings.job.num_rounds(self.settings.federation)
 
-    @abstractmethod
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Return the messages of a client in a round; empty if the client is not asked."""
+        """Return the messages of a client in a round; empty if the client is not asked.
+
+        By default orders have no content.
+        """
+        return self.post.train(server_round, NoScalars())
 
     def result_of(self, client: int) -> list[Exchange]:
-        """Return the messages that push the result to a client after the last round."""
-        return []
+        """Return the messages that push the result to a client after the last round.
+
+        By default the result has the parts of a reply.
+        """
+        if not self.settings.evaluation.own_text:
+            return []
+        last = self.num_rounds
+        return [
+            self.post.exchange("deliver", last, NoScalars(), part=part)
+            for part in range(self.post.num_parts(last, NoScalars()))
+        ]
 
     def alone_order(self, client: int) -> Alone | None:
         """Return the order for the local baseline after the last round; None if there is none."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from espalier.messages.blobs import cuts
 from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
@@ -13,8 +11,8 @@ from espalier.messages.payload import TensorSpec
 from espalier.methods.flap import contract as flap
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.methods.slicegpt import contract as slicegpt
+from espalier.models.groups import Groups
 from espalier.models.plan import block_key
-from espalier.models.structure import units_of
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.base import Messages
@@ -59,20 +57,19 @@ class CutsThatRescale(Cuts):
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
         """Return what the size depends on; empty without ``rescale``."""
-        return "which units are cut" if settings.of(LlmPrunerSettings).rescaled else ""
+        return "which groups are cut" if settings.of(LlmPrunerSettings).rescaled else ""
 
     def _messages_of(self, server_round: int) -> list[Exchange]:
         if server_round == 1:
             return super()._messages_of(server_round)
-        plan = self.model.plan
-        along = dict[str, bytes]()
-        for block in plan.blocks:
-            units = units_of(plan, block)
-            own = {
-                kind: np.arange(number := getattr(units, kind)) < self._gone(number)
-                for kind in cuts.KINDS
-            }
-            along[block_key(block.index)] = cuts.pack_cut(own, {})
+        groups = Groups.of(self.model.plan)
+        cut = groups.none
+        for pool, count in enumerate(groups.counts.tolist()):
+            cut[groups.span(range(pool, pool + 1))][: self._gone(count)] = True
+        along = {
+            block_key(block.index): cuts.pack_cut(groups, cut, block.index)
+            for block in self.model.plan.blocks
+        }
         return self.post.train(server_round, NoScalars(), order_blobs=along, along=along)
 
     def _gone(self, number: int) -> int:

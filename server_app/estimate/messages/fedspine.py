@@ -7,15 +7,13 @@ remaining model.
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-
-from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.blobs.group_bits import pack_bits
 from espalier.messages.local_baseline import Alone
 from espalier.methods.fedpetuning.contract import Order
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, trained
 from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.groups import Cut, Groups, to_remove
 from espalier.settings.run import RunSettings
-from pruning_kernels.groups.groups import share_of
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.adapters import Tuning
 from server_app.estimate.uneven_cuts import UnevenCuts
@@ -39,8 +37,8 @@ class Refined(Tuning):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.spine = self.settings.of(FedSpineSettings)
-        self.units = CutUnits.of(self.model.plan)
-        self.choices = Choices(self.settings, self.units.wanted(self.spine))
+        self.groups = Groups.of(self.model.plan)
+        self.choices = Choices(self.settings, self.groups.wanted(self.spine))
         self._cut = cache(self._cut_of)
         self._spine_round = cache(self._round_at)
 
@@ -52,7 +50,7 @@ class Refined(Tuning):
         if job.chooses:
             open_ones.append(f"ratios and ranks are chosen by {job.allocation}")
         if job.selection != "kind":
-            open_ones.append("which units go depends on the devices' text")
+            open_ones.append("which groups go depends on the devices' text")
         return "; ".join(open_ones)
 
     def limit_of(self, client: int, server_round: int) -> int:
@@ -113,7 +111,7 @@ class Refined(Tuning):
             return self._round(server_round, limit)
         bits = self._bits(pruned)
         found = list[Exchange]()
-        if self.case == "most" or not self.units.reaches(self._cut(before), pruned, self.spine):
+        if self.case == "most" or not self.groups.reaches(self._cut(before), pruned, self.spine):
             found = [
                 self.post.exchange(
                     "deliver", server_round, CutOrder(pruned=pruned), self._bits(before)
@@ -147,7 +145,7 @@ class Refined(Tuning):
         if not self.brings_result:
             return []
         bits = self._bits(self._last_asked(client, self.num_rounds + 1))
-        return self._adapters(self.num_rounds + 1, self.settings.lora.largest_rank, bits, 0, 0)
+        return self._adapters(self.num_rounds + 1, self.settings.lora.rank, bits, 0, 0)
 
     def alone_order(self, client: int) -> Alone | None:
         """Return the order to write the device's model."""
@@ -155,7 +153,7 @@ class Refined(Tuning):
 
     def _bits(self, share: float) -> dict[str, bytes]:
         """Return the blob with the cut, which is part of each message."""
-        return {STRUCTURE: self.units.pack(self._cut(share))}
+        return {STRUCTURE: pack_bits(self._cut(share))}
 
     def _cut_of(self, share: float) -> Cut:
         """Return a cut with this pruning ratio, from which only shapes are used.
@@ -164,18 +162,17 @@ class Refined(Tuning):
         """
         if share and self.spine.selection != "kind":
             return self._uneven.cut(share, self.case)
-        units = self.units
-        cut = self.units.none
-        for pool in range(2 * len(units.numbers)):
-            own = np.flatnonzero(units.pools == pool)
-            cost = int(units.costs[own[0]])
-            stay = max(1, len(own) - -(-share_of(cost * len(own), share) // cost))
+        cut = self.groups.none
+        for pool, (count, cost) in enumerate(
+            zip(self.groups.counts.tolist(), self.groups.pool_costs.tolist(), strict=True)
+        ):
+            stay = max(1, count - -(-to_remove(cost * count, share) // cost))
             if share and pool % 2:
                 stay = max(
                     stay - stay % self.spine.channel_multiple,
-                    min(self.spine.channel_multiple, len(own)),
+                    min(self.spine.channel_multiple, count),
                 )
-            cut[own[stay:]] = True
+            cut[self.groups.span(range(pool, pool + 1))][stay:] = True
         return cut
 
     @cached_property
@@ -186,6 +183,6 @@ class Refined(Tuning):
         )
         adapters = trained(self.model.plan, self.settings)
         run = self.settings
-        parts = self.post.num_parts(1, self.order(1, run.lora.largest_rank))
-        around = ROUND_TRIPS * (parts - 1) * (AROUND_PART + len(self.units.pack(self.units.none)))
-        return UnevenCuts(self.units, self.spine, adapters, run.federation.payload, rank, around)
+        parts = self.post.num_parts(1, self.order(1, run.lora.rank))
+        around = ROUND_TRIPS * (parts - 1) * (AROUND_PART + len(pack_bits(self.groups.none)))
+        return UnevenCuts(self.groups, self.spine, adapters, run.federation.payload, rank, around)

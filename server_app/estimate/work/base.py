@@ -103,11 +103,9 @@ class Work(ABC):
         The model loaded by transformers is compared with the expected model, which is read block by
         block.
         """
-        if self.settings.export_check == "streamed":
-            return self.reread(
-                EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,"
-            )
-        return [self.reloaded(self.result_parameters())]
+        return self.reread(
+            EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,"
+        )
 
     def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
         """Return the moments of the comparison of two models that are both read piece by piece.

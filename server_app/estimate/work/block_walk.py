@@ -169,11 +169,10 @@ class Fluctuations(ByBlock):
 def smaller(plan: ModelPlan, job: CutSettings, share: float | None = None) -> int:
     """Return the parameters of a model after the cut.
 
-    ``share`` is the pruning ratio, by default that of the settings. It refers to the whole model or
-    to the blocks' weights, as ``job.share_of`` says.
+    ``share`` is the pruning ratio, by default that of the settings. It refers to the blocks'
+    weights.
     """
-    of_what = plan.num_parameters if job.share_of == "model" else plan.num_weights
-    return plan.num_parameters - round((job.share if share is None else share) * of_what)
+    return plan.num_parameters - round((job.share if share is None else share) * plan.num_weights)
 
 
 class Components(ByBlock):

@@ -77,9 +77,7 @@ class Tuned(Work):
         if chosen.base != "nf4":
             return {"the base": BYTES[chosen.base] * self.base.parameters}
         shapes = [linear.shape for block in self.opened.plan.blocks for linear in block.linears]
-        return {
-            "the base": nf4_bytes(shapes, chosen.double_quantisation) + self.base.computed * others
-        }
+        return {"the base": nf4_bytes(shapes) + self.base.computed * others}
 
     def dequantised(self) -> int:
         """Return the bytes of the largest matrix while it is used, for a base in NF4."""
@@ -166,22 +164,19 @@ class Tuned(Work):
         sizes = self.sizes
         name = "checking the adapter,"
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
-        if self.settings.export_check == "streamed" and not isinstance(
-            self.model.checkpoint, QuantisedCheckpoint
-        ):
-            held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
-        else:
-            held = {"the whole model": self.whole_base()}
+        held = (
+            {"the whole model": self.whole_base()}
+            if isinstance(self.model.checkpoint, QuantisedCheckpoint)
+            else {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
+        )
         compared = self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, name)
         return all_beside([Moment(f"{name} its updates", updates), *compared], held)
 
     def whole_base(self) -> int:
-        """Return the bytes of the whole base in plain transformers and of its mapped files."""
-        if isinstance(self.model.checkpoint, QuantisedCheckpoint):
-            linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
-            others = self.sizes.parameters - self.model.plan.num_weights
-            return 2 * nf4_bytes(linears, True) + others * (self.sizes.computed + self.sizes.stored)
-        return self.reloaded(self.sizes.parameters).parts["the whole model"]
+        """Return the bytes of a base in NF4 in plain transformers and of its mapped files."""
+        linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
+        others = self.sizes.parameters - self.model.plan.num_weights
+        return 2 * nf4_bytes(linears) + others * (self.sizes.computed + self.sizes.stored)
 
     def operations(self) -> float:
         """Return the operations of a round with full sequences, as FedSpine's clock counts."""
@@ -276,10 +271,7 @@ def with_own_model(work: Tuned, memory: Memory) -> Memory:
     if not job.keep_models:
         return memory
     held = {**work.weights(), "adapters and copies": work.trained_bytes()["adapters and copies"]}
-    if work.settings.export_check == "streamed":
-        own = work.reread(*OWN_CHECKED, "checking its own model,")
-    else:
-        own = [Moment("loading its own model again", work.reloaded(work.result_parameters()).parts)]
+    own = work.reread(*OWN_CHECKED, "checking its own model,")
     return Memory(memory.process, (*memory.moments, *all_beside(own, held)))
 
 
@@ -305,7 +297,7 @@ class SubTuned(Tuned):
         """Return the memory of block comparison, alignment, and the steps of all tuning methods."""
         job = self.settings.of(FedSodaSettings)
         windows = job.public_windows
-        tokens = job.public_window_tokens
+        tokens = self.settings.evaluation.window_tokens
         full = Sizes(self.settings, self.model)
         compared = {
             "hidden states of a group": full.hidden_states(windows, tokens) * (job.group_layers + 1)
@@ -331,8 +323,9 @@ class SubTuned(Tuned):
         settings = self.settings.model_copy(
             update={"training": job.align_training(self.settings.training, 1)}
         )
-        step = step_bytes(self.opened, settings, both, self.base.dtype, job.align_batch, tokens)
-        taught = job.align_batch * tokens * full.vocabulary * FLOAT32 * 2
+        batch = settings.training.batch_size
+        step = step_bytes(self.opened, settings, both, self.base.dtype, batch, tokens)
+        taught = batch * tokens * full.vocabulary * FLOAT32 * 2
         outputs = full.hidden_states(windows, tokens) * (len(self.sub_aligned()) + 1)
         return Moment(
             "aligning",

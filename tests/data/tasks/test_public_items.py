@@ -87,8 +87,8 @@ def test_clients_do_not_train_on_the_split_with_the_test_items(
         asked_of_the_hub(monkeypatch, hub_split=split, path=path)
     assert (
         str(caught.value)
-        == f"data.hub-split = {split!r}: clients train on 'validation', which has the public test"
-        " items of the task sst2; choose another split, or name other test items in"
+        == f"data.hub-split = {split!r}: 'validation' contains the public test items of the"
+        " task sst2, and clients must not train on them; choose another split, or name other test items in"
         " task.test-path"
     )
 

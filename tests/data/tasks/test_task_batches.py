@@ -15,15 +15,11 @@ SHORT = Encoded((9, 4), 1)
 
 
 def test_padding_is_on_the_right_and_has_no_label() -> None:
-    batch = collate([LONG, SHORT], 3, "answer")
+    batch = collate([LONG, SHORT], 3)
     assert batch.input_ids.tolist() == [[5, 6, 7, 8], [9, 4, 3, 3]]
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch.labels.tolist() == [[-100, -100, 7, 8], [-100, 4, -100, -100]]
     assert batch.labels.dtype == batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
-
-
-def test_the_loss_may_count_the_prompt_too() -> None:
-    assert collate([LONG, SHORT], 9, "all").labels.tolist() == [[5, 6, 7, 8], [9, 4, -100, -100]]
 
 
 def test_an_encoder_gets_pairs_and_classes(tmp_path: Path) -> None:

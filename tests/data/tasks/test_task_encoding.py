@@ -58,7 +58,7 @@ def test_only_the_beginning_of_the_prompt_is_lost(
     length = min(len(whole) - len(context.rstrip()), len(whole) - 1)
     if length >= max_tokens:
         with pytest.raises(
-            EspalierError, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"
+            EspalierError, match=f"an answer has {length} tokens, but only {max_tokens - 1} fit"
         ):
             scored_items(CHOICE, [item], by_character, max_tokens)
         return
@@ -87,6 +87,7 @@ def test_a_prompt_is_cut_on_the_left_down_to_its_last_token() -> None:
     assert cut(whole, 4, CHOICE) == whole == Encoded((120, 121, 32, 113), 2)
     assert cut(whole, 3, CHOICE) == Encoded((121, 32, 113), 2)
     with pytest.raises(
-        EspalierError, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"
+        EspalierError,
+        match=r"here: an answer has 2 tokens, but only 1 fit .* raise task.max-tokens",
     ):
         cut(whole, 2, CHOICE, "here")

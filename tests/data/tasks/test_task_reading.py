@@ -93,32 +93,29 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
         (
             "sst2",
             {"label": -1},
-            "field 'label' is none of the labels negative, positive and no number from 0 to 1",
+            "field 'label' is not one of the labels negative, positive and not a number from 0 to 1",
         ),
         # Python refuses to convert a string with this many digits.
-        ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),
+        ("sst2", {"label": "1" * 5000}, "field 'label' is not one of the labels"),
         (
             "sst2",
             {"label": -1},
-            (
-                "but a negative number, which stands in splits whose labels are kept back; give the"
-                " record"
-            ),
+            ("but a negative number, as in splits whose labels are not published; give the record"),
         ),
-        ("sst2", {"label": None}, "no number from 0 to 1, but null"),
-        ("sst2", {"label": 1.0}, "no number from 0 to 1, but a number"),
-        ("sst2", {"label": [SECRET]}, "no number from 0 to 1, but a list"),
-        ("sst2", {"label": SECRET}, "no number from 0 to 1, but a string"),
+        ("sst2", {"label": None}, "not a number from 0 to 1, but null"),
+        ("sst2", {"label": 1.0}, "not a number from 0 to 1, but a number"),
+        ("sst2", {"label": [SECRET]}, "not a number from 0 to 1, but a list"),
+        ("sst2", {"label": SECRET}, "not a number from 0 to 1, but a string"),
         ("sst2", {"sentence": [SECRET]}, "field 'sentence' is not a string but a list"),
         (
             "mmlu",
             {"choices": []},
-            "field 'choices' is not a list with something in it but an empty one",
+            "field 'choices' is not a list with at least one element but an empty one",
         ),
         ("mmlu", {"choices": ["a", "b", "c", None]}, "field 'choices' is not a string but null"),
-        ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "number 1 is a string"),
-        ("hellaswag", {"label": ""}, "field 'label' is none of the labels"),
-        ("winogrande", {"answer": "3"}, "no number from 1 to 2"),
+        ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "item 1 is a string"),
+        ("hellaswag", {"label": ""}, "field 'label' is not one of the labels"),
+        ("winogrande", {"answer": "3"}, "not a number from 1 to 2"),
         ("winogrande", {"sentence": "no gap"}, "has no gap '_' with text after it"),
         (
             "arc-easy",
@@ -152,7 +149,7 @@ def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> No
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
     items = list(read_items(TASKS["piqa"], path))
     told = (
-        rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise"
+        rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, but only 19 fit .*; raise"
         r" task.max-test-tokens"
     )
     with pytest.raises(EspalierError, match=told):
@@ -207,7 +204,7 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
     ]
     with pytest.raises(
         EspalierError,
-        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels",
+        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is not one of the labels",
     ):
         next(items)
 
@@ -230,14 +227,14 @@ def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(data
     with pytest.raises(
         EspalierError,
         match=(
-            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"
+            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', only 'train'; set it to"
         ),
     ):
         client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
         EspalierError,
         match=(
-            r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has"
+            r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', only"
             r" 'train'; .*"
         ),
     ):
@@ -289,7 +286,7 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
         "data.source": "hub",
         "data.hub-split": named,
     }
-    with pytest.raises(EspalierError, match="no items of the task"):
+    with pytest.raises(EspalierError, match="no training items of the task"):
         client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"

@@ -1,0 +1,238 @@
+"""``espalier run``: simulate a federation here, or start a run on a SuperLink."""
+
+import argparse
+import os
+import sys
+import time
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from espalier.cli.arguments import add_app, add_root_certificates, add_words
+from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError, InputError
+from espalier.flower.control_api import warn_of_open_control_api
+from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
+from espalier.launch.app_folder import find_app
+from espalier.launch.app_process import run_in_app
+from espalier.launch.child_processes import interrupted_later, take_interrupts, uninterrupted
+from espalier.launch.configuration import configuration
+from espalier.launch.reachability import require_address
+from espalier.launch.superlink import (
+    RAY_DID_NOT_START,
+    SuperLink,
+    SuperLinkLost,
+    own_superlink,
+    running_superlink,
+)
+from espalier.launch.watched_run import COMPLETED, WatchedRun
+
+BEFORE_START = "server_app.preflight"
+"""Module of the app that opens all that a simulation reads."""
+RAY_STARTS = 3
+"""Maximum number of starts of a simulation, if Ray fails to start."""
+
+
+def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run", help="simulate a federation on this machine, or start a run on a SuperLink"
+    )
+    add_words(parser, "a preset in conf/, and settings that differ from it")
+    add_app(parser)
+    parser.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        help="fraction of a GPU for each simulated client",
+    )
+    parser.add_argument(
+        "--superlink",
+        metavar="HOST:PORT",
+        help="Control API of a running SuperLink; default: a simulation",
+    )
+    add_root_certificates(parser)
+    parser.set_defaults(execute=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the app and return the exit code of the command.
+
+    Raises
+    ------
+    InputError
+        The settings, the app or the SuperLink's address are wrong.
+    """
+    take_interrupts()
+    watched = WatchedRun(given.arguments)
+    try:
+        if given.superlink is not None:
+            require_address(given.superlink)
+        app = find_app(given.app)
+        config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
+        if given.superlink is not None:
+            warn_of_open_control_api(given.superlink)
+            with running_superlink(given.superlink, given.root_certificates) as superlink:
+                return _report(watched, *_run_whole(superlink, watched, app, config))
+        _require_ray()
+        if refused := _refused_before_start(app, config):
+            return refused
+        cpus = min(settings.threads, os.cpu_count() or 1)
+        federation = (
+            f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "
+            f"client-resources-num-gpus={given.gpus_per_client}"
+        )
+        return _simulate(watched, app, config, federation)
+    except SuperLinkLost as lost:
+        print(f"espalier: {lost}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        if watched.completed:
+            return 0
+        print(f"\nespalier: interrupted; {watched.how_to_go_on()}", file=sys.stderr)
+        return 130
+
+
+def _refused_before_start(app: Path, config: dict[str, Any]) -> int:
+    """Open model and data in a process of the app; return its exit code, 0 if all is well."""
+    print("opening the model and the clients' data", flush=True)
+    refused = run_in_app(app, BEFORE_START, config)
+    if refused < 0:
+        print(
+            f"espalier: the check of model and data was ended by signal {-refused}; the machine may"
+            " have too little memory",
+            file=sys.stderr,
+        )
+        return 1
+    return refused
+
+
+def _require_ray() -> None:
+    """Raise InputError without Ray, which runs simulated clients; images for sites have no Ray."""
+    if find_spec("ray") is None:
+        raise InputError(
+            "Ray is not installed here, and simulated clients need it: `pip install -e .` installs"
+            " it (README, 'Set up and run'); container images do not contain it. With --superlink"
+            " the run uses the sites that are connected there"
+        )
+
+
+def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
+    """Run a simulation, and repeat it if Ray did not start."""
+    for start in range(1, RAY_STARTS + 1):
+        with own_superlink() as superlink:
+            status, details, log = _run(
+                superlink, watched, app, config, "--federation-config", federation
+            )
+        if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
+            break
+        if start < RAY_STARTS:
+            print(
+                f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})",
+                file=sys.stderr,
+            )
+    return _report(watched, status, details, log)
+
+
+def _run_whole(
+    superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any]
+) -> tuple[str, str, str]:
+    """Run on a shared SuperLink.
+
+    If the program was installed only in part, the run is repeated once in a bundle of its own.
+    """
+    status, details, log = _run(superlink, watched, app, config)
+    if status == COMPLETED or not is_incomplete(text := f"{log}\n{details}"):
+        return status, details, log
+    print(
+        "espalier: the run's program was incomplete: another run was installing it, or an"
+        " installation was interrupted. Trying again with a new bundle. Other runs need a complete"
+        f" bundle: while no run works, remove {where_to_mend(text)}",
+        file=sys.stderr,
+    )
+    return _run(superlink, watched, unshared_app(app, superlink.folder), config)
+
+
+def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
+    """Return the exit code of a run that has ended, and print why it failed."""
+    if status == COMPLETED:
+        return 0
+    print(f"espalier: the run ended as {status}", file=sys.stderr)
+    if FLOWER_REPORTS_IT_TOO not in log:
+        print(f"espalier: {details}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+    return 1
+
+
+def _run(
+    superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any], *options: str
+) -> tuple[str, str, str]:
+    """Submit the run, show its log while it works, and return its status, details and log."""
+    config_file = superlink.folder / "run-config.toml"
+    config_file.write_text(tomli_w.dumps(_nest(config)))
+    watched.directory = ""
+    watched.status = ""
+    watched.said_why = False
+    run_id, interrupted = _submit(superlink, app, config_file, *options)
+    lines: list[str] = []
+    try:
+        if interrupted:
+            raise KeyboardInterrupt
+        with closing(superlink.stream_log(run_id)) as log:
+            for line in log:
+                lines.append(line)
+                watched.note(line)
+                if not watched.said_why:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+        while not (status := superlink.status(run_id))[0].startswith("finished"):
+            time.sleep(0.2)
+        watched.status = status[0]
+    except KeyboardInterrupt:
+        _break_off(superlink, watched, run_id)
+        raise
+    return *status, "".join(lines)
+
+
+def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -> tuple[str, bool]:
+    """Submit a run; return its id and whether an interrupt arrived meanwhile.
+
+    An interrupt during the submission would leave a run without a known id, so it is postponed.
+    """
+    # Our own SuperLink ends with all its runs, so that an interrupt does no harm.
+    if superlink.process is not None:
+        return superlink.start_run(app, config_file, *options), False
+    try:
+        with interrupted_later() as noted:
+            return superlink.start_run(app, config_file, *options), bool(noted)
+    except KeyboardInterrupt:
+        print(
+            "\nespalier: interrupted before the SuperLink confirmed the run; flwr ls shows its runs,"
+            " flwr stop ends one",
+            file=sys.stderr,
+        )
+        raise
+
+
+def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
+    """Stop a run on a shared SuperLink, unless it has already ended.
+
+    Our own SuperLink ends with all that it started.
+    """
+    if superlink.process is not None or watched.status:
+        return
+    with uninterrupted(), suppress(EspalierError, SuperLinkLost):
+        superlink.stop_run(run_id)
+        watched.status = superlink.status(run_id)[0]
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(table, {})[name] = value
+        else:
+            nested[key] = value
+    return nested

@@ -1,0 +1,201 @@
+"""Tensors of a pruned model, read from the base model's files.
+
+Parts that are not kept are mostly skipped, and never held in memory. Column scales are applied as a
+matrix is read.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espalier.hf.families import Family
+from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
+from espalier.messages.payload import DTYPE_BYTES
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import COLUMNS, ROWS, Structure, kept_indices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GAP = 64 * 1024
+"""Maximum number of bytes between two kept rows that are read along and dropped.
+
+A separate read takes as long.
+"""
+
+Stretch = tuple[int, int, int, int]
+"""Range of rows in the base (first, end), and range of kept rows in it (first, end)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Kept part of a tensor of the base."""
+
+    source: str
+    """Name of the tensor in the base."""
+    rows: Sequence[int] | None = None
+    """Kept rows; None for all."""
+    columns: Sequence[int] | None = None
+    """Kept columns; None for all."""
+    scales: "Tensor | None" = None
+    """Factors of the kept columns, (kept columns,), float32.
+
+    The product is rounded to the dtype of the tensor.
+    """
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the part is the unchanged tensor."""
+        return self.rows is None and self.columns is None and self.scales is None
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the part of a tensor of shape ``whole``."""
+        kept = (self.rows, self.columns)[: len(whole)]
+        return (
+            *(side if own is None else len(own) for side, own in zip(whole, kept, strict=False)),
+            *whole[2:],
+        )
+
+
+class CutCheckpoint(Checkpoint):
+    """Checkpoint with the parts of another one's tensors that a structure keeps.
+
+    Parameters
+    ----------
+    base : checkpoint of the base
+    family : model family
+    plan : plan of the base
+    structure : structure to keep of the base; the blocks are renumbered
+    given : tensors in memory that replace those of the base or that the base does not have; they
+        are never changed
+    scales : factors of a matrix's kept columns by name of the matrix, see ``Part.scales``
+    """
+
+    def __init__(
+        self,
+        base: Checkpoint,
+        family: Family,
+        plan: ModelPlan,
+        structure: Structure,
+        given: Mapping[str, "Tensor"],
+        scales: Mapping[str, "Tensor"],
+    ) -> None:
+        from espalier.hf.files.dtypes import SAFETENSORS_DTYPES
+
+        self.directory = base.directory
+        self.base = base
+        self.parts = dict(_parts(family, plan, structure, base.tensors))
+        """Part of the base by name of the tensor, also for tensors that are replaced."""
+        self.parts |= {name: replace(self.parts[name], scales=own) for name, own in scales.items()}
+        self.given = dict(given)
+        self.tensors: dict[str, StoredTensor] = {}
+        for name, part in self.parts.items():
+            stored = base.tensors[part.source]
+            self._add(name, stored.shard, stored.dtype, part.shape(stored.shape))
+        for name, tensor in self.given.items():
+            shard = self.tensors[name].shard if name in self.tensors else base.shards[-1]
+            self._add(name, shard, SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape))
+        used = {stored.shard for stored in self.tensors.values()}
+        self.shards = [shard for shard in base.shards if shard in used]
+
+    def _add(self, name: str, shard: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        self.tensors[name] = StoredTensor(
+            shard, dtype, shape, 0, DTYPE_BYTES[dtype] * math.prod(shape)
+        )
+
+    def read_into(self, name: str, room: "Tensor") -> "Tensor":
+        """Read one tensor into ``room`` and return it.
+
+        In addition, at most 16 MiB of the base are in memory.
+        """
+        if name in self.given:
+            return room.copy_(self.given[name])
+        part = self.parts[name]
+        if part.is_whole:
+            return self.base.read_into(part.source, room)
+        for start, piece in self._pieces(part):
+            room[start : start + len(piece)] = piece
+        return room
+
+    def read_rows(self, name: str, first: int, last: int) -> "Tensor":
+        """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
+        return self.read(name)[first:last].clone()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of one tensor in pieces of at most 16 MiB; whole rows for a part."""
+        import torch
+
+        if name in self.given:
+            raw = self.given[name].contiguous().view(-1).view(torch.uint8)
+            yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))
+            return
+        part = self.parts[name]
+        if part.is_whole:
+            yield from self.base.chunks(part.source)
+            return
+        for _, piece in self._pieces(part):
+            yield piece.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+    def _pieces(self, part: Part) -> Iterator[tuple[int, "Tensor"]]:
+        """Yield the kept rows in pieces: index of the first row among the kept ones, and rows."""
+        import torch
+
+        stored = self.base.tensors[part.source]
+        width = math.prod(stored.shape[1:])
+        rows = range(stored.shape[0]) if part.rows is None else part.rows
+        columns = None if part.columns is None else torch.tensor(part.columns)
+        for first, last, start, stop in stretches(rows, width * DTYPE_BYTES[stored.dtype]):
+            piece = self.base.read_rows(part.source, first, last)
+            # The stretch contains rows that are not kept.
+            if last - first != stop - start:
+                piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
+            piece = piece if columns is None else piece.index_select(1, columns)
+            yield (
+                start,
+                (
+                    piece
+                    if part.scales is None
+                    else (piece.to(torch.float32) * part.scales).to(piece.dtype)
+                ),
+            )
+
+
+def _parts(
+    family: Family, plan: ModelPlan, structure: Structure, stored: Iterable[str]
+) -> Iterator[tuple[str, Part]]:
+    """Yield the name in the pruned model and the part of each stored tensor that is kept."""
+    places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
+    linears = {path: name for name, path in family.linears.items()}
+    for name in stored:
+        found = family.block_of(name)
+        if found is None:
+            yield name, Part(name)
+            continue
+        prefix, source, path = found
+        if source not in places:
+            continue
+        index, block = places[source]
+        module, _, kind = path.rpartition(".")
+        linear = linears.get(module)
+        rows = columns = None
+        if linear is not None and kind in ("weight", "bias"):
+            rows = kept_indices(plan, structure, block, linear, ROWS)
+        if linear is not None and kind == "weight":
+            columns = kept_indices(plan, structure, block, linear, COLUMNS)
+        yield f"{prefix}{index}.{path}", Part(name, rows, columns)
+
+
+def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:
+    """Split ascending row numbers into stretches that are read at once.
+
+    A stretch has at most 16 MiB, unless one row is longer, and no gap of more than ``GAP`` bytes.
+    """
+    most = max(1, CHUNK // max(1, row_bytes))
+    gap = GAP // max(1, row_bytes)
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at] - rows[at - 1] - 1 > gap or rows[at] - rows[start] >= most:
+            yield rows[start], rows[at - 1] + 1, start, at
+            start = at

@@ -1,0 +1,179 @@
+"""Importance of prunable groups and LoRA modules, measured while a device trains (FedSpine).
+
+Section 4.2 (equations 10 to 12) determines which groups the next cut removes. Section 4.3
+(equations 9 and 13) describes the whole device to the server. Both use every step's gradients
+before they are clipped. The importances of groups stay at the device.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.hf.nf4.matrices import row_reader
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import module_path
+from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.plan import block_key
+from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of
+from espalier.training.adapted_model import AdaptedModel
+from pruning_kernels.lora.factor_importance import taylor_term
+from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.lora_importance import (
+    Gradients,
+    RowReader,
+    combined,
+    group_importance,
+    moving_average,
+)
+
+
+@dataclass
+class GroupImportance:
+    """Observer of one round's training of a device, active within ``watching``.
+
+    With the score ``mask`` the input of each block's output matrices is kept until the backward
+    pass, also if activations are recomputed.
+
+    Parameters
+    ----------
+    model : the device's model, already cut
+    adapters : its adapters
+    adapted : function that returns the model in memory
+    how : the settings ``score``, ``normalise`` and ``eta``
+    """
+
+    model: OpenedModel
+    adapters: AdapterPlan
+    adapted: Callable[[], AdaptedModel]
+    how: FedSpineSettings
+    importance: Tensor | None = None
+    """(groups,), float64: moving average of the importances; None before the first finite step.
+
+    The order is by block: first attention groups, then FFN channels. Only groups that were not cut
+    before are included.
+    """
+    terms: list[float] = field(default_factory=list)
+    """Sum of ``(B gB)^2`` over all modules, for each step."""
+    _of_masks: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    """Gradients of the groups' masks in this step, by block and kind: (groups,), float64."""
+
+    def __call__(self, step: int, gradients: Tensors) -> None:
+        """Update the importances with a step's gradients, by blob key and canonical name.
+
+        The model still has the parameters at which the gradients were computed.
+        """
+        # Cleared first, so that the next step starts with none even if this one is skipped below.
+        masks = self._of_masks
+        self._of_masks = {}
+        parameters = self.adapted().parameters
+        whole = self.adapted().whole
+        found: dict[tuple[int, str], list[Tensor]] = {}
+        by_mask = self.how.score == "mask"
+        term = 0.0
+        for index, adapter in self.adapters:
+            own = parameters[block_key(index)]
+            theirs = gradients.get(block_key(index), {})
+            if adapter.name_b not in theirs or adapter.name_a not in theirs:
+                # The module has no gradient, or the step will be skipped: groups cannot be
+                # compared.
+                return
+            factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
+            learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
+            if not by_mask:
+                kind, values = self._of_matrix(whole, index, adapter, factors, learnt)
+                found.setdefault((index, kind), []).append(values)
+            term += taylor_term(factors.b, learnt.b)
+        if by_mask:
+            found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
+            if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
+                # The product of output and gradient can overflow although all gradients are finite.
+                return
+        seen = torch.cat(
+            [
+                combined(found[index, kind], self.how.normalise)
+                for index in self._blocks
+                for kind in GROUP_KINDS
+            ]
+        )
+        self.importance = moving_average(self.importance, seen, self.how.eta)
+        self.terms.append(term)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record mask gradients within the block if the score is ``mask`` (APT's salience)."""
+        hooks = []
+        if self.how.score == "mask":
+            self._of_masks.clear()
+            for index, (kind, name) in product(self._blocks, READERS.items()):
+                module = self.adapted().whole.get_submodule(
+                    module_path(self.model.family, index, name)
+                )
+                size = group_size(self.model.plan, name, kind)
+                hooks.append(
+                    module.register_forward_pre_hook(partial(self._watch, (index, kind), size))
+                )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _watch(self, key: tuple[int, str], size: int, _: Any, inputs: tuple[Tensor, ...]) -> None:
+        """Register a hook that accumulates output times gradient of each group.
+
+        Their sum is the gradient of a mask on the group.
+        """
+        given = inputs[0]
+        if not given.requires_grad:
+            return
+        # A hook that refers to the tensor it is registered on would keep a step's activations
+        # alive.
+        values = given.detach()
+
+        def add(gradient: Tensor) -> None:
+            products = (values * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
+            own = products.view(-1, size).sum(1)
+            self._of_masks[key] = self._of_masks[key] + own if key in self._of_masks else own
+
+        given.register_hook(add)
+
+    @property
+    def _blocks(self) -> range:
+        return range(len(self.model.plan.blocks))
+
+    def _of_matrix(
+        self, whole: Any, index: int, adapter: Adapter, factors: Factors, gradients: Gradients
+    ) -> tuple[str, Tensor]:
+        """Return kind and importances of one matrix's groups, on the CPU."""
+        name = adapter.linear.name
+        plan = self.model.plan
+        assert self.how.score != "mask"
+        (kind, side), module = (
+            kind_of(name),
+            whole.get_submodule(module_path(self.model.family, index, name)),
+        )
+        size = group_size(plan, name, kind)
+        return (
+            kind,
+            group_importance(
+                _weight(module.base_layer), factors, gradients, side, size, self.how.score
+            ).cpu(),
+        )
+
+    @property
+    def taylor(self) -> float:
+        """First term of equation 14: mean of ``terms`` over the steps; 0 without a step."""
+        return sum(self.terms) / len(self.terms) if self.terms else 0.0
+
+
+def _weight(linear: Any) -> Tensor | RowReader:
+    """Return the frozen matrix, or a function that dequantises rows of a matrix in NF4."""
+    state = getattr(linear.weight, "quant_state", None)
+    return linear.weight if state is None else row_reader(linear.weight.data, state)
