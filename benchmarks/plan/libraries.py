@@ -30,7 +30,7 @@ IMPORTS = {
     "pruning client": f"import client_app.methods.fedprllm\n{COMPILE}",
     "tuning client": "import peft, client_app.methods.fedpetuning",
     "nf4 client": "import peft, bitsandbytes, client_app.methods.fedpetuning",
-    "server": "import server_app.app, strategies.slicegpt.strategy, server_app.artifacts.structured_model",
+    "server": "import server_app.app, strategies.slicegpt.strategy, server_app.artifacts.sliced_model",
     "pruning server": (
         f"import server_app.app, strategies.fedprllm.strategy, server_app.artifacts.pruned_model\n{COMPILE}"
     ),

@@ -3,7 +3,6 @@
 import numpy as np
 
 from strategies.base.inbox import Inbox
-from strategies.base.method import ProgressWords
 from strategies.weight_edits import Editing
 from toy_method.contract import EDITS
 
@@ -11,7 +10,6 @@ from toy_method.contract import EDITS
 class Toy(Editing):
     """Federated averaging of one vector."""
 
-    WORDS = ProgressWords("vectors")
     EDITS = EDITS
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
