@@ -69,7 +69,7 @@ METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
-        strategy="strategies.fedpetuning.strategy:FedPETuning",
+        strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
         contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:Tuning",
