@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import LlamaConfig
@@ -34,8 +34,9 @@ from espalier.messages.parts import Report
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import parse
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
 from strategies.base.roster import Seat
-from strategies.base.rounds import Rounds
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 from strategies.fedprllm.strategy import FedPrLLM
@@ -120,18 +121,20 @@ def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
         OpenedModel(folder / "model"),
         RunFolder(folder / f"run-{clients}-{plain}"),
         "benchmark",
+        None,
     )
     run.progress._show = lambda _: None
-    strategy = FedPrLLM(run)
-    strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)
-    strategy.rounds.roster.seats = {
+    run.rounds.roster.seats = {
         client: Seat(client, f"site-{client}", 1) for client in range(clients)
     }
-    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
+    strategy = FedPrLLM(run, ClientEvaluation(run, {}))
     if plain:
         masks = plain_fold(strategy, list(replies(strategy, clients)))
     else:
-        strategy.aggregate_train(1, replies(strategy, clients))
+        inbox = Inbox(run.folder.inbox)
+        for _ in inbox.receive(replies(strategy, clients)):
+            pass
+        strategy.fold(1, inbox, inbox.complete_clients())
         masks = decided(strategy)
     digest = hashlib.sha256()
     for mask in masks:

@@ -35,6 +35,7 @@ from server_app.run_directory import open_run_directory
 from server_app.run_status import HOW_TO_TELL, RUNNING
 from strategies.base.clock import Clock
 from strategies.base.evaluation import ClientEvaluation
+from strategies.base.federation import Federation
 from strategies.base.method import Method
 from strategies.base.rounds import RunFailed
 from strategies.base.run import Run
@@ -100,12 +101,12 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         computing.device.type,
         losses={name: {} for name in tests.texts},
     )
-    run = Run(settings, model, folder, lineage, clock, simulation, computing, keys)
+    run = Run(settings, model, folder, lineage, grid, clock, simulation, computing, keys)
     summary.seconds = run.seconds_before
     summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
     try:
         with heard_by(run.progress.beat):
-            _work(run, grid, tests, summary)
+            _work(run, tests, summary)
         folder.require_there()
     except BaseException as error:
         # Without its directory the run cannot record its end.
@@ -161,7 +162,7 @@ def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> No
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 
 
-def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
+def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
     """Run rounds, export and evaluation.
 
     ``summary`` contains all finished steps, even if a later step fails.
@@ -173,26 +174,31 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     InputError
         The result was written and evaluated, but some numbers are NaN or infinite.
     """
-    strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
-    outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
-    if outcome.MEASURED_BETWEEN_ROUNDS:
-        strategy.look = lambda clients: outcome.look(strategy.result, clients)
-    if not run.simulation:
-        strategy.enrolled = partial(tell_time_of_sites, run.settings, run.model, tests)
+    row = METHODS[run.settings.method]
+    method: Method = part(row.strategy)(run, _evaluation(run, tests))
+    outcome: Outcome[Any] = part(row.outcome)(run, tests, summary)
+    federation = Federation(
+        method,
+        (lambda clients: outcome.look(method.result, clients))
+        if outcome.MEASURED_BETWEEN_ROUNDS
+        else None,
+        (lambda _: None)
+        if run.simulation
+        else partial(tell_time_of_sites, run.settings, run.model, tests),
+    )
     try:
-        strategy.start(grid)
+        federation.start()
     finally:
-        if (rounds := getattr(strategy, "rounds", None)) is not None:
-            summary.roster = rounds.roster
-            summary.rounds = rounds.finished
-            outcome.note_times(strategy.result)
+        summary.roster = run.rounds.roster
+        summary.rounds = run.rounds.finished
+        outcome.note_times(method.result)
         if run.simulation:
             _collect_egress_logs(run)
-    if strategy.looks:
-        write_json(run.folder.path / "rounds.json", {"rounds": strategy.looks})
+    if federation.looks:
+        write_json(run.folder.path / "rounds.json", {"rounds": federation.looks})
     fault = None
     try:
-        outcome.write(strategy.result)
+        outcome.write(method.result)
     except ExportError as error:
         # The result is evaluated in spite of the fault and stays on disk. The run then ends as
         # "failed".
@@ -202,8 +208,8 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
             f"export       {error}; the result is evaluated nevertheless",
             reason=str(error),
         )
-    outcome.measure(strategy.result)
-    summary.take_figures(strategy.evaluation.figures, list(tests.texts), tests.metrics)
+    outcome.measure(method.result)
+    summary.take_figures(method.evaluation.figures, list(tests.texts), tests.metrics)
     outcome.take_clients_figures()
     summary.take_sizes(run.folder.path)
     if fault is not None:

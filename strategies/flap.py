@@ -8,9 +8,12 @@ removes key-value groups and channels by the published metric, standardized with
 compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
+from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.flap.contract import biases, mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import block_key
@@ -20,35 +23,52 @@ from pruning_kernels.groups.fluctuation import Moments, limited_by_median, poole
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
 from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.structured.strategy import Cutting
+from strategies.base.method import Method, ProgressWords
+from strategies.base.roster import Seat
+from strategies.base.run import Run
+from strategies.cuts import CutResult, require_cuttable
 
 
-class Flap(Cutting):
+class Flap(Method):
     """Strategy of FLAP: pooled fluctuation of the inputs.
 
     The parameters are those of ``Method``.
     """
 
-    SENT = "moments"
-    STEPS = ("moments", "moments")
+    WORDS = ProgressWords("moments", "moments", "moments")
+    result: CutResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.job = run.settings.of(FlapSettings)
+        self.result = CutResult(run, biases(run.settings))
+        self._tokens: dict[int, int] = {}
+        """Number of tokens that each client reported."""
 
     @classmethod
-    def biases(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Return the matrices with observed inputs, or none if the settings exclude biases."""
-        return biases(settings)
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse a model that cannot be cut by these settings."""
+        require_cuttable(settings, model, range(len(model.plan.blocks)), biases(settings))
 
     def summary(self) -> None:
         """Show the method and its main settings."""
-        job = self.run.settings.of(FlapSettings)
+        job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
         text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
         self.run.progress.note("method", f"flap         {text}")
 
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record the number of tokens."""
+        self._tokens[seat.client] = int(report["tokens"])
+
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""
         most = self.run.settings.federation.max_weight_ratio
-        claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
+        claimed = {client: self._tokens[client] for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
         tokens = count_claims(
             self.rounds,
@@ -78,8 +98,12 @@ class Flap(Cutting):
                 found[name] = pooled(parts)
             return found
 
-        self.keep(flap_cuts(self.run.model, moments, self.run.settings.of(FlapSettings)))
+        self.result.keep(flap_cuts(self.run.model, moments, self.job))
         limits.tell(self.rounds, "moments")
+
+    def deliver(self, server_round: int) -> None:
+        """Push the decisions to the clients, for the evaluation on their own text."""
+        self.result.push(server_round)
 
     def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
         """Return the root mean square of a client's inputs, summed over matrices."""

@@ -9,68 +9,123 @@ the best approximation of its rank.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
 from espalier.methods.hetlora.settings import HetLoRASettings
 from espalier.models.plan import block_key
+from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factors import norm
+from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import counted_capabilities
+from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedpetuning.strategy import FedPETuning
+from strategies.fedpetuning import show_averaging
 
 
-class HetLoRA(FedPETuning):
-    """FedPETuning with a rank per client.
+class HetLoRA(Method):
+    """Strategy of HetLoRA: averaging of adapters with a rank per client.
 
-    The parameters are those of ``FedPETuning``.
+    The parameters are those of ``Method``.
     """
 
-    _ranks: dict[int, int] | None = None
-    """Rank r_k of each client in its next round; None before the first round."""
-    _norms: dict[int, float]
-    """Norm ||Delta W_k|| of the round's clients."""
+    WORDS = TUNING
+    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
+    """Class of the result."""
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    result: AdapterResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
-        self.hetlora = run.settings.of(HetLoRASettings)
+        self.job = run.settings.of(HetLoRASettings)
+        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
+        self.averager = AdapterAverager(
+            run,
+            lambda: self.result,
+            rank_of=self._rank_of,
+            brings_result=run.settings.evaluation.own_text,
+        )
+        self.saved.append(self.averager)
+        self._ranks: dict[int, int] | None = None
+        """Rank r_k of each client in its next round; None before the first round."""
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
+        require_adapters(settings, model)
+
+    def summary(self) -> None:
+        """Show the method, its main settings and the clients' ranks."""
+        show_averaging(self.run, self.result)
+        ranks = ", ".join(
+            f"{seat.site} {self._rank_of(seat)}" for seat in self.rounds.roster.active()
+        )
+        self.run.progress.note("ranks", f"ranks        {ranks}")
+
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Select the round's clients, and push the first ranks of the global adapters to them."""
+        return self.averager.prepare(server_round, self.averager.draw(server_round))
+
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train the first ranks of the global adapters."""
+        return self.averager.order(server_round, client)
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record rank, skipped steps and, with weights by samples, their number."""
+        self.averager.note_report(seat, report)
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
+        return self.averager.fault_of(inbox, client)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the adapters, and adopt the ranks that self-pruning left."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        by_norms = self.run.settings.federation.client_weights == "norms"
+        weights = self._norms(updates) if by_norms else averager.samples_of(updates.clients)
+        self._adopt_ranks(updates.clients)
+        averager.note_times(server_round, updates.clients)
+        averager.average(updates, weights, averager.limits_after(server_round))
+
+    def deliver(self, server_round: int) -> None:
+        """Push the result to the clients for the evaluation on their own text."""
+        self.averager.deliver(server_round)
+
+    def alone_order(self, seat: Seat) -> Alone | None:
+        """Return the order for a local baseline with the client's first rank."""
+        if super().alone_order(seat) is None:
+            return None
+        return Alone(rank_limit=self._first_ranks()[seat.client])
 
     def state(self) -> dict[str, Any]:
         """Return the global adapters and every client's rank."""
-        ranks = (
-            {}
-            if self._ranks is None
-            else {"ranks": {str(client): rank for client, rank in self._ranks.items()}}
-        )
-        return super().state() | ranks
+        state = super().state()
+        if self._ranks is not None:
+            state["ranks"] = {str(client): rank for client, rank in self._ranks.items()}
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         super().restore(state)
         self._ranks = {int(client): rank for client, rank in state["ranks"].items()}
 
-    def summary(self) -> None:
-        """Show the method, its main settings and the clients' ranks."""
-        super().summary()
-        ranks = ", ".join(
-            f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active()
-        )
-        self.run.progress.note("ranks", f"ranks        {ranks}")
-
     # ----- the clients' ranks ---------------------------------------------------------------------
 
-    def limit_of(self, seat: Seat) -> int:
+    def _rank_of(self, seat: Seat) -> int:
         """Return r_k, the present rank of a client."""
         if self._ranks is None:
             self._ranks = self._first_ranks()
         return self._ranks[seat.client]
-
-    def alone_order(self, seat: Seat) -> Alone:
-        """Return the order for a local baseline with the client's first rank."""
-        return Alone(rank_limit=self._first_ranks()[seat.client])
 
     def _first_ranks(self) -> dict[int, int]:
         """Return the initial ranks: those of the settings, or in proportion to capability.
@@ -86,46 +141,37 @@ class HetLoRA(FedPETuning):
         """
         seats = self.rounds.roster.seats
         lora = self.run.settings.lora
-        if self.hetlora.ranks:
-            return {client: self.hetlora.rank_limit_of(client, lora) for client in seats}
+        if self.job.ranks:
+            return {client: self.job.rank_limit_of(client, lora) for client in seats}
         counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
         return {
             client: max(1, round(lora.rank * (value / most))) for client, value in counted.items()
         }
 
-    def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Compute the clients' weights, and adopt the ranks that self-pruning left."""
-        if self.federation.client_weights == "norms":
-            self._norms = self._norms_of(inbox, clients)
-        for client in clients:
+    def _adopt_ranks(self, clients: list[int]) -> None:
+        """Use the ranks that self-pruning left in the clients' next rounds."""
+        left = {client: self.averager.reports[client].rank for client in clients}
+        for client, rank in left.items():
             seat = self.rounds.roster.seats[client]
-            left = self._told[client].rank
-            if left < self.limit_of(seat):
-                text = f"{seat.site} goes on with rank {left} of {self.limit_of(seat)}"
-                self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
-        self._ranks = (self._ranks or {}) | {client: self._told[client].rank for client in clients}
+            if rank < self._rank_of(seat):
+                text = f"{seat.site} goes on with rank {rank} of {self._rank_of(seat)}"
+                self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
+        self._ranks = (self._ranks or {}) | left
 
     # ----- the clients' weights -------------------------------------------------------------------
 
-    def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
+    def _norms(self, updates: Updates) -> dict[int, float]:
         """Return ||Delta W_k||_F over all adapted matrices of each client; all 1 if all are 0.
 
         The paper writes Delta W_k = B_k A_k for all LoRA modules of a client together and gives
         each client one weight. So the norm treats the matrices as one long vector, and all matrices
         of a client have the same weight.
         """
-        squares: dict[int, list[float]] = {client: [] for client in clients}
-        for index, adapter in self.averaged.adapters:
-            found = self._factors(inbox, block_key(index), adapter, clients)
-            for client, factors in zip(clients, found, strict=True):
+        squares: dict[int, list[float]] = {client: [] for client in updates.clients}
+        for index, adapter in self.result.adapters:
+            found = updates.factors(block_key(index), adapter)
+            for client, factors in zip(updates.clients, found, strict=True):
                 squares[client].append(norm(factors) ** 2)
         norms = {client: math.sqrt(math.fsum(values)) for client, values in squares.items()}
-        return norms if any(norms.values()) else dict.fromkeys(clients, 1.0)
-
-    def _claimed_weight(self, client: int) -> float:
-        return (
-            self._norms[client]
-            if self.federation.client_weights == "norms"
-            else super()._claimed_weight(client)
-        )
+        return norms if any(norms.values()) else dict.fromkeys(updates.clients, 1.0)

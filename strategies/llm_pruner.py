@@ -21,7 +21,7 @@ from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, s
 from espalier.hf.group_scores.taylor import read_factor, taylor_cut
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import MOST_SCALE, pack_cut, read_cut
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
 from espalier.methods.llm_pruner.contract import cut_blocks, score_name, score_specs
 from espalier.methods.llm_pruner.mask_tuning import (
@@ -35,7 +35,7 @@ from espalier.methods.llm_pruner.mask_tuning import (
 )
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.groups import Cut, Groups
-from espalier.models.plan import ModelPlan, block_key
+from espalier.models.plan import block_key
 from espalier.models.structure import GROUP_KINDS
 from espalier.models.triangles import ROUNDING, diagonal_of
 from espalier.settings.run import RunSettings
@@ -46,45 +46,41 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.roster import Seat
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.run import Run
-from strategies.structured.strategy import Cutting
+from strategies.cuts import CutResult, require_cuttable
 
 
-class LlmPruner(Cutting):
+class LlmPruner(Method):
     """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
 
     The parameters are those of ``Method``.
     """
 
-    SENT = "scores"
-    STEPS = ("scores", "scores")
+    WORDS = ProgressWords("scores", "scores", "scores")
+    result: CutResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(LlmPrunerSettings)
         self.plan = run.model.plan
         self.groups = Groups.of(self.plan)
+        self.result = CutResult(run, scaled=self.job.rescaled)
         self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
-
-    @classmethod
-    def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:
-        """Return the blocks that may be cut."""
-        return cut_blocks(plan, settings.of(LlmPrunerSettings))
-
-    @classmethod
-    def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Return the kinds of prunable groups that get scales."""
-        return settings.of(LlmPrunerSettings).rescaled
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse what ``Cutting`` refuses, and equations that do not fit in a message."""
-        super().require_fit(settings, model, capabilities)
+        """Refuse a model that cannot be cut, and equations that do not fit in a message."""
+        job = settings.of(LlmPrunerSettings)
         try:
-            require_sendable(model.plan, settings.of(LlmPrunerSettings))
+            blocks = cut_blocks(model.plan, job)
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
+        require_cuttable(settings, model, blocks)
+        try:
+            require_sendable(model.plan, job)
         except EspalierError as error:
             raise InputError(f"{settings.method}.{error}") from None
 
@@ -102,53 +98,37 @@ class LlmPruner(Cutting):
 
     # ----- messages -------------------------------------------------------------------------------
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to score all groups, or in round 2 to measure the remaining ones."""
-        return NoScalars(), self.part_blobs(server_round, client)
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to score all groups, or in round 2 to measure the remaining ones.
 
-    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """Return the cut in round 2, because it determines the shapes; nothing in round 1."""
+        In round 2 each request has the cut, because it determines the shapes.
+        """
+        part_bytes = self.run.settings.part_bytes
         if server_round == 1:
-            return {}
-        return {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
-
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts: scores of complete blocks, or equations of complete kinds."""
-        scoring = server_round == 1
-        specs = (
-            score_specs(self.plan, self.run.settings)
-            if scoring
-            else equation_specs(self.plan, self._cut(), self.job)
-        )
-        return parts_of(specs, self.run.settings.part_bytes)
-
-    def sent_text(self, seat: Seat) -> str:
-        """Return a phrase for the reply: scores or normal equations."""
-        return f"{'normal equations' if self.rounds.finished else self.SENT} of {seat.site}"
+            parts = parts_of(score_specs(self.plan, self.run.settings), part_bytes)
+            return ClientOrder(NoScalars(), parts)
+        parts = parts_of(equation_specs(self.plan, self._cut(), self.job), part_bytes)
+        cut = {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
+        return ClientOrder(NoScalars(), parts, along=cut, sends="normal equations")
 
     def _cut(self) -> Cut:
         return read_cut(self.groups, self.result.blob)
 
     # ----- replies --------------------------------------------------------------------------------
 
-    def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether normal equations are Gram matrices, so that their sum has a solution.
-
-        A client whose equations are not is dropped.
-        """
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return why normal equations are not Gram matrices, whose sum has a solution."""
         places = equation_places(self.plan, self._cut(), self.job) if self.rounds.finished else ()
         for place in places:
             joint, _ = self._equations(inbox, client, place)
             # The damping allows for float32 rounding, by which valid equations have eigenvalues
             # slightly below 0.
             if not is_positive(joint, RESCALE_DAMPING):
-                reason = (
-                    f"reply refused: {equation_key(*place)}: the numbers are no inner products of"
-                    " the outputs of groups"
+                return (
+                    f"{equation_key(*place)}: the numbers are no inner products of the outputs of"
+                    " groups"
                 )
-                self.rounds.drop("train", self.rounds.roster.seats[client], reason)
-                return False
-        return True
+        return None
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate scores and decide the cut, or aggregate equations and solve for scales.
@@ -157,9 +137,14 @@ class LlmPruner(Cutting):
         """
         if server_round == 1:
             cut = self._chosen(inbox, clients)
-            self.keep(pack_cut(self.groups, cut, block.index) for block in self.plan.blocks)
+            blocks = self.plan.blocks
+            self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
         else:
             self._rescale(inbox, clients)
+
+    def deliver(self, server_round: int) -> None:
+        """Push the decisions to the clients, for the evaluation on their own text."""
+        self.result.push(server_round)
 
     def _chosen(self, inbox: Inbox, clients: list[int]) -> Cut:
         blocks = cut_blocks(self.plan, self.job)

@@ -5,8 +5,10 @@ the client. The server averages generator and LoRA (algorithm 1, equation 15). A
 every client builds its own smaller dense model from the result, within its own budget.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
@@ -17,43 +19,46 @@ from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
 from espalier.training.sft_p.masked_training import first_shared, of_generator
-from strategies.averaging.training_bound import Reach
+from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedpetuning.adapters import AdapterResult
-from strategies.fedpetuning.strategy import FedPETuning
 
 
-class SftP(FedPETuning):
-    """FedPETuning of a mask generator and LoRA.
+class SftP(Method):
+    """Strategy of SFT-P: averaging of a mask generator and LoRA.
 
-    The parameters are those of ``FedPETuning``.
+    The parameters are those of ``Method``.
     """
 
-    job: SftPSettings
+    WORDS = TUNING
+    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
+    """Class of the result."""
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    result: AdapterResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
-        settings = of_generator((), run.settings).settings(run.settings.training)
-        self.reach_of_generator = Reach(settings, differences=self.federation.sends_differences)
-        # The names of their tensors differ, so both share one dictionary, which goes to the
-        # checkpoint.
-        self.reach_of_generator.starts = self.reach.starts
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        super().restore(state)
-        self.reach_of_generator.starts = self.reach.starts
-
-    def new_result(self) -> AdapterResult:
-        """Return generator and LoRA before the first round."""
-        run = self.run
-        plan = self.run.model.plan
-        first = first_shared(plan, run.settings)
-        return AdapterResult(
-            run.settings, run.model, run.checkpoint.blobs, trained(plan, run.settings), first
+        settings = run.settings
+        plan = run.model.plan
+        self.job = settings.of(SftPSettings)
+        self.result = self.RESULT(
+            settings,
+            run.model,
+            run.checkpoint.blobs,
+            trained(plan, settings),
+            partial(first_shared, plan, settings),
         )
+        self.averager = AdapterAverager(
+            run,
+            lambda: self.result,
+            brings_result=evaluation.asked or self.job.makes_alone,
+            training={PREFIX: of_generator((), settings).settings(settings.training)},
+        )
+        self.saved.append(self.averager)
 
     @classmethod
     def require_fit(
@@ -65,7 +70,7 @@ class SftP(FedPETuning):
         learning rate that is too high, and everything that FedPETuning refuses.
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
-        super().require_fit(settings, model, capabilities)
+        require_adapters(settings, model)
         model.require_groups()
         job = settings.of(SftPSettings)
         method = settings.method
@@ -106,40 +111,50 @@ class SftP(FedPETuning):
         text = f"shares {shares} pruned, masks {who}, a generator of {size:,} parameters, {lora}"
         self.run.progress.note("method", f"{settings.method:<12} {text}")
 
-    def seats_of_rounds(self) -> list[Seat]:
-        """Return the active clients without late ones, which join only after the rounds."""
-        return [seat for seat in super().seats_of_rounds() if not self._is_late(seat)]
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Select the round's clients, and push generator and LoRA to them.
 
-    def quorum_of(self) -> int | None:
-        """Return the number of clients that are not late, if some are."""
-        drawn = super().quorum_of()
-        return (
-            self.run.settings.num_clients - self.job.late_clients
-            if drawn is None and self.job.late_clients
-            else drawn
-        )
-
-    @property
-    def lets_work_alone(self) -> bool:
-        """True if clients write their models, even if nobody evaluates them."""
-        return self.job.makes_alone
-
-    def alone_order(self, seat: Seat) -> Alone | None:
-        """Return the order to write the client's model.
-
-        A client without a round in the run trains its embedding first.
+        Late clients join only after the rounds.
         """
-        fits = not seat.rounds and self.job.fits_alone(self.federation)
-        return Alone(fits=fits) if self.job.keep_models or fits else None
+        on_time = [seat for seat in self.rounds.roster.active() if not self._is_late(seat)]
+        limits = self.averager.draw(server_round, on_time)
+        selection = self.averager.prepare(server_round, limits)
+        if selection.quorum_of is None and self.job.late_clients:
+            number = self.run.settings.num_clients - self.job.late_clients
+            return replace(selection, quorum_of=number)
+        return selection
 
     def _is_late(self, seat: Seat) -> bool:
         return self.job.is_late(seat.client, len(self.rounds.roster.seats))
 
-    @property
-    def brings_result(self) -> bool:
-        """True if clients need the result for their own models."""
-        return self.evaluation.asked or self.lets_work_alone
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train generator and LoRA."""
+        return self.averager.order(server_round, client)
 
-    def reach_of(self, name: str) -> Reach:
-        """Return the limits; the generator's differ, because it has its own learning rate."""
-        return self.reach_of_generator if name.startswith(PREFIX) else self.reach
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record rank, skipped steps and, with weights by samples, their number."""
+        self.averager.note_report(seat, report)
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
+        return self.averager.fault_of(inbox, client)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average generator and LoRA (equation 15)."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        weights = averager.samples_of(updates.clients)
+        averager.average(updates, weights, averager.limits_after(server_round))
+
+    def deliver(self, server_round: int) -> None:
+        """Push the result to the clients for their own models."""
+        self.averager.deliver(server_round)
+
+    def alone_order(self, seat: Seat) -> Alone | None:
+        """Return the order to write the client's model, even if nobody evaluates it.
+
+        A client without a round in the run trains its embedding first.
+        """
+        fits = not seat.rounds and self.job.fits_alone(self.run.settings.federation)
+        wanted = self.job.makes_alone and (self.job.keep_models or fits)
+        return Alone(fits=fits) if wanted else None

@@ -1,9 +1,8 @@
 """Base class of methods that edit weights by tensors: their result, and its way to the clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flwr.app import Message
 from numpy.typing import NDArray
 
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
@@ -64,14 +63,14 @@ class Editing(Method):
 
     result: EditResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.result = EditResult(run, self.EDITS)
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             blobs = self.result.blobs()
-            parts = self.reply_parts(server_round, 0)
+            parts = self.order(server_round, 0).parts
             whole = ((NoScalars(), {key: blobs[key] for key in part}) for part in parts)
-            yield from self.bring(server_round, whole)
+            self.rounds.push_parts(server_round, whole)

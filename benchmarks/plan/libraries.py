@@ -35,7 +35,7 @@ IMPORTS = {
         f"import server_app.app, strategies.fedprllm.strategy, server_app.artifacts.pruned_model\n{COMPILE}"
     ),
     "tuning server": (
-        "import peft, server_app.app, strategies.fedpetuning.strategy, server_app.artifacts.adapters"
+        "import peft, server_app.app, strategies.fedpetuning, server_app.artifacts.adapters"
     ),
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'

@@ -38,7 +38,7 @@ from espalier.training.loop import Moments
 from espalier.training.sequences import Sequences, client_sequences
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors, norm
-from strategies.fedpetuning.adapters import AdapterResult
+from strategies.averaging.adapters import AdapterResult
 
 
 @dataclass(frozen=True)

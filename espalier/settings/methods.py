@@ -72,7 +72,7 @@ METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
         settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
-        strategy="strategies.fedpetuning.strategy:FedPETuning",
+        strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
         contracts="espalier.methods.fedpetuning.contract",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
@@ -202,7 +202,7 @@ METHODS: dict[str, Row] = {
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
         contracts="espalier.methods.sft_p.contract",
-        dry_run="server_app.estimate.dry_runs.tuning:DrySftP",
+        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Masked",
         outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
         tunes=True,

@@ -24,7 +24,7 @@ from pruning_kernels.lora.factors import Factors
 from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
-from strategies.fedpetuning.adapters import Adapters
+from strategies.averaging.adapters import Adapters
 from strategies.fleet.timed_rounds import seconds_of_all
 
 

@@ -7,7 +7,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from server_app.artifacts.outcome import A_FEW, Outcome
 from server_app.report.model_card import edited_card
-from strategies.base.result import RunResult
+from strategies.base.method import RunResult
 
 
 class EditedResult(RunResult, Protocol):

@@ -21,6 +21,7 @@ from server_app.artifacts.personal_models import PersonalOutcome, where_models_a
 from server_app.artifacts.task_scores import scores_of
 from server_app.report.model_card import adapter_card
 from strategies.fedspine.result import RefinedResult
+from strategies.fleet.timed_rounds import seconds_of_all
 
 
 class RefinedOutcome(PersonalOutcome[RefinedResult]):
@@ -49,7 +50,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         }
         return {
             "scores" if self.tests.encoded else "perplexity": figures,
-            "seconds": result.seconds,
+            "seconds": seconds_of_all(result.rounds),
         }
 
     def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:

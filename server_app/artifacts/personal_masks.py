@@ -20,7 +20,7 @@ from espalier.training.sft_p.mask_history import load
 from server_app.artifacts.mask_analysis import draw, mask_figures
 from server_app.artifacts.personal_models import PersonalOutcome, where_models_are
 from server_app.report.model_card import adapter_card
-from strategies.fedpetuning.adapters import AdapterResult
+from strategies.averaging.adapters import AdapterResult
 
 
 class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):

@@ -12,13 +12,13 @@ from espalier.settings.node import NodeSettings
 from espalier.storage.client_state import PrivateState
 from server_app.artifacts.outcome import Outcome
 from server_app.artifacts.task_scores import measure_items
-from strategies.base.method import Result
+from strategies.base.method import RunResult
 from strategies.base.roster import Roster
 from strategies.base.run import Run
 
 FOLDER = "clients"
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=RunResult)
 
 
 class PersonalOutcome(Outcome[R]):

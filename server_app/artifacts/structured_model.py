@@ -16,7 +16,7 @@ from espalier.settings.structured import SmallerSettings
 from server_app.artifacts.outcome import A_FEW, Model, Outcome
 from server_app.report.model_card import smaller_card
 from server_app.report.result_size import Size
-from strategies.base.result import RunResult
+from strategies.base.method import RunResult
 
 
 class SmallerResult(RunResult, Protocol):

@@ -138,7 +138,7 @@ class Plan:
         ]
         strategy = self.traffic.strategy
         if isinstance(strategy, DryTuning):
-            trained = strategy.averaged.adapters.num_parameters
+            trained = strategy.averaged.num_parameters
             lines.append(f"a client trains {trained:,} parameters at most")
         return lines
 

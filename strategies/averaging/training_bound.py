@@ -36,13 +36,19 @@ class Reach:
     ----------
     training : training settings of a round
     differences : True if clients send the change by training instead of the trained values
+    starts : largest initial magnitudes, if several bounds have them in common
     """
 
-    def __init__(self, training: TrainingSettings, differences: bool = False) -> None:
+    def __init__(
+        self,
+        training: TrainingSettings,
+        differences: bool = False,
+        starts: dict[str, float] | None = None,
+    ) -> None:
         growth, self.distance = _of_a_round(training)
         self.factor = _change(training, growth) if differences else growth
         """Factor on the magnitude of the initial number."""
-        self.starts: dict[str, float] = {}
+        self.starts = {} if starts is None else starts
         """Largest initial magnitude, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
             f"a number is larger than {training.steps} steps of training.learning-rate ="

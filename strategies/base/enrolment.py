@@ -116,8 +116,7 @@ class Enroller:
                 )
         self._await_told()
         self._seat(clients, sites)
-        rounds.look_for_nodes = self.look_for_nodes
-        rounds.reseat = self.reseat
+        rounds.seat_with(self)
         rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
 
     def _tell_who_was_left(

@@ -9,8 +9,9 @@ another node only when its node is gone or has missed the deadline of the last a
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -66,6 +67,20 @@ FollowUp = Callable[[Letter], Message | None]
 """Return the next request to a client after its first reply or a later request, or None."""
 
 
+class Seating(Protocol):
+    """Assignment of nodes to seats during a run (see ``enrolment``)."""
+
+    def look_for_nodes(self) -> None:
+        """Ask new nodes for their names."""
+
+    def reseat(self, seat: Seat) -> None:
+        """Move a seat to another node of its site, if there is one.
+
+        It is called if the seat's node is gone or missed the last deadline. Flower lists a dead
+        node for a while, together with its replacement.
+        """
+
+
 class RunFailed(RuntimeError):
     """Error that ends a run; the message gives the reason. Finished rounds stay on disk."""
 
@@ -111,18 +126,29 @@ class Rounds:
 
     None if the state of this round cannot be restored.
     """
+    catching_up: set[int] = field(default_factory=set)
+    """Clients among ``lost`` that are receiving their state again."""
     ends: float = math.inf
     """Time at which the round or the evaluation ends for clients that have not answered."""
     evaluating: bool = False
     """True after the last round: a client that fails now keeps its contribution."""
-    look_for_nodes: Callable[[], None] = lambda: None
-    """Function that asks new nodes for their names (see ``enrolment``)."""
-    reseat: Callable[[Seat], None] = lambda _: None
-    """Function that moves a seat to another node of its site, if there is one.
+    _seating: Seating | None = None
 
-    It is called if the seat's node is gone or missed the last deadline. Flower lists a dead node
-    for a while, together with its replacement.
-    """
+    def seat_with(self, seating: Seating) -> None:
+        """Let ``seating`` find nodes and move seats while replies are awaited."""
+        self._seating = seating
+
+    def take_plan(self, plan: ModelPlan) -> None:
+        """Check replies against contracts for clients that have another model than the base."""
+        self.plan = plan
+
+    def finish(self, server_round: int) -> None:
+        """Count a round as finished."""
+        self.finished = server_round
+
+    def end(self) -> None:
+        """End the rounds: a client that fails from now on keeps its contribution."""
+        self.evaluating = True
 
     def request(
         self,
@@ -173,12 +199,51 @@ class Rounds:
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
         return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
-    def begin(self, least: float = 0.0) -> None:
+    def begin(self, least: float = 0.0, *, can_catch_up: bool = False) -> None:
         """Start the time limit of a round, or of the requests after the rounds.
 
-        The limit is ``round_seconds()``, but at least ``least`` seconds.
+        Parameters
+        ----------
+        least : minimum limit in seconds; it is ``round_seconds()`` otherwise
+        can_catch_up : True if clients that lost their state can receive it again in this round
         """
         self.ends = self.clock.now() + max(self.round_seconds(), least)
+        self.lost = {} if can_catch_up else None
+        self.catching_up = set()
+
+    def begin_catching_up(self) -> list[int]:
+        """Include the clients that lost their state in pushes again, and return them."""
+        self.catching_up = set(self.lost or {})
+        return sorted(self.catching_up)
+
+    def receiving(self) -> list[Seat]:
+        """Return the active clients, except those that lost their state and must catch up first."""
+        behind = set(self.lost or {}) - self.catching_up
+        return [seat for seat in self.roster.active() if seat.client not in behind]
+
+    def push_all(self, requests: Iterable[Message]) -> list[Letter]:
+        """Send requests to clients, and return the valid answers when none is missing."""
+        return [read(reply.content) for reply in self.exchange(requests)]
+
+    def push_parts(
+        self,
+        server_round: int,
+        parts: Iterable[tuple[Scalars, Mapping[str, bytes]]],
+        clients: Collection[int] | None = None,
+    ) -> list[Letter]:
+        """Push fields and blobs to clients, one part after the other, and return the answers.
+
+        ``clients`` restricts the clients; None means all that still take part.
+        """
+        answers = []
+        for part, (scalars, blobs) in enumerate(parts):
+            seats = [s for s in self.receiving() if clients is None or s.client in clients]
+            requests = [
+                self.request("deliver", seat, server_round, scalars, dict(blobs), part)
+                for seat in seats
+            ]
+            answers += self.push_all(requests)
+        return answers
 
     def round_seconds(self) -> float:
         """Return the time limit of a round in seconds.
@@ -262,7 +327,8 @@ class Rounds:
                 if not self._work_goes_on(pending):
                     self.progress.waiting(_waited_for(pending, self.clock.now()))
                 if self.clock.now() >= next_look:
-                    self.look_for_nodes()
+                    if self._seating is not None:
+                        self._seating.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
                 self.clock.sleep(
                     POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
@@ -339,7 +405,8 @@ class Rounds:
         attempts = self.settings.attempts
         gone = seat.node_id not in self.grid.get_node_ids()
         if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
-            self.reseat(seat)
+            if self._seating is not None:
+                self._seating.reseat(seat)
             gone = seat.node_id not in self.grid.get_node_ids()
         if gone:
             if not late:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -14,18 +15,20 @@ from espalier.storage.activity import AtWork
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.clock import Clock
 from strategies.base.progress import Progress
+from strategies.base.rounds import Rounds
 from strategies.base.run_folder import RunFolder
 
 
 @dataclass
 class Run:
-    """Settings, dense model and output folder of a run."""
+    """Settings, dense model, message exchange and output folder of a run."""
 
     settings: RunSettings
     model: OpenedModel
     folder: RunFolder
     lineage: str
     """Name of the run at its clients, also after a resumption: letters, digits and hyphens."""
+    grid: Grid
     clock: Clock = field(default_factory=Clock)
     simulation: bool = False
     computing: Computing = field(
@@ -38,6 +41,7 @@ class Run:
     """Seconds that the run had taken when it was interrupted; 0 for a new run."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
+    rounds: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
         self._started = self.clock.now()
@@ -45,6 +49,17 @@ class Run:
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
         self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
+        self.rounds = Rounds(
+            self.grid,
+            self.settings,
+            self.model.plan,
+            self.lineage,
+            self.folder,
+            self.progress,
+            self.clock,
+            shared_workers=self.simulation,
+            work=self.work(),
+        )
 
     @property
     def device(self) -> torch.device:

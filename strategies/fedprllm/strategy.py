@@ -10,13 +10,12 @@ masked block as in step 7, or behind the scaled one as in the published code (``
 ties, and its code breaks them at random without a seed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from flwr.app import Message
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import Scalars
 from espalier.methods.fedprllm.contract import (
     Decision,
     blocks_of_round,
@@ -29,7 +28,7 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.votes.votes import VoteCounter
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.run import Run
 from strategies.base.vote_device import require_counting
 from strategies.fedprllm.pattern_fit import require_pattern_fits
@@ -42,12 +41,10 @@ class FedPrLLM(Method):
     The parameters are those of ``Method``.
     """
 
-    SENT = "masks"
-    STEPS = ("masks", "masks")
-
+    WORDS = ProgressWords("masks", "masks", "masks")
     result: VoteResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.settings = run.settings.of(FedPrLLMSettings)
         require_counting(run.device, run.settings.device)
@@ -78,33 +75,30 @@ class FedPrLLM(Method):
 
     # ----- round ----------------------------------------------------------------------------------
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to send masks.
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to send masks; parts have the masks of complete blocks.
 
         In iterative pruning it carries the decision on the block before (step 7).
         """
+        order = super().order(server_round, client)
         if self.settings.strategy == "one-shot" or server_round == 1:
-            return NoScalars(), {}
+            return order
         before = server_round - 2
         decided = {block_key(before): self.result.blob(before)}
         if self.settings.continue_behind == "masked":
-            return NoScalars(), decided
+            return replace(order, blobs=decided)
         votes = {votes_key(before): self.result.votes_blob(before)}
-        return (
-            Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1),
-            decided | votes,
-        )
+        decision = Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1)
+        return replace(order, fields=decision, blobs=decided | votes)
 
-    def catches_up(self, server_round: int) -> bool:
-        """Return True if clients continue from stored hidden states, which they may have lost."""
-        return self.settings.strategy == "iterative" and server_round > 1
-
-    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """Push all decisions to clients that lost their hidden states.
+    def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
+        """Return a function that pushes all decisions to clients that lost their hidden states.
 
         These clients start again at the first block.
         """
-        return self.bring(server_round, self._decided(server_round - 1 if lost else 0), lost)
+        if self.settings.strategy == "one-shot" or server_round == 1:
+            return None
+        return lambda lost: self._push(server_round, server_round - 1, lost)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Count the votes block by block, and decide the masks (section 3.2, steps 3 and 4)."""
@@ -124,10 +118,16 @@ class FedPrLLM(Method):
 
     # ----- evaluation by the clients --------------------------------------------------------------
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
-            yield from self.bring(server_round, self._decided(len(self.run.model.plan.blocks)))
+            self._push(server_round, len(self.run.model.plan.blocks))
+
+    def _push(
+        self, server_round: int, decided: int, clients: Collection[int] | None = None
+    ) -> None:
+        """Push the decisions on the first ``decided`` blocks to clients; None means all."""
+        self.rounds.push_parts(server_round, self._decided(decided), clients)
 
     def _decided(self, decided: int) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
         """Yield the decisions on the first ``decided`` blocks, part by part."""

@@ -12,12 +12,12 @@ FedOT and FedBiOT are the same procedure with other settings: other blocks for t
 dropped blocks, and other alignment.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
 from torch import Tensor
 
 from espalier.amounts import count
@@ -33,7 +33,6 @@ from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
-from espalier.messages.message import Letter, Scalars
 from espalier.messages.payload import pack_tensors
 from espalier.methods.fedpetuning.contract import parts
 from espalier.methods.fedsoda.contract import EmulatorPart, SubModelOrder
@@ -43,49 +42,50 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
+from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapters import AdapterResult
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.public_windows import public_windows, require_public_text
-from strategies.fedpetuning.adapters import AdapterResult
-from strategies.fedpetuning.strategy import FedPETuning
+from strategies.base.roster import Seat
+from strategies.base.run import Run
 from strategies.fedsoda.sub_model import SubModelResult, require_sub_model
 
 
-class FedSoda(FedPETuning):
-    """FedPETuning of an adapter on a sub-model that the server keeps aligned.
+class FedSoda(Method):
+    """Strategy of FedSODA: averaging of an adapter on a sub-model that the server keeps aligned.
 
-    The parameters are those of ``FedPETuning``.
+    The parameters are those of ``Method``.
     """
 
-    RESULT: type[SubModelResult] = SubModelResult
+    WORDS = TUNING
+    RESULT: ClassVar[type[SubModelResult]] = SubModelResult
     """Class of the result."""
 
     result: SubModelResult
-    job: FedSodaSettings
 
-    _held: dict[int, int]
-    """Alignment round of the emulator's LoRA at each client with the sub-model; 0 means none."""
-    _lacking: dict[int, list[int]]
-    """Pieces of the sub-model that each client reported as missing."""
-    _drawn: tuple[int, list[int]]
-    """Round, and the clients that were selected for it.
-
-    A resumed run keeps this selection: clients that were dropped before the round's checkpoint are
-    not replaced.
-    """
-
-    def new_result(self) -> SubModelResult:
-        """Return the result without a sub-model, which ``before_round`` makes."""
-        run = self.run
-        self._held = {}
-        self._lacking = {}
-        self._drawn = (0, [])
-        return self.RESULT(
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.job = run.settings.of(FedSodaSettings)
+        # Without a sub-model, which ``before_round`` makes.
+        self.result = self.RESULT(
             run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model"
         )
+        self.averager = AdapterAverager(
+            run,
+            lambda: self.result.adapter,
+            brings_result=run.settings.evaluation.own_text,
+        )
+        self.saved.append(self.averager)
+        self._held: dict[int, int] = {}
+        """Alignment round of the emulator's LoRA at each client with the sub-model; 0: none."""
+        self._drawn: tuple[int, list[int]] = (0, [])
+        """Round, and the clients that were selected for it.
 
-    @property
-    def averaged(self) -> AdapterResult:
-        """LoRA of the adapter, which clients train and the server averages."""
-        return self.result.adapter
+        A resumed run keeps this selection: clients that were dropped before the round's checkpoint
+        are not replaced.
+        """
 
     @classmethod
     def require_fit(
@@ -97,7 +97,7 @@ class FedSoda(FedPETuning):
         also an evaluation text, and everything that FedPETuning refuses.
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
-        super().require_fit(settings, model, capabilities)
+        require_adapters(settings, model)
         job = settings.of(FedSodaSettings)
         method = settings.method
         emulator = job.emulator_of(len(model.plan.blocks))
@@ -155,11 +155,8 @@ class FedSoda(FedPETuning):
     def state(self) -> dict[str, Any]:
         """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
         held = {str(client): aligned for client, aligned in sorted(self._held.items())}
-        return super().state() | {
-            "held": held,
-            "public": self._public_sha256(),
-            "drawn": list(self._drawn),
-        }
+        own = {"held": held, "public": self._public_sha256(), "drawn": list(self._drawn)}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
@@ -172,7 +169,7 @@ class FedSoda(FedPETuning):
                 " text that the run began with; put that one back, or begin a new run"
             )
         if self.result.dropped is not None:
-            self.rounds.plan = self.result.model.plan
+            self.rounds.take_plan(self.result.model.plan)
 
     # ----- server work before a round -------------------------------------------------------------
 
@@ -201,7 +198,7 @@ class FedSoda(FedPETuning):
             starts, distances = self.similar_groups(emulator)
             dropped = dropped_of_groups(starts, job.group_layers)
         self.result.decide(dropped, starts, distances)
-        self.rounds.plan = self.result.model.plan
+        self.rounds.take_plan(self.result.model.plan)
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
         text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
@@ -259,101 +256,98 @@ class FedSoda(FedPETuning):
 
     # ----- messages to the clients ----------------------------------------------------------------
 
-    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
         """Select the round's clients; push the sub-model, alignment and LoRA that they lack."""
-        self._draw_once(server_round)
+        if self._drawn[0] != server_round:
+            self._drawn = (server_round, sorted(self.averager.draw(server_round)))
+        clients = self._drawn[1]
         held = len(self._held)
-        yield from self._files(
-            server_round, [client for client in self._limits if client not in self._held]
-        )
+        self._push_files(server_round, clients)
         if len(self._held) > held:
             # No client has been asked yet. With this checkpoint, a resumed run does not push the
             # files again.
-            self._save(self.rounds.finished)
-        yield from self._sub_model(server_round, list(self._limits))
-        if server_round > 1:
-            yield from self.deliveries(self._limits, server_round, omitted=1)
+            save()
+        self._push_sub_model(server_round, clients)
+        limit = self.job.largest_limit(self.run.settings.lora)
+        return self.averager.prepare(server_round, dict.fromkeys(clients, limit))
 
-    def _draw_once(self, server_round: int) -> None:
-        """Select the round's clients, or restore the selection from before a resumption."""
-        if self._drawn[0] != server_round:
-            self.draw(server_round)
-            self._drawn = (server_round, sorted(self._limits))
-        seats = self.rounds.roster.seats
-        self._limits = {client: self.limit_of(seats[client]) for client in self._drawn[1]}
+    def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None]:
+        """Return a function that pushes sub-model, alignment and LoRA to clients that lost them."""
 
-    def catches_up(self, server_round: int) -> bool:
-        """Return True: a client may have lost its state or the sub-model."""
-        return True
+        def push_again(lost: Sequence[int]) -> None:
+            for client in lost:
+                self._held.pop(client, None)
+            self._push_sub_model(server_round, lost)
+            if server_round > 1:
+                limits = self.averager.rank_limits
+                again = {client: limits[client] for client in limits if client in lost}
+                self.averager.push(server_round, again, omitted=1)
 
-    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """Push sub-model, alignment and adapter LoRA to clients that lost them."""
-        for client in lost:
-            self._held.pop(client, None)
-        yield from self._sub_model(server_round, lost)
-        if server_round > 1:
-            limits = {client: limit for client, limit in self._limits.items() if client in lost}
-            yield from self.deliveries(limits, server_round, omitted=1)
+        return push_again
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the sub-model to clients that evaluate and lack it, then the result if needed."""
         if self.evaluation.asked:
-            yield from self._sub_model(
-                server_round, [seat.client for seat in self.rounds.roster.active()]
-            )
-        yield from super().deliver(server_round)
+            active = [seat.client for seat in self.rounds.roster.active()]
+            self._push_sub_model(server_round, active)
+        self.averager.deliver(server_round)
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to train, with the hash and alignment of the sub-model."""
-        order, blobs = super().order(server_round, client)
-        named = SubModelOrder(
-            **order.model_dump(),
-            model_sha256=self.result.manifest.sha256,
-            aligned=self.result.aligned,
-        )
-        return named, blobs
-
-    def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
+    def _push_sub_model(self, server_round: int, clients: Collection[int]) -> None:
         """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
-        yield from self._files(
-            server_round, [client for client in clients if client not in self._held]
-        )
-        stale = [
-            client
-            for client in clients
-            if self._held.get(client, self.result.aligned) != self.result.aligned
-        ]
+        self._push_files(server_round, clients)
+        aligned = self.result.aligned
+        stale = [client for client in clients if self._held.get(client, aligned) != aligned]
         if stale and (emulator := self.result.emulator) is not None:
-            yield from self.bring(server_round, self._emulator_parts(emulator), stale)
-            self._held |= dict.fromkeys(stale, self.result.aligned)
+            limit = self.run.settings.lora.rank
+            told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=aligned)
+            lora = (
+                (told, {key: emulator.blob(key, limit) for key in keys})
+                for keys in parts(emulator.adapters, self.run.settings)
+            )
+            self.rounds.push_parts(server_round, lora, stale)
+            self._held |= dict.fromkeys(stale, aligned)
 
-    def _files(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
-        """Offer the sub-model, then push to each client the pieces that it reported as missing."""
-        if not clients:
+    def _push_files(self, server_round: int, clients: Collection[int]) -> None:
+        """Offer the sub-model to clients without it, and push the pieces that each one lacks."""
+        without = [client for client in clients if client not in self._held]
+        if not without:
             return
-        self._lacking = {}
         manifest = self.result.manifest
-        yield from self.bring(server_round, [(Offer.of(manifest), {})], clients)
+        answers = self.rounds.push_parts(server_round, [(Offer.of(manifest), {})], without)
+        lacking = {letter.header.client: letter.scalars["pieces"] for letter in answers}
         for index in range(len(manifest.piece_sha256)):
-            if wanting := [client for client, pieces in self._lacking.items() if index in pieces]:
+            if wanting := [client for client, pieces in lacking.items() if index in pieces]:
                 piece = Piece(
                     model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index)
                 )
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
-                yield from self.bring(
-                    server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting
-                )
-        self._held |= dict.fromkeys(self._lacking, 0)
+                blobs = {PIECE: pack_tensors({BYTES: data})}
+                self.rounds.push_parts(server_round, [(piece, blobs)], wanting)
+        self._held |= dict.fromkeys(lacking, 0)
 
-    def note_delivered(self, letter: Letter) -> None:
-        """Record the missing pieces from a client's answer to an offer."""
-        if "pieces" in letter.scalars:
-            self._lacking[letter.header.client] = letter.scalars["pieces"]
+    # ----- round ----------------------------------------------------------------------------------
 
-    def _emulator_parts(
-        self, emulator: AdapterResult
-    ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
-        limit = self.run.settings.lora.rank
-        told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
-        for keys in parts(emulator.adapters, self.run.settings):
-            yield told, {key: emulator.blob(key, limit) for key in keys}
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train, with the hash and alignment of the sub-model."""
+        order = self.averager.order(server_round, client)
+        named = SubModelOrder(
+            **order.fields.model_dump(),
+            model_sha256=self.result.manifest.sha256,
+            aligned=self.result.aligned,
+        )
+        return replace(order, fields=named)
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record rank, skipped steps and, with weights by samples, their number."""
+        self.averager.note_report(seat, report)
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
+        return self.averager.fault_of(inbox, client)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the adapter's LoRA (algorithm 2, line 18)."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        weights = averager.samples_of(updates.clients)
+        averager.average(updates, weights, averager.limits_after(server_round))

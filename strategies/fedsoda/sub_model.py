@@ -31,7 +31,7 @@ from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places
-from strategies.fedpetuning.adapters import AdapterResult
+from strategies.averaging.adapters import AdapterResult
 
 CHUNK = 16 * 1024 * 1024
 

@@ -1,6 +1,6 @@
 """Versions of the global layers at each client of FedSpaLLM, and messages that push new ones."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from flwr.app import Message
 
@@ -41,14 +41,14 @@ class HeldLayers:
         held = self._held(client)
         return [index for index, version in enumerate(model.versions) if version != held[index]]
 
-    def updates(
+    def push(
         self,
         rounds: Rounds,
         server_round: int,
         model: Layers,
         ends: Mapping[int, int] | None = None,
-    ) -> Iterator[list[Message]]:
-        """Yield messages that push to every active client its stale layers, part by part.
+    ) -> None:
+        """Push to every active client its stale layers, part by part.
 
         Clients that need the same part receive it in the same step, and their messages share its
         blobs. So only one part is in memory, for any number of clients.
@@ -73,7 +73,9 @@ class HeldLayers:
             wanted = {client: tuple(cut[part]) for client, cut in parts.items() if part < len(cut)}
             for blocks in sorted(set(wanted.values())):
                 clients = {client for client in wanted if wanted[client] == blocks}
-                yield self._messages(rounds, clients, server_round, model, list(blocks), part)
+                rounds.push_all(
+                    self._messages(rounds, clients, server_round, model, list(blocks), part)
+                )
         for client in parts:
             held = self._held(client)
             self._versions[client] = [

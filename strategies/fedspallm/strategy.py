@@ -7,19 +7,17 @@ kept it (equation 5). It prunes the weights that most clients pruned until the s
 because of too few samples or failed clients, are pruned in further rounds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import Scalars
-from espalier.messages.parts import PartRequest, parts_of
+from espalier.messages.parts import parts_of
 from espalier.methods.fedspallm.contract import Sample, SamplePart, sample_specs
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
@@ -32,7 +30,7 @@ from strategies.averaging.client_weights import count_claims, counted_capabiliti
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.vote_device import require_counting
@@ -54,12 +52,10 @@ class FedSpaLLM(Method):
     The parameters are those of ``Method``.
     """
 
-    SENT = "layers"
-    STEPS = ("layers", "layers")
-
+    WORDS = ProgressWords("layers", "layers", "layers")
     result: KeptResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.settings = run.settings.of(FedSpaLLMSettings)
         self.plan = run.model.plan
@@ -170,16 +166,13 @@ class FedSpaLLM(Method):
 
     # ----- round ----------------------------------------------------------------------------------
 
-    def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Push to every client the stale layers that it will read.
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Push the stale layers that clients will read; select the clients with sampled layers.
 
-        These are the layers up to its last sampled one. Before round 1 no layer is stale.
+        A client reads the layers up to its last sampled one (algorithm 1, lines 3 to 7). Before
+        round 1 no layer is stale.
         """
-        ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
-        yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
-
-    def clients_of(self, server_round: int) -> Sequence[int]:
-        """Return the active clients with sampled layers (algorithm 1, lines 3 to 7)."""
+        self._push(server_round, self._samples)
         active = {seat.client for seat in self.rounds.roster.active()}
         self._samples = {
             client: blocks for client, blocks in self._samples.items() if client in active
@@ -188,36 +181,39 @@ class FedSpaLLM(Method):
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
             self.run.progress.note("not_covered", text, round=server_round, layers=left)
-        return list(self._samples)
+        return Selection(list(self._samples))
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to prune the sampled layers of the current global model."""
-        return Sample(blocks=self._samples[client], versions=self.result.versions), {}
+    def _push(self, server_round: int, clients: Iterable[int]) -> None:
+        """Push to clients the stale layers up to their last sampled one."""
+        ends = {client: self._samples[client][-1] + 1 for client in clients}
+        self.held.push(self.rounds, server_round, self.result.layers(), ends)
 
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts; each consists of complete layers."""
-        return parts_of(
-            sample_specs(self.plan, self.run.settings, server_round, self._samples[client]),
-            self.run.settings.part_bytes,
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to prune the sampled layers of the current global model.
+
+        Each part of the reply consists of complete layers.
+        """
+        blocks = self._samples[client]
+        specs = sample_specs(self.plan, self.run.settings, server_round, blocks)
+        return ClientOrder(
+            Sample(blocks=blocks, versions=self.result.versions),
+            parts_of(specs, self.run.settings.part_bytes),
+            fetch=lambda report, hashes: SamplePart(blocks=blocks, blob_sha256=hashes),
+            sends=count(len(blocks), "layer"),
         )
 
-    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """Return a ``fetch`` that names the sampled layers, which determine the shapes."""
-        return SamplePart(blocks=self._samples[client], blob_sha256=hashes)
-
-    def catches_up(self, server_round: int) -> bool:
-        """Return True after round 1: a client may have lost its layers of the global model.
+    def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
+        """Return a function that pushes the layers of this round to clients that lost theirs.
 
         Round 1 starts from the base model, which every client has.
         """
-        return server_round > 1
 
-    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """Push the layers of this round to clients that lost theirs."""
-        for client in lost:
-            self.held.forget(client)
-        ends = {client: self._samples[client][-1] + 1 for client in lost}
-        return self.held.updates(self.rounds, server_round, self.result.layers(), ends)
+        def push_again(lost: Sequence[int]) -> None:
+            for client in lost:
+                self.held.forget(client)
+            self._push(server_round, lost)
+
+        return push_again if server_round > 1 else None
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record SparseGPT's damping and the layers; with weights by samples, also their number."""
@@ -227,45 +223,33 @@ class FedSpaLLM(Method):
             "layers": self._samples[seat.client]
         }
 
-    def sent_text(self, seat: Seat) -> str:
-        """Return a phrase with the number of layers."""
-        return f"{count(len(self._samples[seat.client]), 'layer')} of {seat.site}"
-
-    def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether kept weights are consistent with the local method.
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return which kept weight is not consistent with the local method, and why.
 
         SparseGPT changes weights, but none far beyond the dense ones. The other methods leave kept
-        weights unchanged, bit by bit. A client that fails the check is dropped.
+        weights unchanged, bit by bit.
         """
         for block in (self.plan.blocks[index] for index in self._samples[client]):
             before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
+            key = block_key(block.index)
             for linear in block.linears:
-                kept = inbox.tensor(client, block_key(block.index), kept_name(linear.name))
+                kept = inbox.tensor(client, key, kept_name(linear.name))
                 if before:
-                    mask = inbox.tensor(
-                        client, block_key(block.index), mask_name(linear.name)
-                    ).numpy()
-                    refused = not torch.equal(
-                        _bits(kept), _bits(before[linear.name][_kept_places(mask, linear.shape)])
+                    mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
+                    places = _kept_places(mask, linear.shape)
+                    if not torch.equal(_bits(kept), _bits(before[linear.name][places])):
+                        return (
+                            f"{key} {linear.name}: a kept weight is not that of the global layer,"
+                            f" and {self.settings.local_method} changes none"
+                        )
+                elif kept.numel() and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(
+                    linear
+                ):
+                    return (
+                        f"{key} {linear.name}: a kept weight is over {LARGEST_KEPT} times the"
+                        " largest dense one"
                     )
-                    reason = (
-                        "a kept weight is not that of the global layer, and"
-                        f" {self.settings.local_method} changes none"
-                    )
-                else:
-                    refused = bool(
-                        kept.numel()
-                    ) and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(linear)
-                    reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
-                if refused:
-                    where = f"{block_key(block.index)} {linear.name}"
-                    self.rounds.drop(
-                        "train",
-                        self.rounds.roster.seats[client],
-                        f"reply refused: {where}: {reason}",
-                    )
-                    return False
-        return True
+        return None
 
     def _before(self, index: int) -> dict[str, Tensor]:
         """Return a layer's matrices as they were before this round.
@@ -378,7 +362,7 @@ class FedSpaLLM(Method):
 
     # ----- evaluation by the clients --------------------------------------------------------------
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push to the clients the layers that they need for the evaluation and do not hold.
 
         A client's own model consists of its layers of the last round and of the global model before
@@ -386,9 +370,9 @@ class FedSpaLLM(Method):
         own text.
         """
         if self.evaluation.asked:
-            yield from self.held.updates(self.rounds, server_round, self.result.before)
+            self.held.push(self.rounds, server_round, self.result.before)
         if self.run.settings.evaluation.own_text:
-            yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())
+            self.held.push(self.rounds, server_round + 1, self.result.layers())
 
 
 def _bits(numbers: Tensor) -> Tensor:

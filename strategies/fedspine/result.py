@@ -1,20 +1,22 @@
 """Result of FedSpine: global adapters, each device's cut, and the outcome of every round."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from espalier.hf.structured.trained_cut import cut_trained
-from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.blobs.adapters import Shape, pack_adapters
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
-from espalier.methods.fedspine.contract import trained
-from espalier.models.adapters import AdapterPlan
+from espalier.methods.fedspine.contract import STRUCTURE, trained
+from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Cut, Groups
-from espalier.models.structure import Structure
+from espalier.models.plan import block_of_key
+from espalier.models.structure import Structure, kind_of
 from espalier.settings.run import RunSettings
-from strategies.fedpetuning.adapters import AdapterResult
+from strategies.averaging.adapters import AdapterResult
+from strategies.fedspine.coverage_mean import kept_map
 from strategies.fleet.timed_rounds import DeviceTime, RoundTime
 
 
@@ -134,6 +136,39 @@ class RefinedResult(AdapterResult):
         own = self.part_for(client, key, self.tensors(key))
         cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
         return pack_adapters(cut, self.settings.federation.payload)[0]
+
+    def along(self, client: int) -> dict[str, bytes]:
+        """Return the bits of a device's cut, which determine the shapes."""
+        return {STRUCTURE: self.bits(client)}
+
+    def beginnings(self, limits: Iterable[int]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Yield the global adapters: no device begins with larger numbers than these."""
+        for key in self.blobs:
+            yield key, self.tensors(key)
+
+    def kept(self, client: int, key: str, adapter: Adapter) -> Tensor:
+        """Return the rows or columns of an adapted matrix that a device keeps: bool."""
+        index = block_of_key(key)
+        assert index is not None
+        return kept_map(self.groups, self.cut_of(client), index, adapter)
+
+    def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
+        """Return the change with a device's rows or columns at their places in the whole matrix."""
+        index = block_of_key(key)
+        adapters = self.adapters.blocks.get(index, ()) if index is not None else ()
+        adapter = next((one for one in adapters if name in one.shapes()), None)
+        if adapter is None:
+            return super().spread(client, key, name, change, shape)
+        keep = self.kept(client, key, adapter)
+        _, side = kind_of(adapter.linear.name)
+        whole = change.new_zeros(shape)
+        if name == adapter.name_b and side == 0:
+            whole[keep, : change.shape[1]] = change
+        elif name == adapter.name_a and side == 1:
+            whole[: change.shape[0], keep] = change
+        else:
+            return super().spread(client, key, name, change, shape)
+        return whole
 
     # ----- summary --------------------------------------------------------------------------------
 

@@ -10,34 +10,36 @@ modules (section 4.4). The outcome of the round trains the bandits.
 In its first round a device trains the whole model, because nothing was measured before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from flwr.app import Message
 
 from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Letter
+from espalier.messages.local_baseline import Alone
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, SpineReport
 from espalier.methods.fedspine.settings import FedSpineSettings
-from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.adapters import Adapter
 from espalier.models.groups import Groups
-from espalier.models.plan import block_key, block_of_key
-from espalier.models.structure import kind_of, structured_plan
+from espalier.models.plan import block_key
+from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_importance import Terms, comparable, spectral_term
-from pruning_kernels.lora.factor_means import KeptFactors
+from pruning_kernels.lora.factor_means import Divisor, KeptFactors
 from pruning_kernels.lora.factors import Factors
+from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
 from strategies.averaging.client_weights import count_claims
+from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedpetuning.strategy import FedPETuning
 from strategies.fedspine.choice import Arm, Choices, arms_from_json, arms_to_json
-from strategies.fedspine.coverage_mean import covered_mean, kept_map, part_of
+from strategies.fedspine.coverage_mean import covered_mean, part_of
 from strategies.fedspine.model_fit import (
     require_falls,
     require_measured,
@@ -46,21 +48,33 @@ from strategies.fedspine.model_fit import (
 )
 from strategies.fedspine.result import DeviceRound, RefinedResult, RoundNote
 from strategies.fedspine.reward import Outcome
-from strategies.fleet.training_time import bytes_of_bits
+from strategies.fleet.training_time import bytes_of_bits, bytes_of_round, virtual_seconds
 
 
-class FedSpine(FedPETuning):
-    """FedPETuning of devices that prune their models during the run.
+class FedSpine(Method):
+    """Strategy of FedSpine: averaging of adapters of devices that prune during the run.
 
-    The parameters are those of ``FedPETuning``.
+    The parameters are those of ``Method``.
     """
 
-    REPORT = SpineReport
+    WORDS = TUNING
+    RESULT: ClassVar[type[RefinedResult]] = RefinedResult
+    """Class of the result."""
 
-    job: FedSpineSettings
+    result: RefinedResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
+        self.job = run.settings.of(FedSpineSettings)
+        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
+        self.averager = AdapterAverager(
+            run,
+            lambda: self.result,
+            rank_of=self._rank_of,
+            brings_result=evaluation.asked or self.job.makes_alone,
+            report=SpineReport,
+        )
+        self.saved.append(self.averager)
         self.groups = Groups.of(run.model.plan)
         self.choices = Choices(run.settings, self.groups.wanted(self.job))
         self._arms: dict[int, Arm] = {}
@@ -71,16 +85,6 @@ class FedSpine(FedPETuning):
         """Devices of the round that were asked to cut more."""
         self._kept_their_cut: set[int] = set()
         """Devices among them that cut nothing."""
-
-    def new_result(self) -> RefinedResult:
-        """Return the initial result: adapters made from the seed, and whole models."""
-        return RefinedResult(self.run.settings, self.run.model, self.run.checkpoint.blobs)
-
-    @property
-    def refined(self) -> RefinedResult:
-        """Global adapters, and the cut of each device."""
-        assert isinstance(self.result, RefinedResult)
-        return self.result
 
     @classmethod
     def require_fit(
@@ -93,7 +97,7 @@ class FedSpine(FedPETuning):
         """
         require_falls(settings)
         model.require_groups()
-        super().require_fit(settings, model, capabilities)
+        require_adapters(settings, model)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
         require_share(settings, model.plan)
@@ -116,10 +120,8 @@ class FedSpine(FedPETuning):
 
     def state(self) -> dict[str, Any]:
         """Return adapters, cuts, rounds, the bandits' state and the choices for the next round."""
-        return super().state() | {
-            "choices": self.choices.to_json(),
-            "arms": arms_to_json(self._arms),
-        }
+        own = {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
@@ -139,165 +141,126 @@ class FedSpine(FedPETuning):
         self._arms = {client: self.choices.arm(client, server_round) for client in measured}
         return True
 
-    def limit_of(self, seat: Seat) -> int:
+    def _rank_of(self, seat: Seat) -> int:
         """Return r_t, the rank of a device."""
         arm = self._arms.get(seat.client)
         return self.job.usual_rank(self.run.settings.lora) if arm is None else arm.rank
 
     # ----- stages 2 and 3: cuts and adapters to the devices ---------------------------------------
 
-    def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Select the round's devices, request their cuts, and push the global adapters.
-
-        The last part of the adapters is sent with the order.
-        """
-        self._questioned = set()
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Select the round's devices, request their cuts, and push the global adapters."""
+        limits = self.averager.draw(server_round)
+        self._questioned = {
+            seat.client
+            for seat in self.rounds.receiving()
+            if server_round > 1 and seat.client in limits and self._has_to_cut(seat.client)
+        }
         self._kept_their_cut = set()
-        self.draw(server_round)
-        if server_round > 1:
-            yield self._questions(server_round)
-            yield from self.deliveries(self._limits, server_round, omitted=1)
-
-    def _questions(self, server_round: int) -> list[Message]:
-        """Return the cut requests to the devices that have not reached their ratio."""
-        asked = [
-            seat
-            for seat in self.receiving()
-            if seat.client in self._limits and self._has_to_cut(seat.client)
-        ]
-        self._questioned = {seat.client for seat in asked}
-        return [
-            self.rounds.request(
-                "deliver",
-                seat,
-                server_round,
-                CutOrder(pruned=self._arms[seat.client].pruned),
-                self._bits(seat.client),
-            )
-            for seat in asked
-        ]
+        self._request_cuts(server_round)
+        # The first ``deliver`` is the cut request.
+        return self.averager.prepare(server_round, limits, first=1)
 
     def _has_to_cut(self, client: int) -> bool:
         """Return True if a device's ratio of the round is above its present cut."""
         arm = self._arms.get(client)
         return arm is not None and not self.groups.reaches(
-            self.refined.cut_of(client), arm.pruned, self.job
+            self.result.cut_of(client), arm.pruned, self.job
         )
 
-    def note_delivered(self, letter: Letter) -> None:
-        """Store a device's cut."""
-        if STRUCTURE not in letter.blobs:
-            return
-        client = letter.header.client
-        if not self.refined.take_cut(client, letter.blobs[STRUCTURE]):
-            self._kept_their_cut.add(client)
-            seat = self.rounds.roster.seats[client]
-            text = (
-                f"kept its cut {seat.site}: nothing new was measured, or nothing more can go; it"
-                " trains what it had"
+    def _request_cuts(self, server_round: int) -> None:
+        """Let the devices that have not reached their ratio cut more, and store their cuts."""
+        requests = [
+            self.rounds.request(
+                "deliver",
+                self.rounds.roster.seats[client],
+                server_round,
+                CutOrder(pruned=self._arms[client].pruned),
+                self.result.along(client),
             )
-            self.run.progress.note(
-                "kept_cut", text, client=client, site=seat.site, round=letter.header.server_round
-            )
+            for client in sorted(self._questioned)
+        ]
+        for letter in self.rounds.push_all(requests):
+            client = letter.header.client
+            if not self.result.take_cut(client, letter.blobs[STRUCTURE]):
+                self._kept_their_cut.add(client)
+                site = self.rounds.roster.seats[client].site
+                text = (
+                    f"kept its cut {site}: nothing new was measured, or nothing more can go; it"
+                    " trains what it had"
+                )
+                self.run.progress.note(
+                    "kept_cut", text, client=client, site=site, round=server_round
+                )
 
-    def first_delivery(self, server_round: int) -> int:
-        """Return 1 in a round, because ``deliver`` 0 is the cut request; 0 after the rounds."""
-        return 1 if server_round <= self.num_rounds else 0
+    def deliver(self, server_round: int) -> None:
+        """Push the result to the devices for their own models."""
+        self.averager.deliver(server_round)
 
-    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """Return the bits of a device's cut, which determine the shapes; none in round 1."""
-        return self._bits(client) if server_round > 1 else {}
+    def alone_order(self, seat: Seat) -> Alone | None:
+        """Return the order to write the device's model, even if nobody evaluates it."""
+        return Alone() if self.job.makes_alone else None
 
-    def _bits(self, client: int) -> dict[str, bytes]:
-        return {STRUCTURE: self.refined.bits(client)}
+    # ----- stage 4: training, which is in client_app/methods/fedspine/device.py -------------------
 
-    def adapters_for(self, client: int, limit: int) -> AdapterPlan:
-        """Return the adapters in the shapes of a device's smaller model."""
-        return self.refined.plan_for(client, limit)
-
-    def adapter_for(self, client: int, key: str, adapter: Adapter) -> Adapter:
-        """Return one adapter as a device of the round trains it."""
-        index = block_of_key(key)
-        assert index is not None
-        plan = self.refined.plan_for(client, self._limits[client])
-        return next(one for one in plan.blocks[index] if one.linear.name == adapter.linear.name)
-
-    def blob_for(self, client: int, key: str, limit: int) -> bytes:
-        """Return one blob of the global adapters in the shapes of a device's smaller model."""
-        return self.refined.blob_for(client, key, limit)
-
-    def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the rows of B, or columns of A, that a device keeps."""
-        return self.refined.part_for(client, key, {name: tensor})[name]
-
-    def spread(
-        self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
-    ) -> torch.Tensor:
-        """Return the change with a device's rows or columns at their places in the whole matrix."""
-        index = block_of_key(key)
-        adapters = self.averaged.adapters.blocks.get(index, ()) if index is not None else ()
-        adapter = next((one for one in adapters if name in one.shapes()), None)
-        if adapter is None:
-            return super().spread(client, key, name, change, shape)
-        keep, (_, side) = self._kept(client, key, adapter), kind_of(adapter.linear.name)
-        whole = change.new_zeros(tuple(shape))
-        if name == adapter.name_b and side == 0:
-            whole[keep, : change.shape[1]] = change
-        elif name == adapter.name_a and side == 1:
-            whole[: change.shape[0], keep] = change
-        else:
-            return super().spread(client, key, name, change, shape)
-        return whole
-
-    @property
-    def brings_result(self) -> bool:
-        """True if devices need the result for their own models."""
-        return self.evaluation.asked or self.lets_work_alone
-
-    @property
-    def lets_work_alone(self) -> bool:
-        """True if devices write their models, even if nobody evaluates them."""
-        return self.job.makes_alone
-
-    def _limits_after(self, server_round: int) -> list[int]:
-        """Return no limits: adapters are cut for each device when they are sent."""
-        return []
-
-    # ----- stage 4: reports of the devices, which train in client_app/methods/fedspine/device.py -----------------
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train in the shapes of a device's smaller model."""
+        return self.averager.order(server_round, client)
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record trained rank, skipped steps and the device's pruning ratio."""
-        super().note_report(seat, report)
-        seat.metrics |= {"pruned": self.groups.share(self.refined.cut_of(seat.client))}
+        self.averager.note_report(seat, report)
+        seat.metrics |= {"pruned": self.groups.share(self.result.cut_of(seat.client))}
 
-    def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        """Yield the global adapters: no device begins with larger numbers than these."""
-        for key in self.averaged.blobs:
-            yield key, self.averaged.tensors(key)
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
+        return self.averager.fault_of(inbox, client)
 
-    def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Compute the importance of the devices' LoRA modules."""
-        claimed = {client: self._report(client).taylor for client in clients}
-        taylor = count_claims(self.rounds, "importance", claimed, self.federation.max_weight_ratio)
-        self._importance = comparable(
-            {
-                client: Terms(taylor[client], value)
-                for client, value in self._spectral(inbox, clients)
-            }
+    # ----- stage 5: aggregation -------------------------------------------------------------------
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the updates, and update the bandits with the outcome of the round."""
+        updates = self.averager.updates(server_round, inbox, clients)
+        self._importance = self._importance_of(updates)
+        self._note_round(server_round, updates.clients)
+        by_importance = self.run.settings.federation.client_weights == "importance"
+        samples = self.averager.samples_of(updates.clients)
+        weights = self._importance if by_importance else samples
+        # Adapters are cut for each device when they are sent, so none are packed for ranks.
+        self.averager.average(updates, weights, [], partial(self._mean, updates.clients))
+        # The caches hold entries of outdated cuts.
+        self.result.forget_plans()
+
+    def _importance_of(self, updates: Updates) -> dict[int, float]:
+        """Return the importance of the devices' LoRA modules (equations 13 and 14).
+
+        The second term is computed from the adapters that were sent, so it does not rely on a
+        device's claim.
+        """
+        claimed = {client: self._report(client).taylor for client in updates.clients}
+        ratio = self.run.settings.federation.max_weight_ratio
+        taylor = count_claims(self.rounds, "importance", claimed, ratio)
+        spectral: dict[int, list[float]] = {client: [] for client in updates.clients}
+        for index, adapter in self.result.adapters:
+            found = updates.factors(block_key(index), adapter)
+            for client, factors in zip(updates.clients, found, strict=True):
+                spectral[client].append(spectral_term([factors]))
+        return comparable(
+            {client: Terms(taylor[client], fmean(values)) for client, values in spectral.items()}
         )
 
-    def note_round(self, server_round: int, clients: list[int]) -> None:
+    def _note_round(self, server_round: int, clients: list[int]) -> None:
         """Record the time of each device, and update the bandits."""
-        sent = {client: self.bytes_of(client, server_round) for client in clients}
+        sent = {client: self._bytes_of(client, server_round) for client in clients}
         seconds = {
-            client: self.seconds_of(client, server_round, sent[client]) for client in clients
+            client: self._seconds_of(client, server_round, sent[client]) for client in clients
         }
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
             client: DeviceRound(
-                pruned=self.groups.share(self.refined.cut_of(client)),
-                rank=self._told[client].rank,
+                pruned=self.groups.share(self.result.cut_of(client)),
+                rank=self._report(client).rank,
                 seconds=seconds[client],
                 num_bytes=sent[client],
                 importance=self._importance[client],
@@ -307,7 +270,7 @@ class FedSpine(FedPETuning):
             for client in clients
         }
         note = RoundNote.of(server_round, devices)
-        self.refined.rounds = [*self.refined.rounds, note]
+        self.result.rounds = [*self.result.rounds, note]
         self._show(note)
 
     def _show(self, note: RoundNote) -> None:
@@ -321,50 +284,36 @@ class FedSpine(FedPETuning):
         self.run.progress.note("refined", text, **note.to_json())
 
     def _report(self, client: int) -> SpineReport:
-        told = self._told[client]
+        told = self.averager.reports[client]
         assert isinstance(told, SpineReport)
         return told
 
-    def _spectral(self, inbox: Inbox, clients: list[int]) -> list[tuple[int, float]]:
-        """Return the second term of equation 14 for each device.
-
-        It is computed from the adapters that were sent, so it does not rely on a device's claim.
-        """
-        sums: dict[int, list[float]] = {client: [] for client in clients}
-        for index, adapter in self.averaged.adapters:
-            for client, factors in zip(
-                clients, self._factors(inbox, block_key(index), adapter, clients), strict=True
-            ):
-                sums[client].append(spectral_term([factors]))
-        return [(client, fmean(values)) for client, values in sums.items()]
-
-    def bytes_of(self, client: int, server_round: int) -> int:
+    def _bytes_of(self, client: int, server_round: int) -> int:
         """Return the bytes of adapters and of cut bits."""
-        adapters = self.adapters_for(client, self._limits[client])
+        settings = self.run.settings
+        adapters = self.averager.plan_of(client)
         asked = client in self._questioned
-        bits = bytes_of_bits(adapters, self.groups, self.run.settings, server_round, asked=asked)
-        return super().bytes_of(client, server_round) + bits
+        bits = bytes_of_bits(adapters, self.groups, settings, server_round, asked=asked)
+        return bytes_of_round(adapters, settings, server_round) + bits
 
-    def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
+    def _seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """Return the seconds by the virtual clock, or as the device measured them."""
-        return (
-            self._report(client).seconds
-            if self.fleet is None
-            else super().seconds_of(client, server_round, num_bytes)
+        fleet = self.averager.clock.fleet
+        if fleet is None:
+            return self._report(client).seconds
+        structure = self.result.structure_of(client)
+        kept = structured_plan(self.run.model.plan, structure).num_parameters
+        adapters = self.averager.plan_of(client)
+        return virtual_seconds(
+            fleet, self.run.settings, client, server_round, kept, adapters, num_bytes
         )
-
-    def parameters_of(self, client: int) -> int:
-        """Return the number of parameters that a device has not removed."""
-        return structured_plan(
-            self.run.model.plan, self.refined.structure_of(client)
-        ).num_parameters
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told = self._report(client)
         arm = self._arms.get(client)
         before = self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
-        arrived = self.groups.reaches(self.refined.cut_of(client), self.choices.target, self.job)
+        arrived = self.groups.reaches(self.result.cut_of(client), self.choices.target, self.job)
         return Outcome(
             told.loss_before,
             told.loss_after,
@@ -375,44 +324,28 @@ class FedSpine(FedPETuning):
             arrived,
         )
 
-    # ----- stage 5: aggregation -------------------------------------------------------------------
-
-    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Average the updates, then clear the caches of this round."""
-        super().fold(server_round, inbox, clients)
-        self.refined.forget_plans()
-
-    def _claimed_weight(self, client: int) -> float:
-        return (
-            self._importance[client]
-            if self.federation.client_weights == "importance"
-            else super()._claimed_weight(client)
-        )
-
-    def mean_of(
-        self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]
+    def _mean(
+        self,
+        clients: list[int],
+        key: str,
+        adapter: Adapter,
+        factors: list[Factors],
+        weights: list[float],
     ) -> Factors:
         """Return the mean of one matrix's updates over the devices that kept a row or column.
 
         Parts that only devices without a valid reply in this round keep are left unchanged.
         """
         maps = {
-            seat.client: self._kept(seat.client, key, adapter)
+            seat.client: self.result.kept(seat.client, key, adapter)
             for seat in self.rounds.roster.active()
         }
         kept = [
             KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)
         ]
         others = [own for client, own in maps.items() if client not in clients]
-        tensors = self.averaged.tensors(key)
+        tensors = self.result.tensors(key)
         elsewhere = torch.stack(others).any(dim=0) if others else torch.zeros_like(kept[0].keep)
         last = part_of(adapter, tensors[adapter.name_b], tensors[adapter.name_a], elsewhere)
-        weights = [self._weights[client] for client in clients]
-        return covered_mean(
-            adapter, kept, weights, "keepers" if self.job.aggregation == "coverage" else "all", last
-        )
-
-    def _kept(self, client: int, key: str, adapter: Adapter) -> torch.Tensor:
-        index = block_of_key(key)
-        assert index is not None
-        return kept_map(self.groups, self.refined.cut_of(client), index, adapter)
+        divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
+        return covered_mean(adapter, kept, weights, divisor, last)

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self
 
 from espalier.amounts import duration
 from espalier.errors import InputError
+from strategies.base.run import Run
+from strategies.fleet.training_time import fingerprint_of, fleet_of_run
 from strategies.fleet.virtual_clock import round_seconds, waiting_seconds
 
 
@@ -69,6 +71,40 @@ class RoundTime:
             raise InputError(
                 "a round's note in the checkpoint is damaged; resume from another run directory"
             ) from None
+
+
+class FleetClock:
+    """Virtual clock of the devices that a run simulates, and its entries in the ledger."""
+
+    def __init__(self, run: Run) -> None:
+        self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
+        """Simulated devices; None if the run has no virtual clock."""
+        self.fingerprint = fingerprint_of(self.fleet)
+        self._run = run
+        self._recorded = 0
+        """Last round whose times this process wrote to the ledger."""
+
+    def require_same(self, fingerprint: str) -> None:
+        """Raise InputError if a resumed run began with another fleet."""
+        if fingerprint != self.fingerprint:
+            raise InputError(
+                "federation.fleet: is not the fleet that the run began with; bring its file back,"
+                " or begin a new run (resume-from = '')"
+            )
+
+    def record(self, rounds: Sequence[RoundTime]) -> None:
+        """Write the virtual times of rounds to the ledger, unless they are there already.
+
+        It is called after the checkpoint of these rounds, so that a round that is repeated after a
+        resumption has no times of its first attempt.
+        """
+        for note in rounds if self.fleet is not None else ():
+            if note.round > self._recorded:
+                for client, own in note.devices.items():
+                    self._run.folder.ledger.record_round(
+                        self._run.lineage, note.round, client, own.seconds
+                    )
+                self._recorded = note.round
 
 
 def seconds_of_all(rounds: Sequence[RoundTime]) -> float:

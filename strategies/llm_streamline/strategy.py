@@ -8,12 +8,11 @@ and is trained at each client to reproduce the stretch (section 2.3); its weight
 round. Optionally the stretch is removed without a replacement.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from flwr.app import Message
 
 from espalier.amounts import count
 from espalier.errors import EspalierError, InputError
@@ -22,7 +21,6 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import read_adapter
 from espalier.messages.message import NoScalars, Scalars, validate
-from espalier.messages.parts import PartRequest
 from espalier.methods.llm_streamline.contract import (
     COSINES,
     SIMILARITY_KEY,
@@ -40,7 +38,7 @@ from strategies.averaging.training_bound import Reach
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import ClientOrder, Method, ProgressWords
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.llm_streamline.replacement import StreamlinedResult
@@ -53,17 +51,17 @@ class LlmStreamline(Method):
     """
 
     result: StreamlinedResult
-    num_rounds = 1
-    SENT = "answers"
+    WORDS = ProgressWords("answers")
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(LlmStreamlineSettings)
         self.federation = run.settings.federation
         self.result = StreamlinedResult(run.settings, run.model, run.checkpoint.blobs)
         self.reach = Reach(self.job.training, differences=self.federation.sends_differences)
-        self.num_rounds = self.job.num_rounds(self.federation)
         self._told: dict[int, LayerReport] = {}
+        self._tokens: dict[int, int] = {}
+        """Number of tokens that each client compared blocks on."""
         self.limits = UpdateLimits(self.federation.max_update_ratio)
 
     @classmethod
@@ -103,38 +101,35 @@ class LlmStreamline(Method):
 
     # ----- messages -------------------------------------------------------------------------------
 
-    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+    def prepare(self, server_round: int, save: Callable[[], None]) -> None:
         """Push the layer, all parts but the last, which is sent with the order."""
+        if server_round > 1:
+            for name, value in self.result.received().items():
+                self.reach.note(name, {name: value})
         if server_round > 2:
-            yield from self.bring(server_round, self._layer(self._parts()[:-1]))
+            self.rounds.push_parts(server_round, self._layer(self._parts()[:-1]))
 
-    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+    def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to compare blocks, or after round 1 to train the layer.
 
         In round 2, clients start from the base model's own block, so nothing is sent.
         """
         if server_round == 1:
-            return NoScalars(), {}
-        blobs = (
-            {key: self.result.blob(key) for key in self._parts()[-1]} if server_round > 2 else {}
+            return ClientOrder(NoScalars(), [[SIMILARITY_KEY]])
+        parts = self._parts()
+        start = self.result.start
+        return ClientOrder(
+            Replace(start=start),
+            parts,
+            {key: self.result.blob(key) for key in parts[-1]} if server_round > 2 else {},
+            fetch=lambda report, hashes: ReplacePart(blob_sha256=hashes, start=start),
         )
-        return Replace(start=self.result.start), blobs
 
-    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Return the reply parts: the cosines, or the layer's tensors."""
-        return [[SIMILARITY_KEY]] if server_round == 1 else self._parts()
-
-    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """Return a ``fetch`` that names the stretch, which determines the shapes."""
-        return ReplacePart(blob_sha256=hashes, start=self.result.start)
-
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
-            yield from self.bring(
-                server_round + 1,
-                self._layer(self._parts() if self.job.replacement == "layer" else [[]]),
-            )
+            parts = self._parts() if self.job.replacement == "layer" else [[]]
+            self.rounds.push_parts(server_round + 1, self._layer(parts))
 
     def _layer(
         self, parts: Sequence[Sequence[str]]
@@ -150,31 +145,20 @@ class LlmStreamline(Method):
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record skipped steps; with weights by samples, also the number of samples."""
-        if "skipped_steps" in report:
-            told = self._told[seat.client] = validate(LayerReport, report)
-            samples = (
-                {"samples": told.samples} if self.federation.client_weights == "samples" else {}
-            )
-            skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-            seat.metrics = {**samples, "skipped_steps": skipped}
+        if "skipped_steps" not in report:
+            self._tokens[seat.client] = report["tokens"]
+            return
+        told = self._told[seat.client] = validate(LayerReport, report)
+        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
+        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
+        seat.metrics = {**samples, "skipped_steps": skipped}
 
-    def received(self, server_round: int) -> None:
-        """Record the values with which the round's clients began."""
-        if server_round > 1:
-            for name, value in self.result.received().items():
-                self.reach.note(name, {name: value})
-
-    def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether training can have led to all numbers of a reply.
-
-        A client that fails the check is dropped.
-        """
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
         for name in self._shapes() if self.rounds.finished else ():
             if self._sent(inbox, client, name).abs().max().item() > self.reach.limit(name, name):
-                reason = f"reply refused: {name}: {self.reach.reason}"
-                self.rounds.drop("train", self.rounds.roster.seats[client], reason)
-                return False
-        return True
+                return f"{name}: {self.reach.reason}"
+        return None
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the cosines and choose the stretch; in later rounds average the layer."""
@@ -192,7 +176,7 @@ class LlmStreamline(Method):
         self.run.progress.step("averaged", f"the layer of {count(len(clients), 'client')}")
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
-        claimed = {client: float(self._reports[client]["tokens"]) for client in clients}
+        claimed = {client: float(self._tokens[client]) for client in clients}
         tokens = count_claims(self.rounds, "tokens", claimed, self.federation.max_weight_ratio)
         found = torch.stack(
             [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients]

@@ -9,9 +9,9 @@ a public text, and clients send nothing.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from espalier.errors import EspalierError, InputError
@@ -36,8 +36,9 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import Method, ProgressWords
 from strategies.base.public_windows import public_windows, require_public_text
+from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.slicegpt.bases import SlicedResult
 
@@ -49,10 +50,9 @@ class SliceGpt(Method):
     """
 
     result: SlicedResult
-    SENT = "moments"
-    STEPS = ("moments", "moments")
+    WORDS = ProgressWords("moments", "moments", "moments")
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(SliceGptSettings)
         self.plan = run.model.plan
@@ -60,6 +60,8 @@ class SliceGpt(Method):
         self.result = SlicedResult(
             run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
         )
+        self._samples: dict[int, int] = {}
+        """Number of samples that each client reported."""
 
     @classmethod
     def require_fit(
@@ -98,12 +100,15 @@ class SliceGpt(Method):
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
         return True
 
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record the number of samples."""
+        self._samples[seat.client] = validate(MomentsReport, report).samples
+
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments place by place, in client order, and compute the bases."""
         if self.job.covariances == "public":
             return
-        told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
-        claimed = {client: float(report.samples or 1) for client, report in told.items()}
+        claimed = {client: float(self._samples[client] or 1) for client in clients}
         weights = count_claims(
             self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
         )
@@ -141,7 +146,7 @@ class SliceGpt(Method):
                 "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
             )
 
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+    def deliver(self, server_round: int) -> None:
         """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
@@ -151,4 +156,4 @@ class SliceGpt(Method):
             (NoScalars(), {place: self.result.blob(numbers[place]) for place in part})
             for part in parts
         )
-        yield from self.bring(server_round, whole)
+        self.rounds.push_parts(server_round, whole)

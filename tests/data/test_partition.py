@@ -133,5 +133,7 @@ def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> No
     first = client_passages(data, simulated_node(), 0, 3)
     assert first
     assert all(passage.startswith("a ") for passage in first)
-    with pytest.raises(EspalierError, match="a directory with 4 files, one per client; it has 3"):
+    with pytest.raises(
+        EspalierError, match="a directory with 4 files, one per client; this one has 3"
+    ):
         client_passages(data, simulated_node(), 0, 4)

@@ -107,7 +107,7 @@ def test_items_of_a_task_are_looked_at(
         "".join(json.dumps({"sentence": f"fine {n}", "label": 1}) + "\n" for n in range(30))
     )
     require_enough(tuned, site(file, data_task="sst2"), letters)
-    with pytest.raises(EspalierError, match="data-task: this site's data-path holds text"):
+    with pytest.raises(EspalierError, match="data-task: this site's data-path contains text"):
         require_enough(tuned, site(file), letters)
     file.write_text(json.dumps({"sentence": "fine", "label": 7}) + "\n")
     with pytest.raises(EspalierError, match="line 1"):

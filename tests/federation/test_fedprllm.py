@@ -137,7 +137,7 @@ class TestFedPrLLM(PruningPromises):
     def test_a_site_with_another_program_is_refused(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("strategies.base.method.code_sha256", lambda: "0" * 64)
+        monkeypatch.setattr("strategies.base.federation.code_sha256", lambda: "0" * 64)
         with pytest.raises(RunFailed, match="0 clients enrolled"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()

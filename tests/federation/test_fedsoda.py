@@ -741,13 +741,19 @@ class TestFedSoda(Promises):
         ("name", "changes", "adapted", "emulated"),
         [
             ("none", {"pre-align-steps": 0, "realign-every": 0}, {2}, set()),
-            ("pre", {"realign-every": 0}, {2}, {0, 1}),
-            ("realign", {"pre-align-steps": 0, "realign-every": 2}, {2}, {0, 1}),
+            pytest.param("pre", {"realign-every": 0}, {2}, {0, 1}, marks=pytest.mark.slow),
+            pytest.param(
+                "realign",
+                {"pre-align-steps": 0, "realign-every": 2},
+                {2},
+                {0, 1},
+                marks=pytest.mark.slow,
+            ),
             ("fedot", EVENLY | {"first-layers": 1, "realign-every": 0}, {0, 2}, {1}),
             ("fedbiot", EVENLY | {"realign-every": 1}, {2}, {0, 1}),
             ("stored", {"emulator": "stored"}, {2}, {0, 1}),
-            ("first", {"first-layers": 1}, {0, 2}, {1}),
-            ("whole", {"group-layers": 0}, {3}, {0, 1, 2}),
+            pytest.param("first", {"first-layers": 1}, {0, 2}, {1}, marks=pytest.mark.slow),
+            pytest.param("whole", {"group-layers": 0}, {3}, {0, 1, 2}, marks=pytest.mark.slow),
         ],
     )
     def test_variants(

@@ -536,21 +536,27 @@ class TestFedSpine(PersonalPromises):
                 "fedspine__reward": "literal",
                 "federation__rounds": 3,
             },
-            {
-                "fedspine__score": "group",
-                "fedspine__normalise": False,
-                "federation__payload": "bfloat16",
-            },
+            pytest.param(
+                {
+                    "fedspine__score": "group",
+                    "fedspine__normalise": False,
+                    "federation__payload": "bfloat16",
+                },
+                marks=pytest.mark.slow,
+            ),
             {
                 "federation__payload": "nf4",
                 "fedspine__selection": "block",
                 "federation__client_weights": "samples",
             },
-            {
-                "federation__fleet": "measured",
-                "federation__client_weights": "equal",
-                "federation__sampled_clients": 0.5,
-            },
+            pytest.param(
+                {
+                    "federation__fleet": "measured",
+                    "federation__client_weights": "equal",
+                    "federation__sampled_clients": 0.5,
+                },
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_other_ways_work(self, bench: Bench, changes: dict[str, Any]) -> None:
@@ -686,17 +692,23 @@ class TestFedSpine(PersonalPromises):
         "changes",
         [
             {"fedspine__selection": "block", "fedspine__share": 0.3, "federation__rounds": 3},
-            {
-                "fedspine__selection": "global",
-                "fedspine__adaptive_pruning": False,
-                "federation__rounds": 4,
-            },
-            {
-                "fedspine__allocation": "fixed",
-                "fedspine__share": 0.1,
-                "fedspine__prune_rounds": 3,
-                "federation__rounds": 4,
-            },
+            pytest.param(
+                {
+                    "fedspine__selection": "global",
+                    "fedspine__adaptive_pruning": False,
+                    "federation__rounds": 4,
+                },
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                {
+                    "fedspine__allocation": "fixed",
+                    "fedspine__share": 0.1,
+                    "fedspine__prune_rounds": 3,
+                    "federation__rounds": 4,
+                },
+                marks=pytest.mark.slow,
+            ),
             {
                 "fedspine__allocation": "fixed",
                 "fedspine__channel_multiple": 5,
@@ -716,7 +728,7 @@ class TestFedSpine(PersonalPromises):
         """The server does not ask for a step that previous cuts already cover."""
         assert_planned(bench, bench.run(**changes), **changes)
 
-    @pytest.mark.parametrize("selection", ["global", "block"])
+    @pytest.mark.parametrize("selection", ["global", pytest.param("block", marks=pytest.mark.slow)])
     def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(
         self, home: Home, tmp_path: Path, selection: str
     ) -> None:

@@ -304,11 +304,14 @@ def test_killed_and_resumed_equals_never_killed(bench: Bench, done: Done) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {
-            "federation__payload": "nf4",
-            "fedspine__selection": "global",
-            "federation__client_weights": "samples",
-        },
+        pytest.param(
+            {
+                "federation__payload": "nf4",
+                "fedspine__selection": "global",
+                "federation__client_weights": "samples",
+            },
+            marks=pytest.mark.slow,
+        ),
         {
             "federation__payload": "bfloat16",
             "training__base": "bfloat16",

@@ -233,7 +233,7 @@ class TestFlap(Promises):
             (
                 {"flap__share": 0.99},
                 (
-                    r"flap.share = 0.99: 99.0% of what can be cut would"
+                    r"flap.share = 0.99: 99.0% of what can be removed would"
                     r" have to go"
                 ),
             ),

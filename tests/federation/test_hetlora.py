@@ -347,7 +347,7 @@ class TestHetLoRA(Promises):
         bench.run(grid, **changes)
         assert limits(requests, 3) == {0: 2, 1: 4, 2: 8, 3: 8}
 
-    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    @pytest.mark.parametrize("payload", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"])
     def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(
         self, bench: Bench, payload: str
     ) -> None:
@@ -365,7 +365,7 @@ class TestHetLoRA(Promises):
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         assert limits(requests, 4)[0] == 1
 
-    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    @pytest.mark.parametrize("payload", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"])
     def test_differences_of_clients_of_all_ranks_are_added_to_the_first_ranks_of_the_global_adapters(
         self, bench: Bench, payload: str
     ) -> None:

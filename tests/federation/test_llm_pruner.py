@@ -225,7 +225,7 @@ class TestLlmPruner(Promises):
             taylor_scores(model, computing, own, job, 2)
             for own in (windows, windows[:3], windows[3:])
         )
-        for index, scores in enumerate(whole):
+        for index, scores in whole.items():
             for kind, values in scores.items():
                 torch.testing.assert_close(
                     parts[0][index][kind] + parts[1][index][kind], values, rtol=1e-4, atol=1e-5
@@ -273,7 +273,7 @@ class TestLlmPruner(Promises):
             ),
             (
                 {"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6},
-                r"llm-pruner.share = 0.6: 120.0% of what can be cut",
+                r"llm-pruner.share = 0.6: 120.0% of what can be removed",
             ),
         ],
     )

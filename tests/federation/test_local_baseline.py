@@ -24,7 +24,7 @@ from espalier.messages.message import Letter, address, read
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop
-from strategies.base.method import PATIENCE, Method
+from strategies.base.federation import PATIENCE, Federation
 from strategies.base.roster import Roster, Seat
 from strategies.base.run_folder import RunFolder, Times
 
@@ -147,10 +147,11 @@ def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
 def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
     roster = Roster({seat.client: seat for seat in seats})
     settings = SimpleNamespace(deadline_seconds=900.0, attempts=2)
-    method: Any = SimpleNamespace(
-        rounds=SimpleNamespace(roster=roster, settings=settings), num_rounds=num_rounds
+    federation: Any = SimpleNamespace(
+        rounds=SimpleNamespace(roster=roster, settings=settings),
+        method=SimpleNamespace(num_rounds=num_rounds),
     )
-    return Method._patience(method, roster.seats[client])
+    return Federation._patience(federation, roster.seats[client])
 
 
 def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:

@@ -21,6 +21,7 @@ from espalier.messages.parts import Sha256
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
 from server_app.artifacts.edited_model import EditedOutcome
+from strategies.base.rounds import Rounds
 
 
 class PersonalOutcome(EditedOutcome[Any]):
@@ -76,6 +77,7 @@ class TestOptions(Federations):
         """
         told: list[dict[str, Any]] = []
         honest = contract.delivery
+        pushed = Rounds.push_parts
 
         def delivery(*arguments: Any) -> Contract:
             return replace(honest(*arguments), up=Side(Lacks))
@@ -86,9 +88,14 @@ class TestOptions(Federations):
                 letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
             )
 
+        def push_parts(*arguments: Any) -> list[Letter]:
+            answers = pushed(*arguments)
+            told.extend(letter.scalars for letter in answers)
+            return answers
+
         monkeypatch.setattr(contract, "delivery", delivery)
         monkeypatch.setattr("client_app.protocol.push.take", take_part)
-        monkeypatch.setattr(Toy, "note_delivered", lambda _, letter: told.append(letter.scalars))
+        monkeypatch.setattr(Rounds, "push_parts", push_parts)
         document = summary(on_own_text.run())
         assert document["finished"] == 4
         assert len(told) == 4

@@ -52,6 +52,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),
     "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
+LIKE = (
+    "votes block by block",
+    "moments of the stream",
+    "adapters of several ranks",
+    "masks",
+    "ratios and ranks",
+)
+"""Runs whose kernels are also those of another run."""
 
 
 def test_every_method_has_a_run() -> None:
@@ -68,7 +76,9 @@ def made_in(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LIKE else []) for name in RUNS]
+)
 def test_a_run_has_the_bytes_of_one_on_the_cpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

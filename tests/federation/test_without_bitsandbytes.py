@@ -127,7 +127,7 @@ def test_a_plan_is_made_on_a_machine_without_it(
     assert asked == ["server_app.estimate.command"]
 
 
-@pytest.mark.parametrize("method", ["fedsoda", "fedpetuning"])
+@pytest.mark.parametrize("method", [pytest.param("fedsoda", marks=pytest.mark.slow), "fedpetuning"])
 def test_a_plan_says_the_same_without_it(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     flat = {
         key: value

@@ -142,7 +142,7 @@ def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(
         EspalierError,
-        match=r"brought: tokenizer\.json: normalizer: a regular expression is none of",
+        match=r"sent: tokenizer\.json: normalizer: a regular expression is not that of",
     ):
         open_downloaded(tmp_path).encode("a" * 100 + "!")
 
@@ -230,7 +230,7 @@ def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> Non
     script = (
         f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
     )
-    with pytest.raises(EspalierError, match="answered"):
+    with pytest.raises(EspalierError, match=r"sent (answered|gave an answer)"):
         pretended(script).encode("text")
 
 

@@ -218,7 +218,7 @@ def test_a_quantised_matrix_is_not_trained_whole(tmp_path: Path) -> None:
     model = opened(tmp_path, "opt")
     whole = whole_of(model, "nf4")
     with pytest.raises(
-        EspalierError, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"
+        EspalierError, match=r"training\.base = 'nf4': block-0000 attn.q.weight is stored in 4 bits"
     ):
         trained_whole(model, whole, {"block-0000": ["attn.q.weight"]})
     trained_whole(model, whole, {"block-0000": ["attn.q.bias"]})

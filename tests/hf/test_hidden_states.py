@@ -68,7 +68,7 @@ def test_a_full_disk_names_the_folder_and_the_setting(
     monkeypatch.setattr(os, "pwrite", refuse)
     with pytest.raises(
         EspalierError,
-        match=f"{tmp_path}: No space left on device; free the disk or set activations",
+        match=f"{tmp_path}: No space left on device; free some disk space, or set activations",
     ):
         kept.append(torch.ones(1, 2, 2))
 

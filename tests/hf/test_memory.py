@@ -163,7 +163,7 @@ def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match=r"has no config.json; name the directory"):
         footprint(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(EspalierError, match=r"config.json: holds a JSON list"):
+    with pytest.raises(EspalierError, match=r"config.json: contains a JSON list"):
         footprint(tmp_path)
 
 

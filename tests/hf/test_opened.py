@@ -223,8 +223,8 @@ def test_a_wrong_number_of_blocks_names_the_key(copied: Path, number: Any) -> No
     with pytest.raises(
         EspalierError,
         match=(
-            r"config.json(: num_hidden_layers = | says no num_hidden_layers, and transformers"
-            r" takes 32)"
+            r"config.json(: num_hidden_layers = | has no num_hidden_layers, so transformers"
+            r" assumes 32)"
         ),
     ):
         OpenedModel(copied)

@@ -551,10 +551,10 @@ def test_a_failure_holds_a_reason_and_no_tensors() -> None:
 
 def test_an_observer_is_told_what_adapters_reveal() -> None:
     observer = contract_for(order(ONE), lambda: PLAN, ONE).observer
-    assert "adapters trained on this client's data" in observer
+    assert "Adapters trained on this client's data" in observer
     for words in (
-        "the gradient of its sequences",
+        "the gradient of the sequences",
         "training text can be recovered in part",
-        "how many training",
+        "the number of training sequences",
     ):
         assert words in observer

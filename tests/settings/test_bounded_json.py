@@ -29,7 +29,7 @@ def test_as_many_levels_as_are_allowed_and_no_more(opening: str, closing: str) -
         nested(200_000, opening, closing),
         opening * 200_000,
     ):
-        with pytest.raises(UnboundedJsonError, match="nested more than 64 deep"):
+        with pytest.raises(UnboundedJsonError, match="nested more than 64 levels deep"):
             read_json(deeper)
 
 

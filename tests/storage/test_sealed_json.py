@@ -134,7 +134,7 @@ def test_another_version_is_told_from_damage(file: Path) -> None:
         read_sealed(file, 2)
     assert not isinstance(caught.value, Damaged)
     file.write_bytes(sealed({"version": 3}))
-    with pytest.raises(EspalierError, match="version 3, this program reads 2"):
+    with pytest.raises(EspalierError, match="version 3, but this program reads version 2"):
         read_sealed(file, 2)
 
 

@@ -16,7 +16,7 @@ from espalier.messages.blobs.adapters import unpack_adapters
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
-from strategies.fedpetuning.adapters import AdapterResult
+from strategies.averaging.adapters import AdapterResult
 
 Values = dict[str, dict[str, Tensor]]
 LIMITS = [1, 3, 4]

@@ -10,7 +10,6 @@ from toy_method.contract import EDITS
 class Toy(Editing):
     """Federated averaging of one vector."""
 
-    SENT = "vectors"
     EDITS = EDITS
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
@@ -30,6 +30,7 @@ from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
 from strategies.base.clock import Clock
 from strategies.base.evaluation import ClientEvaluation, ClientFigures
+from strategies.base.federation import Federation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method
 from strategies.base.roster import Roster, Seat
@@ -42,7 +43,7 @@ CASES: tuple[Case, ...] = get_args(Case)
 
 
 class DryRun(Method):
-    """Strategy that asks no client and computes nothing; base class of those of all methods.
+    """Method that asks no client and computes nothing; base class of those of all methods.
 
     A subclass inherits from this class first and then from a strategy. The run takes place when an
     object is made; ``exchanges`` has its messages.
@@ -70,11 +71,12 @@ class DryRun(Method):
             progress=silent,
             checkpoint=SimpleNamespace(blobs=MemoryBlobs()),
         )
-        super().__init__(cast(Run, run), _Evaluation(cast(Run, run), texts))
         self.exchanges: dict[int, list[Exchange]] = defaultdict(list)
         """Exchanges with each client, in order."""
-        self.rounds = DryRounds(cast(Run, run), self.exchanges, self.known_fields)
-        self.carry_out(cast(Grid, None))
+        run.rounds = DryRounds(cast(Run, run), self.exchanges, self.known_fields, self.known_blobs)
+        super().__init__(cast(Run, run), _Evaluation(cast(Run, run), texts))
+        self._federation = DryFederation(self)
+        self._federation.carry_out()
 
     @classmethod
     def open_questions(cls, settings: RunSettings) -> str:
@@ -85,8 +87,7 @@ class DryRun(Method):
         """Return the fields of a reply that are not numbers, or whose values matter here."""
         header = request.header
         if header.kind == "train":
-            parts = self.reply_parts(header.server_round, header.client)
-            return {"blob_sha256": [HASH] * sum(map(len, parts))}
+            return {"blob_sha256": [HASH] * self._federation.num_blobs(header.client)}
         if header.kind == "evaluate":
             texts = Texts(**request.scalars)
             return {
@@ -96,17 +97,32 @@ class DryRun(Method):
             }
         return {}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[None, MetricRecord]:
-        """Receive the replies, which have no blobs, and assume what they lead to."""
-        for reply in replies:
-            self._note_arrival(read(reply.content))
-        self.fold(server_round, cast(Inbox, None), self._asked)
-        return None, MetricRecord()
+    def known_blobs(self, request: Letter) -> dict[str, bytes]:
+        """Return the blobs of a reply that are read here; their size follows from the contract."""
+        return {}
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Assume what the replies of a round lead to; by default nothing that messages show."""
+
+
+class DryFederation(Federation):
+    """Course of a run whose replies have no blobs, without checkpoints."""
+
+    def num_blobs(self, client: int) -> int:
+        """Return the number of blobs of a client's reply in the present round."""
+        return sum(map(len, self._orders[client].parts))
+
+    def _aggregate(
+        self, server_round: int, replies: Iterable[Message], quorum_of: int | None
+    ) -> None:
+        """Receive the replies, and assume what they lead to."""
+        clients = []
+        for reply in replies:
+            letter = read(reply.content)
+            if letter.header.kind == "train":
+                clients.append(letter.header.client)
+            self._note_arrival(letter)
+        self.method.fold(server_round, cast(Inbox, None), clients)
 
     def _save(self, server_round: int) -> None:
         """Write no checkpoint."""
@@ -120,6 +136,7 @@ class DryRounds(Rounds):
         run: Run,
         exchanges: dict[int, list[Exchange]],
         known_fields: Callable[[Letter], dict[str, Any]],
+        known_blobs: Callable[[Letter], dict[str, bytes]],
     ) -> None:
         clients = range(run.settings.num_clients)
         seats = {client: Seat(client, f"client {client}", 0) for client in clients}
@@ -134,6 +151,7 @@ class DryRounds(Rounds):
         )
         self.exchanges = exchanges
         self.known_fields = known_fields
+        self.known_blobs = known_blobs
         self._sizes: dict[Any, tuple[Exchange, dict[str, Any]]] = {}
 
     def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
@@ -169,7 +187,7 @@ class DryRounds(Rounds):
             self._sizes[key] = Exchange.of(request, contract, fields), fields
         exchange, fields = self._sizes[key]
         self.exchanges[header.client].append(exchange)
-        return Letter(header, fields)
+        return Letter(header, fields, self.known_blobs(request))
 
 
 @dataclass(frozen=True)

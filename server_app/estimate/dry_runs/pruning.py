@@ -1,8 +1,12 @@
 """Dry runs of the methods that prune without training adapters."""
 
+from collections.abc import Mapping
 from itertools import chain
 
+from torch import Tensor
+
 from espalier.messages.blobs.cuts import pack_cut
+from espalier.methods.fedprllm.contract import blocks_of_round
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
@@ -14,12 +18,13 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from server_app.estimate.dry_runs.dry_run import DryRun
 from strategies.base.inbox import Inbox
+from strategies.cuts import CutResult
 from strategies.fedprllm.strategy import FedPrLLM
 from strategies.fedspallm.strategy import FedSpaLLM
 from strategies.llm_pruner import LlmPruner
+from strategies.llm_streamline.replacement import StreamlinedResult
 from strategies.llm_streamline.strategy import LlmStreamline
 from strategies.slicegpt.strategy import SliceGpt
-from strategies.structured.strategy import Cutting
 from strategies.weight_edits import Editing
 
 NO_BLOB = ""
@@ -31,7 +36,7 @@ class DryEditing(DryRun, Editing):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Make a result with the blobs of a reply."""
-        parts = self.reply_parts(server_round, clients[0])
+        parts = self.order(server_round, clients[0]).parts
         self.result.hashes = dict.fromkeys(chain.from_iterable(parts), NO_BLOB)
 
 
@@ -40,7 +45,7 @@ class DryFedPrLLM(DryRun, FedPrLLM):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Decide the blocks of a round."""
-        blocks = sum(map(len, self.reply_parts(server_round, 0)))
+        blocks = len(blocks_of_round(self.run.model.plan, self.settings, server_round))
         self.result.mask_blobs += [NO_BLOB] * blocks
         self.result.count_blobs += [NO_BLOB] * blocks
         self.result.num_voters += [len(clients)] * blocks
@@ -95,12 +100,14 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
         return kept
 
 
-class DryCutting(DryRun, Cutting):
+class DryCutting(DryRun):
     """Dry run of a method that removes prunable groups."""
+
+    result: CutResult
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Decide a cut of every block."""
-        self.keep(b"" for _ in self.run.model.plan.blocks)
+        self.result.keep(b"" for _ in self.run.model.plan.blocks)
 
 
 class DryLlmPruner(DryCutting, LlmPruner):
@@ -119,7 +126,7 @@ class DryLlmPruner(DryCutting, LlmPruner):
         cut = groups.none
         for pool, count in enumerate(groups.counts.tolist()):
             cut[groups.span(range(pool, pool + 1))][: self._gone(count)] = True
-        self.keep(pack_cut(groups, cut, block.index) for block in self.plan.blocks)
+        self.result.keep(pack_cut(groups, cut, block.index) for block in self.plan.blocks)
 
     def _gone(self, number: int) -> int:
         """Return the number of groups that are cut.
@@ -143,10 +150,20 @@ class DrySliceGpt(DryRun, SliceGpt):
         self.result.bases = [NO_BLOB for _ in places(self.plan)]
 
 
+class LayerShapes(StreamlinedResult):
+    """Result of LLM-Streamline without values."""
+
+    def received(self) -> Mapping[str, Tensor]:
+        """Return no tensors."""
+        return {}
+
+
 class DryLlmStreamline(DryRun, LlmStreamline):
     """Dry run of LLM-Streamline, in which the first stretch goes: all blocks have equal shapes."""
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Choose a stretch and train a layer."""
+        run = self.run
+        self.result = LayerShapes(run.settings, run.model, run.checkpoint.blobs)
         self.result.start = 0
         self.result.sent = dict.fromkeys(layer_shapes(self.run.model.plan.blocks[0]), NO_BLOB)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
@@ -13,8 +13,7 @@ from espalier.methods.fedpetuning.contract import parts
 from espalier.methods.fedspine.contract import STRUCTURE
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.methods.hetlora.settings import HetLoRASettings
-from espalier.methods.sft_p import contract as sft_p
-from espalier.models.adapters import AdapterPlan
+from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.groups import to_remove
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
@@ -23,16 +22,15 @@ from server_app.estimate.dry_runs.dry_run import DryRun
 from server_app.estimate.exchange import HASH
 from server_app.estimate.sub_model import files_of
 from server_app.estimate.uneven_cuts import UnevenCuts
+from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapters import AdapterResult
 from strategies.base.inbox import Inbox
-from strategies.fedpetuning.adapters import AdapterResult
-from strategies.fedpetuning.strategy import FedPETuning
 from strategies.fedsoda.strategy import FedSoda
 from strategies.fedsoda.sub_model import SubModelResult, sub_model_of
 from strategies.fedspine.choice import Arm
 from strategies.fedspine.result import RefinedResult
 from strategies.fedspine.strategy import FedSpine
 from strategies.hetlora import HetLoRA
-from strategies.sft_p import SftP
 
 AROUND_PART = 1024
 ROUND_TRIPS = 2
@@ -48,29 +46,30 @@ class AdapterShapes(AdapterResult):
         model: OpenedModel,
         store: BlobStore,
         adapters: AdapterPlan | None = None,
+        first: Callable[[], Tensors] | None = None,
     ) -> None:
-        super().__init__(settings, model, store, adapters, first={})
+        super().__init__(settings, model, store, adapters, dict)
 
     def blob(self, key: str, limit: int) -> bytes:
         """Return no bytes in place of a blob."""
         return b""
 
 
-class DryTuning(DryRun, FedPETuning):
-    """Dry run of FedPETuning, and base class of those of similar methods."""
+class DryTuning(DryRun):
+    """Dry run of a method that averages adapters."""
 
-    def new_result(self) -> Any:
-        """Return adapters without values."""
-        return AdapterShapes(self.run.settings, self.run.model, self.run.checkpoint.blobs)
+    RESULT: ClassVar[Any] = AdapterShapes
+    averager: AdapterAverager
+
+    @property
+    def averaged(self) -> AdapterPlan:
+        """Global adapters, which clients train and the server averages."""
+        return self.averager.adapters().adapters
 
     def known_fields(self, request: Letter) -> dict[str, Any]:
         """Return the fields of a reply that are not numbers, and the rank of the adapters."""
         limit = request.scalars.get("rank_limit", 0)
         return {"rank": limit, **super().known_fields(request)}
-
-    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Process the reports."""
-        self.settle(inbox, clients)
 
 
 class DryHetLoRA(DryTuning, HetLoRA):
@@ -90,24 +89,26 @@ class DryHetLoRA(DryTuning, HetLoRA):
     def known_fields(self, request: Letter) -> dict[str, Any]:
         """Return the fields that are known; a client gives up ranks from the second round on."""
         known = super().known_fields(request)
-        gives_up = self.case == "least" and self.hetlora.lowers_ranks
+        gives_up = self.case == "least" and self.job.lowers_ranks
         header = request.header
         if gives_up and header.kind == "train" and header.server_round > 1:
-            known["rank"] = kept_rank(known["rank"], self.hetlora.gamma)
+            known["rank"] = kept_rank(known["rank"], self.job.gamma)
         return known
 
-    def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
-        return dict.fromkeys(clients, 1.0)
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Adopt the ranks of the reports."""
+        self._adopt_ranks(clients)
 
 
-class DrySftP(DryTuning, SftP):
-    """Dry run of SFT-P."""
+class RefinedShapes(RefinedResult):
+    """Result of FedSpine without values."""
 
-    def new_result(self) -> AdapterResult:
-        """Return generator and LoRA without values."""
-        run = self.run
-        adapters = sft_p.trained(run.model.plan, run.settings)
-        return AdapterShapes(run.settings, run.model, run.checkpoint.blobs, adapters)
+    def __init__(self, settings: RunSettings, *arguments: Any) -> None:
+        super().__init__(settings, *arguments, None, dict)
+
+    def blob_for(self, client: int, key: str, rank_limit: int) -> bytes:
+        """Return no bytes in place of a blob."""
+        return b""
 
 
 class DryFedSpine(DryTuning, FedSpine):
@@ -121,6 +122,8 @@ class DryFedSpine(DryTuning, FedSpine):
     cost, ``most`` those with the smallest, and ``usual`` some of each.
     """
 
+    RESULT = RefinedShapes
+
     @classmethod
     def open_questions(cls, settings: RunSettings) -> str:
         """Return what the size depends on: the choices of a bandit, and the cut groups."""
@@ -131,15 +134,6 @@ class DryFedSpine(DryTuning, FedSpine):
         if job.selection != "kind":
             open_ones.append("which groups go depends on the devices' text")
         return "; ".join(open_ones)
-
-    def new_result(self) -> RefinedResult:
-        """Return adapters without values, and whole models."""
-        run = self.run
-        return RefinedResult(run.settings, run.model, run.checkpoint.blobs, None, {})
-
-    def blob_for(self, client: int, key: str, limit: int) -> bytes:
-        """Return no bytes in place of a blob."""
-        return b""
 
     def before_round(self, server_round: int) -> bool:
         """Choose ratio and rank of each device that took part in a round."""
@@ -168,7 +162,7 @@ class DryFedSpine(DryTuning, FedSpine):
             return False
         # In the case of the most bytes a device is asked although it cannot cut more.
         share = self._arms[client].pruned
-        return self.case == "most" or not self._reaches(self.refined.bits(client), share)
+        return self.case == "most" or not self._reaches(self.result.bits(client), share)
 
     # Devices have the same few cuts, each of millions of groups.
 
@@ -181,17 +175,16 @@ class DryFedSpine(DryTuning, FedSpine):
     def _cut(self) -> Callable[[float], bytes]:
         return cache(self._cut_of)
 
-    def note_delivered(self, letter: Letter) -> None:
-        """Store the cut with which a device answers a question."""
-        header = letter.header
-        client = header.client
-        in_a_round = header.server_round <= self.num_rounds
-        if in_a_round and header.part == 0 and client in self._questioned:
-            keeps = self.job.chooses_ratios and self.case == "most"
-            cut = self.refined.bits(client) if keeps else self._cut(self._arms[client].pruned)
-            super().note_delivered(replace(letter, blobs={STRUCTURE: cut}))
+    def known_blobs(self, request: Letter) -> dict[str, bytes]:
+        """Return the cut with which a device answers a question."""
+        client = request.header.client
+        if "pruned" not in request.scalars:
+            return {}
+        keeps = self.job.chooses_ratios and self.case == "most"
+        cut = self.result.bits(client) if keeps else self._cut(self._arms[client].pruned)
+        return {STRUCTURE: cut}
 
-    def settle(self, inbox: Inbox, clients: list[int]) -> None:
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Store the ratio of each device."""
         for client in clients:
             arm = self._arms.get(client)
@@ -221,7 +214,7 @@ class DryFedSpine(DryTuning, FedSpine):
     @cached_property
     def _uneven(self) -> UnevenCuts:
         run = self.run.settings
-        adapters = self.averaged.adapters
+        adapters = self.averaged
         chooses = self.job.chooses and self.job.adaptive_rank
         lowest = self.choices.space.lowest_rank
         bits = len(pack_bits(self.groups.none))
@@ -261,7 +254,6 @@ class DryFedSoda(DryTuning, FedSoda):
     """Dry run of FedSODA, whose nodes hold the sub-model only in the case of the least bytes."""
 
     RESULT = SubModelShapes
-    new_result = FedSoda.new_result
 
     @classmethod
     def open_questions(cls, settings: RunSettings) -> str:

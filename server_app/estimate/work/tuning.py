@@ -63,7 +63,7 @@ class Tuned(Work):
     def shared(self) -> AdapterPlan:
         """Everything that clients train and the server averages."""
         assert isinstance(self.strategy, DryTuning)
-        return self.strategy.averaged.adapters
+        return self.strategy.averaged
 
     @property
     def adapters(self) -> AdapterPlan:

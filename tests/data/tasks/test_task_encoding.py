@@ -41,7 +41,7 @@ def test_a_context_that_joins_its_answer_leaves_it_the_last_token() -> None:
 
 
 def test_a_single_token_is_a_mistake() -> None:
-    with pytest.raises(EspalierError, match="give 1 token, at least 2 are needed"):
+    with pytest.raises(EspalierError, match="has 1 token, but a prediction needs at least 2"):
         encode_pair(lambda text: [7], "a", "b")
 
 

@@ -196,7 +196,7 @@ def test_an_item_that_does_not_fit_together_is_refused(
     if contexts in (1, options) and 0 <= answer < options:
         assert len(Item(*parts).requests) == options
     else:
-        with pytest.raises(ValueError, match=r"contexts for|is not the place"):
+        with pytest.raises(ValueError, match=r"contexts for|is not the index"):
             Item(*parts)
 
 

@@ -6,7 +6,7 @@ the first adapters. Every client can make the first adapters, even if it missed 
 private state. With error feedback, the rounding error is added to the next values that are sent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -16,7 +16,13 @@ from torch import Tensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
+from espalier.messages.blobs.adapters import (
+    Shape,
+    differences,
+    pack_adapters,
+    sums,
+    unpack_adapters,
+)
 from espalier.methods.fedpetuning.contract import trained
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, Tensors
@@ -24,7 +30,7 @@ from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
-from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
+from strategies.fleet.timed_rounds import RoundTime
 
 STATE = ("blobs", "sent", "lost")
 """Attributes that a checkpoint stores without conversion."""
@@ -62,7 +68,7 @@ class AdapterResult:
     model : base model
     store : store for the tensors, in a run that of the checkpoint
     adapters : plan of the adapters; None for those that the run's clients train
-    first : initial values; None for those of the run's seed
+    first : function that returns the initial values; None for those of the run's seed
     """
 
     NOTE: ClassVar[type[RoundTime]] = RoundTime
@@ -73,13 +79,14 @@ class AdapterResult:
         model: OpenedModel,
         store: BlobStore,
         adapters: AdapterPlan | None = None,
-        first: Tensors | None = None,
+        first: Callable[[], Tensors] | None = None,
     ) -> None:
         self.settings = settings
+        self.job = settings.of(AdapterAveraging)
         self.model = model
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
-        begun = initial_values(model, self.adapters, settings.seed) if first is None else first
+        begun = first() if first else initial_values(model, self.adapters, settings.seed)
         self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
         self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
@@ -144,16 +151,15 @@ class AdapterResult:
         limit : rank limit
         """
         federation = self.settings.federation
-        job = self.settings.of(AdapterAveraging)
         name = str(limit)
-        before = self.lost.get(name, {}).get(key) if job.feeds_back else None
+        before = self.lost.get(name, {}).get(key) if self.job.feeds_back else None
         residuals = load(self.store.get(before)) if before else None
         cut = self._cut(key, tensors, limit)
-        if job.delivers_differences(federation):
+        if self.job.delivers_differences(federation):
             cut = differences(cut, self._cut(key, first, limit))
         blob, lost = pack_adapters(cut, federation.payload, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
-        if job.feeds_back and lost:
+        if self.job.feeds_back and lost:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
 
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
@@ -180,8 +186,40 @@ class AdapterResult:
         federation = self.settings.federation
         shapes = self.adapters.limited(limit).shapes()[key]
         found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
-        differ = self.settings.of(AdapterAveraging).delivers_differences(federation)
+        differ = self.job.delivers_differences(federation)
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
+
+    # ----- clients, whose adapters may differ from the global ones in a subclass ------------------
+
+    def plan_for(self, client: int, rank_limit: int) -> AdapterPlan:
+        """Return the adapters of a client of a rank limit."""
+        return self.adapters.limited(rank_limit)
+
+    def blob_for(self, client: int, key: str, rank_limit: int) -> bytes:
+        """Return one blob of the global adapters as it is sent to a client."""
+        return self.blob(key, rank_limit)
+
+    def along(self, client: int) -> dict[str, bytes]:
+        """Return blobs that each request to a client has after round 1, for its shapes."""
+        return {}
+
+    def beginnings(self, limits: Iterable[int]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Yield the tensors with which clients of these rank limits begin, blob by blob."""
+        for limit in sorted(set(limits)):
+            for key in self.blobs:
+                yield key, self.received(key, limit)
+
+    def part_for(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a client's part of some global tensors of a blob, at full rank."""
+        return dict(tensors)
+
+    def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
+        """Return a client's change of a tensor in the global ``shape``, padded with zeros."""
+        whole = change.new_zeros(shape)
+        whole[tuple(map(slice, change.shape))] = change
+        return whole
+
+    # ----- result ---------------------------------------------------------------------------------
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge the global adapters into one block's dense weights."""
@@ -191,14 +229,6 @@ class AdapterResult:
             lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
             self.adapters.keep_zeros,
         )(index)
-
-    @property
-    def seconds(self) -> float:
-        """Total seconds of the rounds, each as long as its slowest device.
-
-        It is 0 without a virtual clock.
-        """
-        return seconds_of_all(self.rounds)
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""

@@ -1,0 +1,381 @@
+"""Federated averaging of adapters, which the tuning methods have in common.
+
+In every round each selected client trains the global adapters on its own data, and the server
+averages the results. The base model is frozen and is not sent.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.amounts import count
+from espalier.hf.nf4.matrices import require_quantisable
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import validate
+from espalier.methods.fedpetuning.contract import Order, PartOrder, TuningReport, parts, trained
+from espalier.methods.fedpetuning.settings import AdapterAveraging
+from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.plan import block_of_key
+from espalier.settings.run import RunSettings
+from espalier.settings.training import TrainingSettings
+from pruning_kernels.lora.clipping import LEAST_CLIENTS, distances_from_others
+from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
+from pruning_kernels.lora.factors import Factors
+from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.client_sampling import drawn
+from strategies.averaging.client_weights import count_claims
+from strategies.averaging.training_bound import Reach
+from strategies.averaging.update_limits import UpdateLimits
+from strategies.averaging.updates import Updates
+from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, ProgressWords, Selection
+from strategies.base.roster import Seat
+from strategies.base.run import Run
+from strategies.fleet.timed_rounds import DeviceTime, FleetClock, RoundTime
+from strategies.fleet.training_time import bytes_of_round, require_fleet, virtual_seconds
+
+TUNING = ProgressWords("adapters", "training", "trained")
+"""ProgressWords of methods that train adapters."""
+
+Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
+"""Function of blob key, global adapter, clients' factors and their weights: the mean factors."""
+
+
+class AdapterAverager:
+    """Averaging of one run's adapters.
+
+    Parameters
+    ----------
+    run : the run
+    adapters : function that returns the global adapters
+    rank_of : function that returns the maximum rank that a client trains in its next round; None
+        for the settings' rank
+    brings_result : True if clients receive the result after the last round
+    report : fields that clients report with their adapters
+    training : training settings of tensors whose names begin with a prefix, if they are not those
+        of the run
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        adapters: Callable[[], AdapterResult],
+        *,
+        rank_of: Callable[[Seat], int] | None = None,
+        brings_result: bool,
+        report: type[TuningReport] = TuningReport,
+        training: Mapping[str, TrainingSettings] | None = None,
+    ) -> None:
+        self.run = run
+        self.adapters = adapters
+        self.job = run.settings.of(AdapterAveraging)
+        self.federation = run.settings.federation
+        self.clock = FleetClock(run)
+        self.rank_limits: dict[int, int] = {}
+        """Maximum rank that each client of the round trains."""
+        self.reports: dict[int, TuningReport] = {}
+        """Report of each client of the round."""
+        self._rank_of = rank_of or self._usual_rank
+        self._brings_result = brings_result
+        self._report = report
+        self._starts: dict[str, float] = {}
+        """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
+        self._reaches = {
+            prefix: self._reach(settings)
+            for prefix, settings in {**(training or {}), "": run.settings.training}.items()
+        }
+        ratio = self.federation.max_update_ratio
+        self._limits = UpdateLimits(ratio)
+        self._far = UpdateLimits(ratio)
+
+    def _usual_rank(self, seat: Seat) -> int:
+        return self.job.rank_limit_of(seat.client, self.run.settings.lora)
+
+    def _reach(self, training: TrainingSettings) -> Reach:
+        return Reach(training, self.federation.sends_differences, self._starts)
+
+    def state(self) -> dict[str, Any]:
+        """Return the magnitudes with which clients began, and the fleet's fingerprint."""
+        return {"reach": self._starts, "fleet": self.clock.fingerprint}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned.
+
+        Raises
+        ------
+        InputError
+            The fleet has changed since the run began.
+        """
+        self.clock.require_same(state["fleet"])
+        self._starts.clear()
+        self._starts.update(state["reach"])
+
+    # ----- clients of a round and their adapters --------------------------------------------------
+
+    def draw(self, server_round: int, seats: Sequence[Seat] | None = None) -> dict[int, int]:
+        """Select a round's clients; return their rank limits.
+
+        The seed determines the selection, so it is not stored.
+
+        Parameters
+        ----------
+        server_round : number of the round
+        seats : clients from which they are selected; None for all that still take part
+        """
+        among = self.run.rounds.roster.active() if seats is None else seats
+        sampled = drawn(self.run.settings, server_round, among)
+        return {seat.client: self._rank_of(seat) for seat in sampled}
+
+    def prepare(
+        self, server_round: int, rank_limits: Mapping[int, int], first: int = 0
+    ) -> Selection:
+        """Push the global adapters to the clients of a round, and return these clients.
+
+        The last part is sent with the order. The first round needs no adapters, because every
+        client makes the initial ones from the seed.
+
+        Parameters
+        ----------
+        server_round : number of the round
+        rank_limits : maximum rank of each client's adapters
+        first : number of the ``deliver`` with the first part
+        """
+        self.rank_limits = dict(rank_limits)
+        adapters = self.adapters()
+        self.clock.record(adapters.rounds)
+        values = adapters.beginnings(self.rank_limits.values())
+        if server_round == 1:
+            values = ((key, adapters.tensors(key)) for key in adapters.blobs)
+        for key, tensors in values:
+            for name, tensor in tensors.items():
+                self._reach_of(name).note(key, {name: tensor})
+        if server_round > 1:
+            self.push(server_round, self.rank_limits, omitted=1, first=first)
+        sampled = self.federation.sampled_clients < 1
+        return Selection(list(self.rank_limits), len(self.rank_limits) if sampled else None)
+
+    def push(
+        self, server_round: int, rank_limits: Mapping[int, int], omitted: int, first: int = 0
+    ) -> None:
+        """Push the global adapters to clients with these rank limits, without the last parts.
+
+        Parameters
+        ----------
+        server_round : round of the messages
+        rank_limits : maximum rank of each client's adapters
+        omitted : number of last parts that are not pushed
+        first : number of the ``deliver`` with the first part
+        """
+        rounds = self.run.rounds
+        wanted = {
+            client: self._parts(client, limit)[: -omitted or None]
+            for client, limit in rank_limits.items()
+        }
+        for part in range(max(map(len, wanted.values()), default=0)):
+            seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
+            rounds.push_all(
+                rounds.request(
+                    "deliver",
+                    seat,
+                    server_round,
+                    Order(rank_limit=rank_limits[seat.client]),
+                    self._blobs(seat.client, rank_limits[seat.client], wanted[seat.client][part])
+                    | self.adapters().along(seat.client),
+                    part + first,
+                )
+                for seat in seats
+            )
+
+    def deliver(self, server_round: int) -> None:
+        """Push the complete result after the last round to the clients, if they need it."""
+        self.clock.record(self.adapters().rounds)
+        if self._brings_result:
+            largest = self.run.settings.lora.rank
+            whole = {seat.client: largest for seat in self.run.rounds.roster.active()}
+            self.push(server_round + 1, whole, omitted=0)
+
+    def plan_of(self, client: int) -> AdapterPlan:
+        """Return the adapters that a client of the round trains."""
+        return self.adapters().plan_for(client, self.rank_limits[client])
+
+    def _parts(self, client: int, limit: int) -> list[list[str]]:
+        return parts(self.adapters().plan_for(client, limit), self.run.settings)
+
+    def _blobs(self, client: int, limit: int, keys: Iterable[str]) -> dict[str, bytes]:
+        return {key: self.adapters().blob_for(client, key, limit) for key in keys}
+
+    # ----- orders and replies ---------------------------------------------------------------------
+
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train; each part of the reply has complete blocks, or the head."""
+        limit = self.rank_limits[client]
+        parts = self._parts(client, limit)
+        later = server_round > 1
+        return ClientOrder(
+            Order(rank_limit=limit),
+            parts,
+            self._blobs(client, limit, parts[-1]) if later else {},
+            self.adapters().along(client) if later else {},
+            fetch=lambda report, hashes: PartOrder(
+                blob_sha256=hashes, rank_limit=limit, rank=report["rank"]
+            ),
+        )
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record rank and number of skipped steps; with weights by samples, also their number."""
+        told = self.reports[seat.client] = validate(self._report, report)
+        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
+        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
+        seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return a tensor with numbers to which training cannot have led, and why."""
+        updates = self._all_updates(inbox, [client])
+        for key, shapes in self.plan_of(client).shapes().items():
+            for name in shapes:
+                reach = self._reach_of(name)
+                sent = updates.sent(client, key, name)
+                finite = bool(torch.isfinite(updates.trained(client, key, name)).all())
+                if not finite or (
+                    sent.numel() and sent.abs().max().item() > reach.limit(key, name)
+                ):
+                    return f"{key} {name}: {reach.reason}"
+        return None
+
+    def _reach_of(self, name: str) -> Reach:
+        """Return the limits for tensors of this name."""
+        return next(reach for prefix, reach in self._reaches.items() if name.startswith(prefix))
+
+    # ----- aggregation ----------------------------------------------------------------------------
+
+    def _all_updates(self, inbox: Inbox, clients: Iterable[int]) -> Updates:
+        plans = {client: self.plan_of(client) for client in clients}
+        ranks = {client: self.reports[client].rank for client in plans}
+        return Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
+
+    def updates(self, server_round: int, inbox: Inbox, clients: list[int]) -> Updates:
+        """Return the updates of a round's clients, without those that are far from the others.
+
+        A client is left out of the round if the distance of its update from the mean of the other
+        updates is more than ``federation.max-update-ratio`` times the median distance. Different
+        directions are fine as long as all clients differ to the same degree. When the mean has
+        converged, for example, each client's update is the opposite of the sum of the others.
+        """
+        updates = self._all_updates(inbox, clients)
+        if len(clients) < LEAST_CLIENTS:
+            return updates
+        products = updates.products()
+        distances = dict(zip(clients, distances_from_others(products), strict=True))
+        usual = median_low(distances.values())
+        # The small term tolerates rounding if all updates are nearly equal.
+        most = self._limits.most_ratio * usual + 1e-6 * float(products.diagonal().max().sqrt())
+        far = [client for client in clients if distances[client] > most]
+        for client in far:
+            self._far.note(client, server_round, distances[client], usual)
+        self._far.tell(self.run.rounds, "distance")
+        updates.leave_out(far)
+        return updates
+
+    def note_times(self, server_round: int, clients: Iterable[int]) -> None:
+        """Record the duration of the round by the virtual clock, if the run has a fleet."""
+        fleet = self.clock.fleet
+        if fleet is None:
+            return
+        settings = self.run.settings
+        kept = self.run.model.plan.num_parameters
+        times = {}
+        for client in clients:
+            adapters = self.plan_of(client)
+            sent = bytes_of_round(adapters, settings, server_round)
+            seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
+            times[client] = DeviceTime(seconds, sent)
+        note = RoundTime.of(server_round, times)
+        self.adapters().rounds = [*self.adapters().rounds, note]
+        self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
+
+    def samples_of(self, clients: Iterable[int]) -> dict[int, float]:
+        """Return the clients' numbers of samples as weights, or 1 for each with equal weights."""
+        weighed = self.federation.client_weights == "samples"
+        return {
+            client: float(self.reports[client].samples) if weighed else 1.0 for client in clients
+        }
+
+    def average(
+        self,
+        updates: Updates,
+        claimed: Mapping[int, float],
+        limits_after: Iterable[int],
+        mean: Mean | None = None,
+    ) -> None:
+        """Replace the global adapters by the mean of the clients', blob by blob.
+
+        Parameters
+        ----------
+        updates : updates of the round's clients
+        claimed : weight that each client claims
+        limits_after : rank limits with which the adapters are sent next
+        mean : mean of one matrix's adapters; None for that of the settings
+        """
+        rounds = self.run.rounds
+        weights = count_claims(rounds, "weight", claimed, self.federation.max_weight_ratio)
+        means = self._means(updates, weights, mean or self._mean)
+        self.adapters().replace(means, limits_after)
+        self._limits.tell(rounds)
+
+    def limits_after(self, server_round: int) -> list[int]:
+        """Return the rank limits with which the global adapters are sent next.
+
+        They are sent for training, and after the last round in full rank if clients evaluate the
+        result.
+        """
+        if server_round == self.federation.rounds:
+            return [self.run.settings.lora.rank] if self._brings_result else []
+        return [self._rank_of(seat) for seat in self.run.rounds.roster.active()]
+
+    def _means(
+        self, updates: Updates, weights: Mapping[int, float], mean: Mean
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the mean of each block's adapters.
+
+        Only one matrix's adapters of all clients are in memory at a time.
+        """
+        adapters = self.adapters().adapters
+        keys = list(adapters.shapes())
+        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
+        in_order = [weights[client] for client in updates.clients]
+        for key in keys:
+            index = block_of_key(key)
+            tensors = dict[str, Tensor]()
+            for adapter in adapters.blocks.get(index, ()) if index is not None else ():
+                found = mean(key, adapter, updates.factors(key, adapter), in_order)
+                tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
+            for name in adapters.whole.get(key, {}):
+                tensors[name] = updates.mean(key, name, weights)
+            yield key, tensors
+            if index is not None:
+                clients = count(len(updates.clients), "client")
+                self.run.progress.step("averaged", f"block {index} of {clients}", block=index)
+
+    def _mean(
+        self, key: str, adapter: Adapter, factors: list[Factors], weights: list[float]
+    ) -> Factors:
+        if self.job.averages_updates:
+            return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
+        return zero_padded_mean(factors, weights, adapter.rank)
+
+
+def require_adapters(settings: RunSettings, model: OpenedModel) -> None:
+    """Refuse adapters or NF4 that the model does not allow, and an unknown fleet.
+
+    Raises
+    ------
+    InputError
+        The message names the setting.
+    """
+    require_fleet(settings)
+    trained(model.plan, settings)
+    if settings.training.base == "nf4":
+        require_quantisable(model.plan)

@@ -1,0 +1,295 @@
+"""Life of a run, the same for all methods: enrolment, rounds, local baselines and evaluation.
+
+``Method`` has the questions whose answers differ between methods.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from flwr.app import Message
+
+from espalier.amounts import duration
+from espalier.identity.code_hash import code_sha256
+from espalier.identity.site_keys import public_keys
+from espalier.messages.message import Letter, read
+from strategies.base.enrolment import Enroller
+from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, Selection
+from strategies.base.roster import Seat
+from strategies.base.run_folder import Times
+
+PATIENCE = 4
+"""Factor between a client's time in all its rounds and its deadline for the local baseline."""
+
+
+class Federation:
+    """Course of one run with deadlines, a quorum, checkpoints, and messages in parts.
+
+    Parameters
+    ----------
+    method : method of the run
+    look : function that evaluates the intermediate result for the given clients, or None
+    enrolled : function that is called with all seats after enrolment
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        look: Callable[[Sequence[int]], dict[str, Any]] | None = None,
+        enrolled: Callable[[Sequence[Seat]], None] = lambda _: None,
+    ) -> None:
+        self.method = method
+        self.run = method.run
+        self.rounds = method.run.rounds
+        self.looks: list[dict[str, Any]] = []
+        """Evaluations between rounds, each with its ``round``."""
+        self._look = look
+        self._enrolled = enrolled
+        self._prepared = 0
+        """Last round whose decisions are in the checkpoint."""
+        self._orders: dict[int, ClientOrder] = {}
+        """Order of each client of the round."""
+        self._reports: dict[int, dict[str, Any]] = {}
+        """Report of each client of the round, from its first reply part."""
+
+    # ----- phases of a run ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run the method, from the last checkpoint if there is one.
+
+        Raises
+        ------
+        RunFailed
+            Too few clients enrolled or finished a round. Checkpoints of earlier rounds stay.
+        InputError
+            The checkpoint is damaged, lost, or of another run.
+        """
+        run = self.run
+        rounds = self.rounds
+        saved = run.checkpoint.load(run.identity())
+        if saved is None:
+            run.folder.require_not_begun()
+        else:
+            run.folder.restore_ledger(saved["state"]["traffic"])
+        read_keys = partial(public_keys, run.settings.site_keys)
+        enroller = Enroller(rounds, code_sha256(), run.model.sha256, run.site_keys, read_keys)
+        enroller.enrol(saved["clients"] if saved else None)
+        if saved:
+            self._resume(saved)
+        self._enrolled(rounds.roster.active())
+        self.method.summary()
+        # A resumed run must ask the same clients for the same work, because a client answers a
+        # round only once.
+        if not saved:
+            self._save(0)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Run the rounds that are left, push the result, and let the clients evaluate it."""
+        rounds = self.rounds
+        while (server_round := rounds.finished + 1) <= self.method.num_rounds:
+            self._round(server_round)
+        last = rounds.finished
+        rounds.end()
+        rounds.begin()
+        self.method.deliver(last)
+        self._let_work_alone(last)
+        rounds.begin()
+        evaluation = self.method.evaluation
+        evaluation.collect(rounds, rounds.exchange(evaluation.requests(rounds, last)))
+
+    def _save(self, server_round: int) -> None:
+        run = self.run
+        roster = self.rounds.roster
+        common = {
+            "clients": roster.state(),
+            "traffic": run.folder.ledger.state(),
+            "prepared": self._prepared,
+            "looks": self.looks,
+        }
+        run.checkpoint.save(
+            server_round,
+            roster.clients(),
+            run.identity(),
+            {**self.method.state(), **common},
+            self.method.result.stored(),
+        )
+        run.folder.save_times(Times(run.seconds(), roster.times()))
+
+    def _resume(self, saved: dict[str, Any]) -> None:
+        self.rounds.finish(saved["round"])
+        self._prepared = saved["state"]["prepared"]
+        self.looks = saved["state"]["looks"]
+        self.method.restore(saved["state"])
+        self.rounds.roster.restore(saved["state"]["clients"])
+        self.rounds.roster.restore_times(self.run.folder.load_times().clients)
+        before = (
+            f", {duration(self.run.seconds_before)} before it was interrupted"
+            if self.run.seconds_before
+            else ""
+        )
+        self.run.progress.note(
+            "resumed", f"resumed      after round {saved['round']}{before}", round=saved["round"]
+        )
+
+    # ----- phases of a round ----------------------------------------------------------------------
+
+    def _round(self, server_round: int) -> None:
+        """Run one round and write its checkpoint."""
+        rounds = self.rounds
+        if self._prepared < server_round and self.method.before_round(server_round):
+            self._prepared = server_round
+            self._save(server_round - 1)
+        catch_up = self.method.catch_up(server_round)
+        rounds.begin(can_catch_up=catch_up is not None)
+        selection = self.method.prepare(server_round, partial(self._save, server_round - 1))
+        active = [seat.client for seat in rounds.roster.active()]
+        selection = selection or Selection(active)
+        rounds.require_quorum(len(active), f"left for round {server_round}")
+        asked = [client for client in selection.clients if client in active]
+        self.run.progress.begin(self.method.WORDS.title, len(asked))
+        present = [client for client in asked if client not in (rounds.lost or {})]
+        replies = chain(
+            rounds.exchange(self._requests(server_round, present), self._next_part),
+            self._caught_up(server_round, catch_up),
+        )
+        self._aggregate(server_round, replies, selection.quorum_of)
+        self._look_at_result(server_round)
+        self._save(server_round)
+        rounds.finish(server_round)
+        self.run.progress.note(
+            "checkpoint", f"checkpoint   after round {server_round}", round=server_round
+        )
+
+    def _requests(self, server_round: int, clients: Iterable[int]) -> Iterator[Message]:
+        for client in clients:
+            order = self.method.order(server_round, client)
+            # The message has the blobs, so the order need not keep them in memory.
+            self._orders[client] = replace(order, blobs={})
+            seat = self.rounds.roster.seats[client]
+            blobs = {**order.blobs, **order.along}
+            yield self.rounds.request("train", seat, server_round, order.fields, blobs)
+
+    def _caught_up(
+        self, server_round: int, catch_up: Callable[[Sequence[int]], None] | None
+    ) -> Iterator[Message]:
+        """Push lost state to the clients that need it, then repeat their orders."""
+        lost = self.rounds.begin_catching_up()
+        if not lost or catch_up is None:
+            return
+        catch_up(lost)
+        active = {seat.client for seat in self.rounds.roster.active()}
+        again = [client for client in lost if client in active]
+        yield from self.rounds.exchange(self._requests(server_round, again), self._next_part)
+
+    def _next_part(self, letter: Letter) -> Message | None:
+        """Return the request for the next part of a client's reply, by the hashes of its report."""
+        header = letter.header
+        order = self._orders[header.client]
+        if header.kind == "train":
+            self._reports[header.client] = letter.scalars
+        following = header.part + 1
+        if following == len(order.parts):
+            return None
+        report = self._reports[header.client]
+        keys = [key for part in order.parts for key in part]
+        hashes = dict(zip(keys, report["blob_sha256"], strict=True))
+        asked = order.fetch(report, [hashes[key] for key in sorted(order.parts[following])])
+        seat = self.rounds.roster.seats[header.client]
+        return self.rounds.request(
+            "fetch", seat, header.server_round, asked, dict(order.along), following
+        )
+
+    def _aggregate(
+        self, server_round: int, replies: Iterable[Message], quorum_of: int | None
+    ) -> None:
+        """Receive the replies as they arrive, and aggregate the complete and plausible ones."""
+        inbox = Inbox(self.run.folder.inbox)
+        for letter in inbox.receive(replies):
+            self._note_arrival(letter)
+        clients = [client for client in inbox.complete_clients() if self._is_sound(inbox, client)]
+        self.rounds.require_quorum(
+            len(clients), f"sent their {self.method.WORDS.sent}", of=quorum_of
+        )
+        self.method.fold(server_round, inbox, clients)
+        inbox.clear()
+
+    def _note_arrival(self, letter: Letter) -> None:
+        seat = self.rounds.roster.seats[letter.header.client]
+        words = self.method.WORDS
+        if letter.header.kind == "train":
+            seat.worked(letter.scalars["seconds"])
+            self.method.note_report(seat, letter.scalars)
+        if letter.header.part + 1 == letter.header.num_parts:
+            sent = self._orders[seat.client].sends or words.sent
+            text = f"{sent} of {seat.site}, {seat.work()}"
+            self.run.progress.step(words.event, text, client=seat.client, seconds=seat.seconds)
+
+    def _is_sound(self, inbox: Inbox, client: int) -> bool:
+        """Return True if a reply is plausible; drop its client otherwise."""
+        fault = self.method.fault_of(inbox, client)
+        if fault is not None:
+            seat = self.rounds.roster.seats[client]
+            self.rounds.drop("train", seat, f"reply refused: {fault}")
+        return fault is None
+
+    def _look_at_result(self, server_round: int) -> None:
+        """Evaluate the intermediate result if ``evaluation.every`` asks for it after this round."""
+        every = self.run.settings.evaluation.every
+        if self._look is not None and every and server_round % every == 0:
+            clients = [seat.client for seat in self.rounds.roster.active()]
+            self.looks.append({"round": server_round, **self._look(clients)})
+            self.run.progress.note(
+                "looked", f"measured     after round {server_round}", **self.looks[-1]
+            )
+
+    # ----- local baselines ------------------------------------------------------------------------
+
+    def _let_work_alone(self, server_round: int) -> None:
+        """Let the clients compute their local baselines.
+
+        The time limit grows with the time that the rounds took.
+        """
+        rounds = self.rounds
+        orders = {
+            seat.client: order
+            for seat in rounds.roster.active()
+            if (order := self.method.alone_order(seat)) is not None
+        }
+        if not orders:
+            return
+        seats = [rounds.roster.seats[client] for client in orders]
+        self.run.progress.begin("alone", len(seats))
+        rounds.begin(least=max(map(self._patience, seats)) * rounds.settings.attempts)
+        requests = [
+            rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
+        ]
+        for reply in rounds.exchange(requests, patience=self._patience):
+            letter = read(reply.content)
+            seat = rounds.roster.seats[letter.header.client]
+            seconds = letter.scalars["seconds"]
+            seat.seconds += seconds
+            self.run.progress.step(
+                "alone",
+                f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work",
+                client=seat.client,
+            )
+
+    def _patience(self, seat: Seat) -> float:
+        """Return the seconds that a client may take for its local baseline.
+
+        The limit is ``PATIENCE`` times the expected time of all rounds. A client that worked in
+        some rounds is expected to be as fast in all of them. A client that worked in none is
+        expected to be as fast as the slowest other client. Clients report their own times, so a
+        round counts at most as long as the server would have waited.
+        """
+        most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
+        seats = self.rounds.roster.seats.values()
+        of_a_round = {
+            one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds
+        }
+        usual = of_a_round.get(seat.client, max(of_a_round.values(), default=0.0))
+        return PATIENCE * usual * self.method.num_rounds

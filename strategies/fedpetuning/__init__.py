@@ -1,1 +1,0 @@
-"""FedPETuning: federated averaging of LoRA adapters."""

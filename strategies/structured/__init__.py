@@ -1,1 +1,0 @@
-"""Strategies that remove prunable groups of one global model."""
