@@ -21,7 +21,7 @@ from benchmarks.fedspine.encoder_masks import Place, mask_gradients, mask_tuned,
 from espalier.data.tasks.batches import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
-from espalier.messages.blobs.cuts import READERS
+from espalier.models.structure import READERS
 
 HOW = cuts.LAST["FedPETuning, then all of Mask Tuning"][1]
 

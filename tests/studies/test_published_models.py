@@ -26,13 +26,10 @@ def test_llama_7b_rank_8_on_queries_and_values() -> None:
     assert tensor_bytes(found, "nf4") == 4_194_304 // 2 + 4 * 4_194_304 // 64
 
 
-def test_patterns_and_layers_count() -> None:
-    """Rank 4 on the queries of block 0 and 16 on those of block 5; rank 2 on mlp.down."""
-    lora = LoraSettings(
-        rank=4, targets="attn.q,mlp.down", layers="0,5", rank_pattern="mlp.down=2,5.attn.q=16"
-    )
+def test_layers_count() -> None:
+    lora = LoraSettings(rank=4, targets="attn.q,mlp.down", layers="0,5")
     found = tuned("llama3-8b", lora)
-    assert found.trained == (4 + 16) * (4096 + 4096) + 2 * 2 * (4096 + 14336)
+    assert found.trained == 2 * 4 * (4096 + 4096 + 4096 + 14336)
     assert list(found.blob_bytes("float32")) == ["block-0000", "block-0005"]
 
 
