@@ -91,7 +91,7 @@ class Flap(Method):
                     )
                     for client in clients
                 ]
-                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * most)
+                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.most_ratio)
                 for client, excess in zip(clients, excesses, strict=True):
                     if excess > 1:
                         limits.note(client, (index, name), excess, 1.0)
