@@ -710,7 +710,7 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     """An enrolment has no blobs, so the server does not parse any."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     read_headers = list[bytes]()
-    monkeypatch.setattr("espalier.messages.ledger.tensor_specs", read_headers.append)
+    monkeypatch.setattr("espalier.messages.ledger.data_bytes", read_headers.append)
     monkeypatch.setattr("espalier.messages.contract.tensor_specs", read_headers.append)
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
     content = write(Letter(request.header, ENROLMENT.model_dump()))
