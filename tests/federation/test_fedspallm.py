@@ -500,11 +500,11 @@ class TestRounds(SpaLLMPromises):
     def test_results_are_those_of_clients_that_get_all_stale_layers(
         self, six: Bench, whole_six: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        updates = HeldLayers.updates
+        push = HeldLayers.push
         monkeypatch.setattr(
             HeldLayers,
-            "updates",
-            lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model),
+            "push",
+            lambda held, rounds, number, model, ends=None: push(held, rounds, number, model),
         )
         few = whole_six.folder
         many = six.run()

@@ -228,7 +228,7 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
     site = OneSite(bench, {"data-path": str(file)}, **task)
     order = {"rank_limit": 2}
     assert (
-        "data-task: this site's data-path holds text, the run wants records of the task sst2"
+        "data-task: this site's data-path contains text, but the run needs records of the task sst2"
         in site.refusal("train", scalars=order)
     )
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
@@ -410,7 +410,7 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
     for client in (1, 2, 7):
         told = site.refusal("train", scalars=scalars, client=client)
         assert (
-            told == "message: this site takes part in this run with another number; begin a new run"
+            told == "message: this site takes part in this run with another number; start a new run"
         )
     assert site.ask("train", scalars=scalars).blobs == first.blobs
 
@@ -421,7 +421,7 @@ def test_a_run_keeps_its_settings(bench: Bench) -> None:
     told = OneSite(bench, data__windows=3).refusal("train")
     assert (
         told
-        == "message: this site takes part in this run with another set of settings; begin a new run"
+        == "message: this site takes part in this run with another set of settings; start a new run"
     )
 
 
