@@ -208,7 +208,7 @@ def test_files_that_are_not_what_was_offered_leave_nothing(tmp_path: Path) -> No
     server = Server(tmp_path, "a", of(1, 3_000))
     server.offered = server.offered.model_copy(update={"file_sha256": ["0" * 64]})
     lacking = server.offer()
-    with pytest.raises(EspalierError, match="does not have the hash"):
+    with pytest.raises(EspalierError, match="differs from the announced hash"):
         server.bring_all(lacking)
     assert on_disk(tmp_path) == 0
     with pytest.raises(StateLost):

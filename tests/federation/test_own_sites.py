@@ -234,7 +234,7 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
     assert site.ask("train", scalars=order, lineage=named("b")).header.status == "ok"
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"})
-    assert "holds records of the task sst2, the run wants text" in site.refusal(
+    assert "contains records of the task sst2, but the run needs text" in site.refusal(
         "train", scalars=order, lineage=named("c")
     )
 

@@ -59,7 +59,8 @@ def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
 
 def test_too_few_end_the_run(bench: Bench) -> None:
     with pytest.raises(
-        RunFailed, match=r"1 clients? .* the quorum is 2(.|\n)*round was over \(round-seconds = 3\)"
+        RunFailed,
+        match=r"1 clients? .* the quorum is 2(.|\n)*end of the round \(round-seconds = 3\)",
     ):
         bench.run(slow(bench, 0, 1), round_seconds=3.0)
 

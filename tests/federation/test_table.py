@@ -90,8 +90,9 @@ def test_a_result_that_is_larger_than_its_base_is_warned_of(
 ) -> None:
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
     assert found.warnings == [
-        "the result is larger than its base: 4,068 parameters where the base has 4,000 (101.7%),"
-        " 16.3 kB on disk where the base has 16 kB (101.7%); raise flap.share for a smaller one"
+        "the result is larger than its base: 4,068 parameters, where the base has 4,000"
+        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise flap.share to make it"
+        " smaller"
     ]
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
 
@@ -159,7 +160,7 @@ def test_the_federated_model_is_explained_too(model: OpenedModel) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     groups = {"fedprllm__local_comparison_group": "layer", "fedprllm__comparison_group": "row"}
     (note,) = rounding_notes(summary(model, 0.6, share, fedprllm__sparsity=0.6, **groups))
-    assert note.startswith("federated: 56.67%, not 60.00%, as each row of a matrix ")
+    assert note.startswith("federated: 56.67% instead of 60.00%, because each row of a matrix ")
 
 
 @pytest.mark.parametrize(
@@ -184,5 +185,5 @@ def test_the_note_stands_below_the_table(
     found.notes = rounding_notes(found)
     show(found, Traffic())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("local-only and centralized: 56.67%, not 60.00%")
+    assert lines[-1].startswith("local-only and centralized: 56.67% instead of 60.00%")
     assert lines[-2].startswith("└")
