@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.random_llama import save_model
+from espalier.flower.programs import SUPERNODE_MODULE
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
@@ -84,7 +85,7 @@ def measured(
         nodes = [
             pid
             for site in sites
-            for pid in started.processes("flower-supernode", site)
+            for pid in started.processes(SUPERNODE_MODULE, site)
             if pid != started.nodes[site].pid
         ]
         found["SuperNode"] = max(map(_peak, nodes))
