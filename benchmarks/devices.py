@@ -97,7 +97,11 @@ def measure() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         config = settings_of(method, model, Path(folder))
-        config |= {"out-dir": str(Path(folder) / "runs"), "device": device, "threads": os.cpu_count() or 1}
+        config |= {
+            "out-dir": str(Path(folder) / "runs"),
+            "device": device,
+            "threads": os.cpu_count() or 1,
+        }
         nodes = [{"partition-id": client, "num-partitions": 2} for client in range(2)]
         with state_in(Path(folder) / "state"):
             grid = InProcessGrid(timed, nodes, config)  # type: ignore[arg-type]

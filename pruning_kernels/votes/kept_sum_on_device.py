@@ -31,7 +31,9 @@ class DeviceSums:
 
         Elements that no client kept are zero.
         """
-        found: Tensor = (
-            self._total / float(weight) if weight is not None else self._total / self._weights
-        )
+        # CUDA multiplies by the reciprocal of a Python number; it divides by a tensor.
+        divisor = self._weights
+        if weight is not None:
+            divisor = torch.tensor(float(weight), device=self._total.device)
+        found: Tensor = self._total / divisor
         return torch.where(self._weights > 0, found, 0.0).cpu().numpy()

@@ -29,4 +29,5 @@ class ModelOfLogits(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = True
     ) -> Any:
-        return SimpleNamespace(logits=self.head(self.made(input_ids)))
+        states = self.made(input_ids)
+        return SimpleNamespace(logits=self.head.to(states.device)(states))

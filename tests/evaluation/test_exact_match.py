@@ -90,6 +90,7 @@ def test_prompts_do_not_end_in_what_the_tokenizer_adds(
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
+    model.to(device)
     expected = []
     lengths = []
     for prompt in PROMPTS:

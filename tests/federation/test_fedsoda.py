@@ -208,7 +208,7 @@ class TestFedSoda(Promises):
             ours, theirs = (
                 m.model.layers[i].input_layernorm.weight for m, i in ((model, place), (base, index))
             )
-            torch.testing.assert_close(ours, theirs, check_dtype=False)
+            torch.testing.assert_close(ours.cpu(), theirs, check_dtype=False)
         offered = asked(plain.requests, "model")[0].scalars
         assert report["sub_model_bytes"] == sum(offered["sizes"])
 
@@ -676,6 +676,7 @@ class TestFedSoda(Promises):
         (adapter,) = (
             {name: value.float() for name, value in tensors.items()} for tensors in brought.values()
         )
+        windows = windows.cpu()
         with torch.no_grad():
             model(windows)
             for name, path in paths.items():
@@ -683,7 +684,7 @@ class TestFedSoda(Promises):
                 weight.data = merged(adapter, weight.data, name)
             model(windows)
         without, with_adapter = states
-        found = teacher.last.of_windows(range(len(windows))).float()
+        found = teacher.last.of_windows(range(len(windows))).float().cpu()
         assert (found - with_adapter).norm() < 0.1 * (found - without).norm()
 
     @pytest.mark.parametrize(

@@ -72,9 +72,12 @@ def save_tokenizer(directory: Path) -> None:
 
 
 def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return the model as any user of transformers loads it."""
+    """Return the model as any user of transformers loads it, on the CPU.
+
+    Without ``device_map`` transformers puts a model in NF4 on a CUDA device.
+    """
     return AutoModelForCausalLM.from_pretrained(
-        directory, local_files_only=True, dtype=dtype
+        directory, local_files_only=True, dtype=dtype, device_map="cpu"
     ).eval()
 
 

@@ -49,7 +49,7 @@ from espalier.storage.client_state import (
     private_folder,
 )
 
-VERSION = 1
+VERSION = 2
 """Version of the file layout and of the quantisation; part of the key."""
 HASH_BYTES = 32
 TABLES = "tables"
@@ -74,7 +74,7 @@ def quantised_linears(
     Parameters
     ----------
     model : source of the weights
-    device : device of the result; each kind of device has its own cache entry
+    device : device of the result
     cache_folder : cache of the node; None quantises every time
 
     Yields
@@ -95,7 +95,7 @@ def quantised_linears(
     if cache_folder is None:
         yield from _quantised(model, device)
         return
-    folder = private_folder(cache_folder, cache_key(model, device))
+    folder = private_folder(cache_folder, cache_key(model))
     if not (folder / VERSION_FILE).exists():
         mark_as_ours(folder)
     with suppress(FileNotFoundError):
@@ -112,10 +112,10 @@ def quantised_linears(
                 yield from _quantised_and_kept(model, folder, device)
 
 
-def cache_key(model: OpenedModel, device: torch.device) -> str:
+def cache_key(model: OpenedModel) -> str:
     """Return the SHA-256 of everything that determines the bits.
 
-    That is the model, the quantisation, the version of bitsandbytes and the kind of device.
+    That is the model, the quantisation, and the version of bitsandbytes.
     """
     parts = [
         VERSION,
@@ -123,7 +123,6 @@ def cache_key(model: OpenedModel, device: torch.device) -> str:
         "nf4",
         BLOCK,
         bitsandbytes().__version__,
-        device.type,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

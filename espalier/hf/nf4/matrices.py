@@ -2,13 +2,16 @@
 
 Source: QLoRA, Dettmers et al. 2023, section 3.
 
-bitsandbytes computes with them and supplies tables and kernels. Two steps replace its
-``quantize_4bit``:
+bitsandbytes computes with them and supplies tables and kernels. A matrix gets the same bytes on
+every device and with every number of threads, so that all nodes hold the same model. For that,
+three steps replace bitsandbytes' ``quantize_4bit``:
 
-- A matrix is quantised in stretches of whole blocks as it is read. Neither the whole matrix nor the
-  temporary memory of bitsandbytes' CPU code, eight times as large, is ever allocated.
-- The mean scale is summed in float64. bitsandbytes sums it in float32, where the last bits depend
-  on the number of threads, so that two nodes would hold different models.
+- ``nf4.encode`` gives the codes, in stretches of whole blocks as the matrix is read. Its codes are
+  those of bitsandbytes on a CPU; on CUDA, values near a midpoint get other codes from bitsandbytes,
+  and a block of zeros does not stay zero.
+- The mean scale is summed on the CPU in float64. bitsandbytes sums it in float32, where the last
+  bits depend on the number of threads.
+- The scales are quantised on the CPU.
 """
 
 import logging
@@ -24,6 +27,7 @@ from espalier.errors import InputError
 from espalier.hf.nf4.layout import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.models.plan import ModelPlan
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
+from pruning_kernels.lora.nf4 import encode
 
 STRETCH = 1 << 20
 """Number of weights that are quantised at a time, a multiple of the block size."""
@@ -118,18 +122,16 @@ def quantise(
     start = 0
     for piece in pieces:
         for stretch in piece.view(-1).split(STRETCH):
-            codes, state = functional.quantize_4bit(
-                stretch.to(device, torch.float32), blocksize=BLOCK, quant_type="nf4"
-            )
-            packed[start // 2 : start // 2 + len(codes)] = codes
-            absmax[start // BLOCK : start // BLOCK + len(state.absmax)] = state.absmax
+            codes = encode(stretch.to(device, torch.float32))
+            packed[start // 2 : start // 2 + len(codes.packed), 0] = codes.packed
+            absmax[start // BLOCK : start // BLOCK + len(codes.absmax)] = codes.absmax
             start += stretch.numel()
     if not double_quantisation:
         return Nf4Matrix(shape, packed, absmax)
     # In float64 the result does not depend on the number of threads.
-    offset = absmax.mean(dtype=torch.float64).to(torch.float32)
-    codes, state = functional.quantize_blockwise(absmax - offset, blocksize=NESTED_BLOCK)
-    return Nf4Matrix(shape, packed, codes, state.absmax, offset)
+    offset = absmax.cpu().mean(dtype=torch.float64).to(torch.float32)
+    scales, state = functional.quantize_blockwise(absmax.cpu() - offset, blocksize=NESTED_BLOCK)
+    return Nf4Matrix(shape, packed, scales.to(device), state.absmax.to(device), offset.to(device))
 
 
 def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None:
