@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.grid import is_simulation
+from espalier.flower.pulls import ask_again_soon
 from espalier.flower.shared_nodes import with_enough_nodes
 from espalier.hf.export.model import ExportError
 from espalier.hf.machine.computing import set_up
@@ -46,6 +47,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
+    ask_again_soon()
     try:
         run_method(grid, context)
     except (ExportError, EspalierError, RunFailed, OSError) as error:

@@ -25,6 +25,7 @@ from flwr.app import Context, Message
 
 from client_app.node.warm_node import LEAVING, PULLED
 from client_app.protocol.node_error import NoAnswerError
+from espalier.flower.pulls import ask_again_soon
 from espalier.flower.tasks import Desk, answer_task
 from espalier.hf.machine.machine_memory import machine_memory, resident
 from espalier.identity.code_hash import bundle_sha256, code_sha256
@@ -79,6 +80,7 @@ def main(order: dict[str, Any]) -> NoReturn:
     answers = os.dup(sys.stdout.fileno())
     # All other output belongs in the node's log, so it must not reach the original stdout.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    ask_again_soon()
     tokens: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(tokens,), daemon=True).start()
     while True:

@@ -77,8 +77,6 @@ def run(given: argparse.Namespace) -> int:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
         _require_ray()
-        if refused := _refused_before_start(app, config):
-            return refused
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "
@@ -120,9 +118,14 @@ def _require_ray() -> None:
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
-    """Run a simulation, and repeat it if Ray did not start."""
+    """Check model and data, run a simulation, and repeat it if Ray did not start.
+
+    The SuperLink starts while model and data are checked.
+    """
     for start in range(1, RAY_STARTS + 1):
         with own_superlink() as superlink:
+            if start == 1 and (refused := _refused_before_start(app, config)):
+                return refused
             status, details, log = _run(
                 superlink, watched, app, config, "--federation-config", federation
             )

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from espalier.flower.pulls import ask_again_soon
+
 ASK_SECONDS = 0.2
 """Seconds between two requests for a message at a busy node."""
 REPLY_SECONDS = 0.05
@@ -59,6 +61,7 @@ def main() -> None:
 
     # The module looks ``time`` up in its own namespace, so only Flower's loop is affected.
     vars(start_client_internal)["time"] = Waits()
+    ask_again_soon()
     # Flower's messages name the program by this argument.
     sys.argv[0] = "flower-supernode"
     flower_supernode()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,10 @@ class SuperLink:
         Raises
         ------
         InputError
-            Flower refused the run; its message is quoted.
+            Flower refused the run, or our own SuperLink did not start; its message is quoted.
         """
+        if self.process is not None:
+            self._await_start(self.process)
         answer = self._flwr(
             "run",
             str(app),
@@ -101,6 +103,22 @@ class SuperLink:
                 f" {said}{CERTIFICATES if 'unavailable' in said else ''}"
             )
         return str(answer["run-id"])
+
+    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until our own SuperLink listens."""
+        host, _, port = self.address.rpartition(":")
+        for _ in range(START_SECONDS * 10):
+            if process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex((host, int(port))) == 0:
+                    return
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        raise InputError(
+            "flower-superlink did not start:\n"
+            f"{(self.folder / LOG).read_text(errors='replace')[-LOG_END:]}"
+        )
 
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log line by line until the run ends."""
@@ -201,27 +219,22 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
 
 @contextmanager
 def own_superlink() -> Iterator[SuperLink]:
-    """Start a SuperLink in simulation mode on free loopback ports, for the duration of the block.
+    """Start a SuperLink in simulation mode on a free loopback port, for the duration of the block.
 
-    Raises
-    ------
-    InputError
-        It did not start; the end of its log is quoted.
+    It is waited for only when a run is submitted.
     """
     control = free_port()
     folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
     empty = folder / "empty"
-    log = folder / LOG
     empty.mkdir()
     # ``--app`` may name another checkout than the installed one, which the ServerApp would refuse.
     environment = {**_environment(folder), SHARED: "1"}
     command = [_program(SUPERLINK), *simulating_superlink(control)]
     try:
         with (
-            open(log, "wb") as output,
+            open(folder / LOG, "wb") as output,
             kept(command, folder, environment, empty, stdout=output, stderr=output) as process,
         ):
-            _wait_for_port(control, process, log)
             yield SuperLink(environment, folder, f"127.0.0.1:{control}", process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -264,22 +277,6 @@ def _environment(flower_home: Path) -> dict[str, str]:
         environment.setdefault("RAY_TMPDIR", SHORT_TMPDIR)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
-
-
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(START_SECONDS * 5):
-        if process.poll() is not None:
-            break
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        try:
-            process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-    raise InputError(
-        f"flower-superlink did not start:\n{log.read_text(errors='replace')[-LOG_END:]}"
-    )
 
 
 def _program(name: str) -> str:

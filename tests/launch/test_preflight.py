@@ -2,8 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bench import DEFAULTS, flatten, private_text
@@ -157,7 +160,13 @@ def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: P
         open_all(config | {"model": str(alone)}, lambda line: pytest.fail(line))
 
 
-def test_the_command_ends_before_a_superlink_is_started(
+@contextmanager
+def superlink_that_takes_no_runs() -> Iterator[SimpleNamespace]:
+    """SuperLink of the command, which starts while model and data are checked."""
+    yield SimpleNamespace(start_run=lambda *_: pytest.fail("a run was submitted"))
+
+
+def test_the_command_ends_before_a_run_is_submitted(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """The test uses the real process of the app and the command's arguments."""
@@ -167,11 +176,8 @@ def test_the_command_ends_before_a_superlink_is_started(
         asked.append(module)
         return app_process.run_in_app(app, module, json.loads(json.dumps(document)))
 
-    def start() -> NoReturn:
-        raise AssertionError("a SuperLink was started")
-
     monkeypatch.setattr("espalier.cli.run.run_in_app", run_in_app)
-    monkeypatch.setattr("espalier.cli.run.own_superlink", start)
+    monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)
     words = [
         f"model={model}",
         "num-clients=2",
@@ -189,12 +195,10 @@ def test_a_look_that_the_system_ends_is_told(
 ) -> None:
     """The process of the check is killed by a signal, as if memory is short.
 
-    Nothing is started.
+    No run is submitted.
     """
     monkeypatch.setattr("espalier.cli.run.run_in_app", lambda *_: -9)
-    monkeypatch.setattr(
-        "espalier.cli.run.own_superlink", lambda: pytest.fail("a SuperLink was started")
-    )
+    monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)
     assert main(["run", f"model={model}", "--app", str(APP)]) == 1
     assert (
         "espalier: the check of model and data was ended by signal 9; the machine may"

@@ -1,0 +1,27 @@
+"""Shorter waits of Flower for parts of a message that are still being sent.
+
+A receiver learns of a message before all its objects have arrived at the SuperLink or SuperNode,
+and asks for each object until it is there. Flower waits 1 s after the first attempt in vain, then
+2 s, up to 10 s, which is most of the time that a small message takes. The waits are defaults of two
+functions of Flower, which are private to it.
+"""
+
+from flwr.supercore.inflatable import inflatable_utils
+
+FIRST_SECONDS = 0.05
+LONGEST_SECONDS = 1.0
+"""First and longest wait between two attempts for an object, in seconds; waits double."""
+
+
+def ask_again_soon() -> None:
+    """Set the waits for this process.
+
+    The number of attempts is no longer limited. Flower's limit of two hours for a message stays.
+    """
+    for function in (
+        inflatable_utils.pull_objects,
+        inflatable_utils.pull_and_inflate_object_from_tree,
+    ):
+        function.__kwdefaults__.update(
+            initial_backoff=FIRST_SECONDS, backoff_cap=LONGEST_SECONDS, max_tries_per_object=None
+        )
