@@ -104,7 +104,7 @@ def measure() -> None:
         }
         nodes = [{"partition-id": client, "num-partitions": 2} for client in range(2)]
         with state_in(Path(folder) / "state"):
-            grid = InProcessGrid(timed, nodes, config)  # type: ignore[arg-type]
+            grid = InProcessGrid(timed, nodes, config)
             run = run_method(grid, Context(1, 0, {}, RecordDict(), config))
         files = {
             str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest()
