@@ -11,8 +11,12 @@ from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
+M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 4 << 20
+"""Size from which a tensor is returned to the system when it is freed."""
+KEPT_BYTES = 32 << 20
+"""Maximum free memory at the end of the heap; more is returned to the system."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -28,14 +32,18 @@ class Computing:
 
 
 def return_large_blocks() -> None:
-    """Make the C library return freed tensors to the system immediately.
+    """Make the C library return large freed tensors to the system, and keep small ones.
 
-    glibc raises its threshold for this with each large tensor that is freed, up to 32 MB, and then
-    keeps holes in its heap. When the blocks of a model with 1.1 billion parameters were streamed,
-    the holes took half a gigabyte. Other C libraries do not have this setting and are not changed.
+    By default glibc raises its threshold for this with each large tensor that is freed, up to 32
+    MB, and then keeps holes in its heap. When the blocks of a model with 1.1 billion parameters
+    were streamed, the holes took half a gigabyte. Returning everything is slow: with a threshold of
+    1 MB, clearing new pages took a third of the time of the demo. Other C libraries do not have
+    these settings and are not changed.
     """
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None) -> Computing:
