@@ -42,7 +42,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = {
     "ServerApp": "flwr-serverapp",
     "SuperLink": "flower-superlink",
-    "SuperNode": "flower-supernode",
+    "SuperNode": "espalier.flower.supernode",
     "ClientApp": "flwr-clientapp",
     "warm worker": "client_app.node.warm_worker",
 }
@@ -170,9 +170,8 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
 def kept_masks(state: Path) -> list[Path]:
     """Return the mask blobs in a client's private state, one per block, in order of blocks."""
     (report,) = state.glob("*/*/r001/train.json")
-    return [
-        report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]
-    ]
+    blobs = json.loads(report.read_text())["report"]["blob_sha256"]
+    return [report.parent / f"{blob}.blob" for blob in blobs]
 
 
 def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) -> int:
