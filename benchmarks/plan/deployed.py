@@ -29,11 +29,6 @@ from server_app.estimate.flower_processes import superlink, supernode
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6
-DRAWN = {
-    (name, "2")
-    for name in ("fedpetuning", "fedprllm", "slicegpt", "fedspallm", "llm-streamline", "sft-p")
-} | {("slicegpt", "4")}
-"""Runs whose measurements define the lines of the estimate."""
 ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
 """Settings with enough predictions of the evaluation text for real sites."""
 
@@ -113,9 +108,9 @@ def again(rows: Rows, model: str) -> None:
 HEAD = """# Estimated and measured memory of Flower's processes
 
 Runs of a LLaMA with 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats
-them. The values are peaks of resident memory, for SuperNodes the largest. The estimate interpolates between seven of the runs,
-marked *, and weighs requests by FedSODA's, so its agreement with these runs says little. In two runs of FedSpaLLM the SuperLink
-used 683 and 694 MB, a SuperNode 348 and 409 MB.
+them. The values are peaks of resident memory, for SuperNodes the largest. The estimate interpolates between these runs, so its
+agreement with them says little. Peaks depend on which messages are on their way at the same time: in two runs of FedSpaLLM with
+an earlier Flower, a SuperNode used 348 and 409 MB.
 
 | method | clients | process | largest message | estimated / measured |
 |---|---|---|---|---|"""
@@ -126,9 +121,8 @@ def table(rows: Rows) -> str:
     lines = [HEAD]
     for row in rows.rows:
         largest, plan, found = (float(row[name]) / MEGA for name in FIGURES)
-        drawn = " *" if (row["method"], row["clients"]) in DRAWN else ""
         cells = (
-            f"{row['method']}{drawn}",
+            row["method"],
             row["clients"],
             row["process"],
             f"{largest:.1f} MB",

@@ -1,9 +1,8 @@
 """Memory and disk space of Flower's own processes: a SuperLink and a SuperNode.
 
 They keep chunks of messages and assemble the messages that they pass on, in ways of their own.
-There is no formula for that. The numbers here were measured in real runs (``python -m
-benchmarks.plan.deployed``; with parts of 256 MiB ``python -m benchmarks.wire``), and are
-interpolated linearly.
+There is no formula for that. The numbers here were measured in real runs with Flower 1.39 (``python
+-m benchmarks.plan.deployed``), and are interpolated linearly.
 """
 
 from collections.abc import Sequence
@@ -18,36 +17,32 @@ Points = Sequence[tuple[float, float]]
 """Pairs of megabytes in messages and megabytes of process memory, both increasing."""
 IN_SUPERLINK: Points = (
     (0, 0),
-    (2, 2),
-    (8, 39),
-    (28, 82),
-    (85, 253),
-    (170, 362),
-    (240, 534),
-    (536, 619),
+    (2, 1),
+    (8, 38),
+    (28, 85),
+    (85, 298),
+    (170, 420),
+    (240, 659),
+    (294, 687),
+    (339, 758),
 )
-"""Memory of a SuperLink, over the largest reply times the number of clients plus requests.
+"""Memory of a SuperLink, over the largest reply times the number of clients plus largest request.
 
-Measured with messages of 0.8 to 268 MB for two clients, and of 42 MB for four. Requests count with
-the largest one times ``REQUESTS_COUNT``.
+Measured with messages of 0.8 to 241 MB for two clients. Four clients with replies of 42 MB took 296
+MB, less than the line says: they did not answer at the same time.
 """
-REQUESTS_COUNT = 0.7
-"""Factor for the size of the largest request.
+IN_SUPERNODE: Points = ((0, 0), (1, 6), (4, 18), (14, 45), (42, 150), (120, 340), (268, 500))
+"""Memory of a SuperNode, over the size of the largest message.
 
-A request that is the same for all clients is in memory only once, and not completely. Measured with
-a sub-model of 241 MB that was sent to two clients (FedSODA).
+The last point is the line of the points before it, flattened: a request of 241 MB took 301 MB.
 """
-IN_SUPERNODE: Points = ((0, 0), (1, 6), (4, 24), (14, 47), (42, 97), (120, 225), (268, 368))
-"""Memory of a SuperNode, over the size of the largest message."""
 DATABASE = 2_300_000
 """Bytes of a SuperLink's database with a run's bundle, before any message."""
 
 
 def superlink(traffic: Traffic, clients: int) -> Memory:
     """Return the memory of a SuperLink with a database on disk."""
-    held = _between(
-        IN_SUPERLINK, traffic.largest_reply * clients + REQUESTS_COUNT * traffic.largest_request
-    )
+    held = _between(IN_SUPERLINK, traffic.largest_reply * clients + traffic.largest_request)
     return Memory("SuperLink", (Moment("passing messages", {"messages": held}),))
 
 

@@ -32,8 +32,8 @@ LIBRARIES: Mapping[Process, int] = {
     "server": 485_000_000,
     "pruning server": 550_000_000,
     "tuning server": 505_000_000,
-    "SuperLink": 155_000_000,
-    "SuperNode": 130_000_000,
+    "SuperLink": 190_000_000,
+    "SuperNode": 165_000_000,
 }
 """Resident memory in bytes of each process before it holds data of a run.
 

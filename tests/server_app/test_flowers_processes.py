@@ -27,13 +27,13 @@ def held_by_superlink(largest: float, clients: int) -> float:
 def test_between_two_points_and_beyond_the_last() -> None:
     assert held_by_superlink(0, 2) == 0
     # The blobs of two clients have 28 MB together.
-    assert held_by_superlink(14, 2) == 82
-    assert held_by_superlink(56.5 / 2, 2) == pytest.approx(82 + (253 - 82) / 2)
-    assert held_by_superlink(42.5, 4) == held_by_superlink(85, 2) == 362
-    assert held_by_superlink(832, 1) == pytest.approx(619 + 619 - 534)
+    assert held_by_superlink(14, 2) == 85
+    assert held_by_superlink(56.5 / 2, 2) == pytest.approx(85 + (298 - 85) / 2)
+    assert held_by_superlink(42.5, 4) == held_by_superlink(85, 2) == 420
+    assert held_by_superlink(384, 1) == pytest.approx(758 + 758 - 687)
     asked = Traffic(largest_reply=50 * MEGA, largest_request=100 * MEGA)
-    assert superlink(asked, 1).peak - LIBRARIES["SuperLink"] == held_by_superlink(120, 1) * MEGA
-    assert (supernode(42 * MEGA).peak - LIBRARIES["SuperNode"]) / MEGA == 97
+    assert superlink(asked, 1).peak - LIBRARIES["SuperLink"] == held_by_superlink(150, 1) * MEGA
+    assert (supernode(42 * MEGA).peak - LIBRARIES["SuperNode"]) / MEGA == 150
 
 
 @pytest.mark.parametrize("points", [IN_SUPERLINK, IN_SUPERNODE])
