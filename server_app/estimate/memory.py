@@ -7,9 +7,11 @@ Does not cover: the page cache with the files that were read, because the system
 memory is short.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from espalier.hf.machine.computing import KEPT_BYTES
 
 Process = Literal[
     "client",
@@ -41,6 +43,10 @@ Measured by ``python -m benchmarks.plan.libraries`` with torch for CPUs on Linux
 """
 
 
+COMPUTING: Collection[Process] = LIBRARIES.keys() - {"SuperLink", "SuperNode"}
+"""Processes of Espalier, in which the C library keeps freed memory."""
+
+
 @dataclass(frozen=True)
 class Moment:
     """Contents of a process's memory at one time."""
@@ -68,8 +74,12 @@ class Memory:
 
     @property
     def libraries(self) -> int:
-        """Resident memory without data of the run, in bytes."""
-        return LIBRARIES[self.process]
+        """Resident memory without data of the run, in bytes.
+
+        It includes the freed memory that the C library keeps.
+        """
+        kept = KEPT_BYTES if self.process in COMPUTING else 0
+        return LIBRARIES[self.process] + kept
 
     @property
     def largest(self) -> Moment:
