@@ -12,7 +12,7 @@ from espalier.hf.machine.computing import set_up
 from espalier.hf.machine.speed import measured_capability
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.limits import sequence_lengths
-from espalier.hf.opening.opened import TOKENIZER_FILES, OpenedModel, open_model
+from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.estimate import Plan
@@ -34,9 +34,7 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
                 f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
                 f" its config.json); set it to {positions} or less"
             )
-    # Some methods also read text to check the model, which needs a tokenizer.
-    if any((model.directory / name).exists() for name in TOKENIZER_FILES):
-        part(METHODS[settings.method].strategy).require_fit(settings, model, {})
+    part(METHODS[settings.method].strategy).require_fit(settings, model, {})
     return Plan(settings, model)
 
 

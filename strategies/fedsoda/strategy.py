@@ -111,7 +111,8 @@ class FedSoda(Method):
             require_quantisable(model.plan)
         require_sub_model(model, job.num_dropped)
         require_public_text(settings, job)
-        if cls.reads_public_text(job):
+        # An estimate may have a configuration only.
+        if cls.reads_public_text(job) and model.has_tokenizer:
             cls.public_windows(settings, model)
 
     @staticmethod

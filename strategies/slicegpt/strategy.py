@@ -77,7 +77,9 @@ class SliceGpt(Method):
             raise InputError(f"{settings.method}.{error}") from None
         if job.covariances == "public":
             require_public_text(settings, job)
-            public_windows(settings, job, model)
+            # An estimate may have a configuration only.
+            if model.has_tokenizer:
+                public_windows(settings, job, model)
 
     def summary(self) -> None:
         """Show the method and its main settings."""

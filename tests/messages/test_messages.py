@@ -8,6 +8,7 @@ from pydantic import Field
 from run_names import BY_HAND
 
 from espalier.errors import EspalierError
+from espalier.flower.outside_task import play_task
 from espalier.messages.message import (
     FLOWER_TYPES,
     SCHEMA_VERSION,
@@ -163,6 +164,7 @@ def test_a_reason_has_a_limit() -> None:
 
 @pytest.mark.parametrize("kind", ["enrol", "train", "evaluate", "fetch"])
 def test_a_letter_is_addressed_by_flowers_message_type(kind: str) -> None:
+    play_task()
     message = address(letter(kind=kind), 42, 60.0)
     assert message.metadata.dst_node_id == 42
     assert message.metadata.ttl == 60.0

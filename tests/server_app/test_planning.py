@@ -170,6 +170,16 @@ def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_a_configuration_without_tokenizer_is_checked_by_the_method(
+    tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copy(tiny / "config.json", tmp_path)
+    settings = {"method": "fedspine", "lora.targets": "attn.q", "fedspine.selection": "global"}
+    settings |= {"data.window-tokens": 16, "evaluation.window-tokens": 16}
+    assert main({"run": settings | {"model": str(tmp_path)}}) == 2
+    assert "fedspine measures channels by adapters that lie on them" in capsys.readouterr().err
+
+
 def test_a_run_tells_its_plan_in_a_few_lines(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

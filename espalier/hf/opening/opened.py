@@ -443,6 +443,11 @@ class OpenedModel:
                 digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if the directory has a file of a tokenizer."""
+        return any((self.directory / name).exists() for name in TOKENIZER_FILES)
+
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the weights, the tokenizer and the configuration.
