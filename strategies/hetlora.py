@@ -123,7 +123,7 @@ class HetLoRA(Tuning):
         for client, rank in left.items():
             seat = self.rounds.roster.seats[client]
             if rank < self._rank_of(seat):
-                text = f"{seat.site} goes on with rank {rank} of {self._rank_of(seat)}"
+                text = f"{seat.site} continues with rank {rank} of {self._rank_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
         self._ranks = (self._ranks or {}) | left
 

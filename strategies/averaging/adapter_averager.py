@@ -226,7 +226,7 @@ class AdapterAverager:
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
+        """Return the first tensor with values that training cannot have reached, and why."""
         updates = self._all_updates(inbox, [client])
         for key, shapes in self.plan_of(client).shapes().items():
             for name in shapes:

@@ -67,7 +67,7 @@ class Tuning(Method):
         self.averager.note_report(seat, report)
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor whose values are not finite or out of reach of training, and why."""
+        """Return the first tensor with values that training cannot have reached, and why."""
         return self.averager.fault_of(inbox, client)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:

@@ -164,7 +164,7 @@ class FedSoda(Tuning):
         if state["public"] != self._public_sha256():
             raise InputError(
                 f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
-                " text that the run began with; put that one back, or begin a new run"
+                " text that the run began with; put that one back, or start a new run"
             )
         if self.result.dropped is not None:
             self.rounds.take_plan(self.result.model.plan)

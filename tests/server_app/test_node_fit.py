@@ -153,6 +153,6 @@ def test_models_that_runs_bring_are_there_twice(
         == 2
     )
     assert (
-        "the run keeps about 2 GB there (models that runs bring, twice while one arrives"
+        "the run keeps about 2 GB there (models that runs send, twice while one arrives"
         in capsys.readouterr().err
     )
