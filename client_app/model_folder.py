@@ -41,7 +41,7 @@ Stamps = dict[str, list[int]]
 
 
 def downloaded_model(state_root: Path, state: PrivateState) -> Path:
-    """Return the directory of the run's model; its files have the hashes that were offered.
+    """Return the directory of the run's model; its files have the hashes in the offer.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class ModelFolder:
                 self.store.keep_only([])
                 self.remove_files()
                 raise InputError(
-                    f"deliver: file {name} of the model differs from the announced hash; begin a"
+                    f"deliver: file {name} of the model differs from the announced hash; start a"
                     " new run"
                 )
             self._require_flat(name)
@@ -157,7 +157,7 @@ class ModelFolder:
             self.store.keep_only([])
             self.remove_files()
             raise InputError(
-                f"deliver: file {name} of the model cannot be used: {error}; begin a new run"
+                f"deliver: file {name} of the model cannot be used: {error}; start a new run"
             ) from None
 
     def _note(self, manifest: Manifest) -> None:
@@ -223,6 +223,6 @@ def _sha256_of(path: Path) -> str:
 
 
 def offered_sha256(state: PrivateState) -> str:
-    """Return the hash of the run's model, or an empty string if none was offered."""
+    """Return the hash of the run's model; empty before the server offers one."""
     offered: dict[str, Any] = state.load_lasting(MODEL) or {"sha256": ""}
     return str(offered["sha256"])

@@ -22,7 +22,7 @@ NOT_LOADED = "could not load the run's program"
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions that end the process or the generator.
 
-Any other exception concerns only the current work, even if it is no ``Exception``: a panic in a
+Any other exception concerns only the current work, even if it is not an ``Exception``: a panic in a
 Rust library raises ``PanicException``, which derives from ``BaseException``.
 """
 

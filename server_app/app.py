@@ -181,7 +181,7 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
     outcome: Outcome[Any] = part(row.outcome)(run, tests, summary)
     federation = Federation(
         method,
-        (lambda clients: outcome.look(method.result, clients))
+        (lambda clients: outcome.intermediate_metrics(method.result, clients))
         if outcome.MEASURED_BETWEEN_ROUNDS
         else None,
         (lambda _: None)
@@ -196,8 +196,8 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
         outcome.note_times(method.result)
         if run.simulation:
             _collect_egress_logs(run)
-    if federation.looks:
-        write_json(run.folder.path / "rounds.json", {"rounds": federation.looks})
+    if federation.measurements:
+        write_json(run.folder.path / "rounds.json", {"rounds": federation.measurements})
     fault = None
     try:
         outcome.write(method.result)

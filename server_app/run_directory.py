@@ -186,7 +186,7 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     except Damaged as damaged:
         raise InputError(
             f"{given}: {damaged}; the directory is otherwise unchanged, but the run can no"
-            f" longer be identified: restore {FILE} from a backup, or begin a new run with the"
+            f" longer be identified: restore {FILE} from a backup, or start a new run with the"
             f" settings of {path / 'settings.toml'}"
         ) from None
     except EspalierError as error:

@@ -9,34 +9,29 @@ the best approximation of its rank.
 """
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
 from espalier.methods.hetlora.settings import HetLoRASettings
 from espalier.models.plan import block_key
-from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factors import norm
-from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import counted_capabilities
+from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedpetuning import show_averaging
 
 
-class HetLoRA(Method):
+class HetLoRA(Tuning):
     """Strategy of HetLoRA: averaging of adapters with a rank per client.
 
     The parameters are those of ``Method``.
     """
 
-    WORDS = TUNING
     RESULT: ClassVar[type[AdapterResult]] = AdapterResult
     """Class of the result."""
 
@@ -56,36 +51,13 @@ class HetLoRA(Method):
         self._ranks: dict[int, int] | None = None
         """Rank r_k of each client in its next round; None before the first round."""
 
-    @classmethod
-    def require_fit(
-        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
-    ) -> None:
-        """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
-        require_adapters(settings, model)
-
     def summary(self) -> None:
         """Show the method, its main settings and the clients' ranks."""
-        show_averaging(self.run, self.result)
+        super().summary()
         ranks = ", ".join(
             f"{seat.site} {self._rank_of(seat)}" for seat in self.rounds.roster.active()
         )
         self.run.progress.note("ranks", f"ranks        {ranks}")
-
-    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
-        """Select the round's clients, and push the first ranks of the global adapters to them."""
-        return self.averager.prepare(server_round, self.averager.draw(server_round))
-
-    def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to train the first ranks of the global adapters."""
-        return self.averager.order(server_round, client)
-
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record rank, skipped steps and, with weights by samples, their number."""
-        self.averager.note_report(seat, report)
-
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
-        return self.averager.fault_of(inbox, client)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters, and adopt the ranks that self-pruning left."""
@@ -96,10 +68,6 @@ class HetLoRA(Method):
         self._adopt_ranks(updates.clients)
         averager.note_times(server_round, updates.clients)
         averager.average(updates, weights, averager.limits_after(server_round))
-
-    def deliver(self, server_round: int) -> None:
-        """Push the result to the clients for the evaluation on their own text."""
-        self.averager.deliver(server_round)
 
     def alone_order(self, seat: Seat) -> Alone | None:
         """Return the order for a local baseline with the client's first rank."""
@@ -155,7 +123,7 @@ class HetLoRA(Method):
         for client, rank in left.items():
             seat = self.rounds.roster.seats[client]
             if rank < self._rank_of(seat):
-                text = f"{seat.site} goes on with rank {rank} of {self._rank_of(seat)}"
+                text = f"{seat.site} continues with rank {rank} of {self._rank_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
         self._ranks = (self._ranks or {}) | left
 

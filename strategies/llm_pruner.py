@@ -125,7 +125,7 @@ class LlmPruner(Method):
             # slightly below 0.
             if not is_positive(joint, RESCALE_DAMPING):
                 return (
-                    f"{equation_key(*place)}: the numbers are no inner products of the outputs of"
+                    f"{equation_key(*place)}: the numbers are not inner products of the outputs of"
                     " groups"
                 )
         return None

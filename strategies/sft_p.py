@@ -8,7 +8,7 @@ every client builds its own smaller dense model from the result, within its own 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
@@ -19,22 +19,21 @@ from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
 from espalier.training.sft_p.masked_training import first_shared, of_generator
-from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, Selection
+from strategies.base.method import Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
 
-class SftP(Method):
+class SftP(Tuning):
     """Strategy of SFT-P: averaging of a mask generator and LoRA.
 
     The parameters are those of ``Method``.
     """
 
-    WORDS = TUNING
     RESULT: ClassVar[type[AdapterResult]] = AdapterResult
     """Class of the result."""
 
@@ -70,7 +69,7 @@ class SftP(Method):
         learning rate that is too high, and everything that FedPETuning refuses.
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
-        require_adapters(settings, model)
+        super().require_fit(settings, model, capabilities)
         model.require_groups()
         job = settings.of(SftPSettings)
         method = settings.method
@@ -126,29 +125,6 @@ class SftP(Method):
 
     def _is_late(self, seat: Seat) -> bool:
         return self.job.is_late(seat.client, len(self.rounds.roster.seats))
-
-    def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to train generator and LoRA."""
-        return self.averager.order(server_round, client)
-
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record rank, skipped steps and, with weights by samples, their number."""
-        self.averager.note_report(seat, report)
-
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
-        return self.averager.fault_of(inbox, client)
-
-    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Average generator and LoRA (equation 15)."""
-        averager = self.averager
-        updates = averager.updates(server_round, inbox, clients)
-        weights = averager.samples_of(updates.clients)
-        averager.average(updates, weights, averager.limits_after(server_round))
-
-    def deliver(self, server_round: int) -> None:
-        """Push the result to the clients for their own models."""
-        self.averager.deliver(server_round)
 
     def alone_order(self, seat: Seat) -> Alone | None:
         """Return the order to write the client's model, even if nobody evaluates it.

@@ -136,6 +136,15 @@ def cells(
 ) -> Iterator[Cell]:
     """Yield the runs of some parts; ``common`` has the settings of all runs."""
     once = at_once(common["federation.rounds"])
+    yield from _compared(parts, shares, once)
+    yield from _longer(parts, shares, common)
+    yield from _elsewhere(parts, shares, once)
+
+
+def _compared(
+    parts: Sequence[str], shares: Sequence[float], once: dict[str, dict[str, Any]]
+) -> Iterator[Cell]:
+    """Yield the runs that compare methods, pruning ratios and ranks."""
     if "methods" in parts:
         yield from _unpruned(FLEET)
         for share, (name, changes) in product(shares, (CHOICES | BY_SAMPLES).items()):
@@ -159,6 +168,12 @@ def cells(
                 f"{SCHEDULE}, rank {rank}",
                 {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)},
             )
+
+
+def _longer(
+    parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]
+) -> Iterator[Cell]:
+    """Yield the runs with other numbers of steps and rounds."""
     if "steps" in parts:
         total = common["federation.rounds"] * common["training.steps"]
         for steps, name in product(STEPS, (BANDIT, SCHEDULE)):
@@ -178,6 +193,12 @@ def cells(
         } | at_once(rounds)
         for name, changes in compared.items():
             yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", varied | changes)
+
+
+def _elsewhere(
+    parts: Sequence[str], shares: Sequence[float], once: dict[str, dict[str, Any]]
+) -> Iterator[Cell]:
+    """Yield the runs with other fleets, data and trained weights."""
     if "fleets" in parts:
         for fleet in FLEETS:
             yield from _unpruned(fleet)

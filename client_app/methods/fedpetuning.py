@@ -231,7 +231,7 @@ def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: Ru
     if lacking := sorted(specs.keys() - blobs.keys()):
         raise InputError(
             f"train: of the adapters that the work begins with {', '.join(lacking)} were not"
-            " brought to this client"
+            " sent to this client"
         )
     if other := sorted(
         key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob

@@ -54,19 +54,19 @@ def train(site: Site, request: Letter) -> Letter:
             else _vote_on_one_block(site, state, request)
         )
 
-    def require_what_it_goes_on_from(state: PrivateState) -> None:
+    def require_state(state: PrivateState) -> None:
         number = header.server_round
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
         if is_answered(state, header):
             raise InputError(
-                f"train: this client answered round {number} and lost what it went on from; begin a"
-                " new run"
+                f"train: this client answered round {number} and lost the state of the one before;"
+                " start a new run"
             )
         _delivered_again(site, header)
 
-    return answer_once(site, request, vote, require_ready=require_what_it_goes_on_from)
+    return answer_once(site, request, vote, require_ready=require_state)
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:

@@ -62,7 +62,7 @@ def _emulator(
     plan = emulator_adapters(site.model.plan, settings, held.blocks)
     if lacking := sorted(plan.shapes().keys() - blobs.keys()):
         raise StateLost(
-            f"train: of the emulator's LoRA {', '.join(lacking)} was not brought to this site"
+            f"train: of the emulator's LoRA {', '.join(lacking)} was not sent to this site"
         )
     found = {
         key: unpack_adapters(shapes, blobs[key], settings.federation.payload)

@@ -113,5 +113,5 @@ def require_model(state: PrivateState, order: SubModelOrder) -> None:
     """Raise StateLost unless the sub-model that an order names was received here."""
     if offered_sha256(state) != order.model_sha256:
         raise StateLost(
-            "train: the run's sub-model was not brought to this site, or its state was removed"
+            "train: the run's sub-model was not sent to this site, or its state was removed"
         )

@@ -127,14 +127,14 @@ def _require_new(
     answered = _answered(state, kind)
     if number < (last := max(answered, default=0)):
         raise InputError(
-            f"{kind}: this client answered round {last}; round {number} is over; begin a new run"
+            f"{kind}: this client answered round {last}; round {number} is over; start a new run"
         )
     once_in_a_run = kind in ONCE_IN_A_RUN
     known = {one for place, one in answered.items() if once_in_a_run or place == number}
     if known - {asked} or saved is not None:
         place = "this run" if once_in_a_run else f"round {number}"
         raise InputError(
-            f"{kind}: this client answered another request of {place}; begin a new run"
+            f"{kind}: this client answered another request of {place}; start a new run"
         )
 
 

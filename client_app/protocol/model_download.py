@@ -39,7 +39,8 @@ def take_offer(site: Site, request: Letter) -> Letter:
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
             raise InputError(
-                "deliver: this site was offered another model in this run; begin a new run"
+                "deliver: the server offered this site another model before in this run; start a"
+                " new run"
             )
         reserve(site.node, manifest)
         kept = ModelFolder(site.node.state_root(), manifest.sha256)
@@ -64,14 +65,14 @@ def take_piece(site: Site, request: Letter) -> Letter:
     StateLost
         This model was not offered here, or the offer is gone.
     InputError
-        The bytes do not have the size or the hash that was offered.
+        The bytes do not have the size or the hash in the offer.
     """
     piece = validate(Piece, request.scalars)
     state = site.state(request.header)
     offered = state.load_lasting(MODEL)
     if offered is None or offered["sha256"] != piece.model_sha256:
         raise StateLost(
-            "deliver: a piece of a model came that was not offered here; offer it again"
+            "deliver: this piece is of a model that the server did not offer; offer the model first"
         )
     manifest = validate(Offer, offered["offer"]).manifest()
     # Reserve again: the room of an unfinished model may have been given to others meanwhile.
@@ -79,9 +80,9 @@ def take_piece(site: Site, request: Letter) -> Letter:
     kept = ModelFolder(site.node.state_root(), piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
-        raise InputError(f"deliver: piece {piece.index} is not of the size that was offered")
+        raise InputError(f"deliver: piece {piece.index} does not have the size in the offer")
     if sha256(data) != manifest.piece_sha256[piece.index]:
-        raise InputError(f"deliver: piece {piece.index} does not have the hash that was offered")
+        raise InputError(f"deliver: piece {piece.index} does not have the hash in the offer")
     with in_turn(kept.folder):
         if not kept.is_sound():
             kept.make_room(manifest, len(data))

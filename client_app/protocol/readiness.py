@@ -8,7 +8,7 @@ from espalier.hf.opening.limits import require_within_limits
 from espalier.settings.methods import METHODS, part
 
 NO_MODEL_FROM_OUTSIDE = (
-    "most-model-bytes: this site takes no model that a run's server brings; its owner can allow it,"
+    "most-model-bytes: this site accepts no model from a run's server; its owner can allow it,"
     " with for instance most-model-bytes=8000000000 in --node-config"
 )
 

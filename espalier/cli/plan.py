@@ -44,7 +44,7 @@ def plan(given: argparse.Namespace) -> int:
     Raises
     ------
     InputError
-        A word is no setting, or a speed is invalid.
+        A word is not a setting, or a speed is invalid.
     """
     take_interrupts()
     app = find_app(given.app)

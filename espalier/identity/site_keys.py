@@ -4,7 +4,7 @@ The file ``server/sites/hospital-a.key.pub`` states that the holder of the match
 ``hospital-a``. The formats are those of Flower's SuperNode authentication: OpenSSH, on a NIST
 curve.
 Covers: a private key that other users of the machine can read is refused, as ssh does. A directory
-is refused if two sites have the same key or if a file is no public key.
+is refused if two sites have the same key or if a file is not a public key.
 Does not cover: copies of a private key in other hands, or who may write to the directory.
 """
 
@@ -46,7 +46,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     Raises
     ------
     InputError
-        The file cannot be read, other users can read it, or it is no key that a SuperNode accepts.
+        The file cannot be read, other users can read it, or a SuperNode does not accept the key.
         Nothing of its content is quoted.
     """
     try:

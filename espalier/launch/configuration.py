@@ -87,7 +87,7 @@ def _flatten(nested: Mapping[str, Any]) -> Config:
 def _pair(word: str, defaults: Config) -> tuple[str, Any]:
     """Split ``key=value`` and convert the value.
 
-    The value is read as TOML. It stays a string if it is no TOML, or if the key's default is a
+    The value is read as TOML. It stays a string if it is not TOML, or if the key's default is a
     string.
     """
     key, _, text = word.partition("=")

@@ -82,6 +82,22 @@ The limit holds for every model. Without it, a server could push a model with hu
 single items off the mean. A probability of 1 in 485 million has this loss.
 """
 
+OBSERVER = (
+    "How well the client's local baseline predicts the evaluation texts, one number per"
+    " text, or the public test items, one number per metric, rounded to three decimals and"
+    " answered once per run. A server that makes up the texts learns which of them it"
+    " predicts better; `least-tokens` sets the minimum amount of data behind the model."
+    " With `evaluation.own-text`, if the site allows it: how well the dense, the client's"
+    " own and the federated model predict its own held-out text or items, one number each."
+    " It is a mean over at least 1000 predicted tokens of text, 1000 classified items, or"
+    " 1000 tokens of at least 100 answers, in which no prediction counts more than 20 nats,"
+    " rounded to three decimals. A server that chooses the model learns counts of tokens or"
+    " classes from it, and the loss of a single item from the difference of two such means."
+    " So a site allows it only to a server that it trusts with these numbers. Also how long"
+    " the evaluation took."
+)
+"""What an observer learns from a reply."""
+
 
 def require_of_run(texts: Texts, run: RunSettings) -> None:
     """Check that the request names no more texts, windows and items than the settings allow.
@@ -135,14 +151,14 @@ def require_many(texts: Texts) -> None:
         if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
             raise ProtocolError(
                 f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
-                f" evaluate what they make alone on {LEAST_PREDICTIONS} or more; take a longer"
+                f" evaluate local baselines on {LEAST_PREDICTIONS} or more; take a longer"
                 " text, raise evaluation.max-windows or evaluation.window-tokens, or set"
                 " evaluation.local-only to false"
             )
     if 0 < texts.test_items < LEAST_ITEMS:
         raise ProtocolError(
-            f"task.test-path: there are {texts.test_items} test items, sites score what they make"
-            f" alone on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
+            f"task.test-path: there are {texts.test_items} test items, sites score local baselines"
+            f" on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
             " evaluation.local-only to false"
         )
 
@@ -169,12 +185,9 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
 
     Parameters
     ----------
-    method
-        Method of the run.
-    texts
-        Fields of the request.
-    own_text
-        Setting ``evaluation.own-text`` of the run.
+    method : method of the run
+    texts : fields of the request
+    own_text : setting ``evaluation.own-text`` of the run
 
     Raises
     ------
@@ -195,55 +208,46 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     blobs = {WINDOWS_BLOB: windows} if windows else {}
     if texts.test_items:
         blobs[TEST_BLOB] = test_specs(texts)
-    own = len(OWN_TEXT_MODELS) if texts.own_text else 0
 
-    def a_loss_per_text(report: Scalars) -> None:
-        if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (
-            len(texts.names),
-            own,
-        ):
-            found = (
-                f"{len(report.losses)} losses for {len(texts.names)} texts,"
-                f" {len(report.own_losses)} own for {own}"
-            )
-            raise ProtocolError(f"Losses: {found}")
-        for name in ("losses", "own_losses", "test_scores") if isinstance(report, Losses) else ():
-            if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
-                raise ProtocolError(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
-        if isinstance(report, Losses) and any(
-            not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses
-        ):
-            raise ProtocolError(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
-        if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
-            raise ProtocolError(
-                f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
-            )
-        if isinstance(report, Losses) and any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
-            raise ProtocolError(f"Losses: losses are not between 0 and {MOST_LOSS}")
-        if isinstance(report, Losses) and not all(
-            map(_is_score, texts.test_metrics, report.test_scores)
-        ):
-            raise ProtocolError(
-                "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
-            )
+    def check(report: Scalars) -> None:
+        if isinstance(report, Losses):
+            _require_figures(report, texts)
 
     return Contract(
         kind="evaluate",
         method=method,
         down=Side(Texts, blobs),
-        up=Side(Losses, check_scalars=a_loss_per_text),
-        observer=(
-            "How well the client's local baseline predicts the evaluation texts, one number per"
-            " text, or the public test items, one number per metric, rounded to three decimals and"
-            " answered once per run. A server that makes up the texts learns which of them it"
-            " predicts better; `least-tokens` sets the minimum amount of data behind the model."
-            " With `evaluation.own-text`, if the site allows it: how well the dense, the client's"
-            " own and the federated model predict its own held-out text or items, one number each."
-            " It is a mean over at least 1000 predicted tokens of text, 1000 classified items, or"
-            " 1000 tokens of at least 100 answers, in which no prediction counts more than 20 nats,"
-            " rounded to three decimals. A server that chooses the model learns counts of tokens or"
-            " classes from it, and the loss of a single item from the difference of two such means."
-            " So a site allows it only to a server that it trusts with these numbers. Also how long"
-            " the evaluation took."
-        ),
+        up=Side(Losses, check_scalars=check),
+        observer=OBSERVER,
     )
+
+
+def _require_figures(report: Losses, texts: Texts) -> None:
+    """Check that a reply has one rounded number in its range per text, model and metric.
+
+    Raises
+    ------
+    ProtocolError
+        If it does not; the error names the field.
+    """
+    own = len(OWN_TEXT_MODELS) if texts.own_text else 0
+    if (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
+        raise ProtocolError(
+            f"Losses: {len(report.losses)} losses for {len(texts.names)} texts,"
+            f" {len(report.own_losses)} own for {own}"
+        )
+    for name in ("losses", "own_losses", "test_scores"):
+        if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
+            raise ProtocolError(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
+    if any(not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses):
+        raise ProtocolError(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
+    if len(report.test_scores) != len(texts.test_metrics):
+        raise ProtocolError(
+            f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
+        )
+    if any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
+        raise ProtocolError(f"Losses: losses are not between 0 and {MOST_LOSS}")
+    if not all(map(_is_score, texts.test_metrics, report.test_scores)):
+        raise ProtocolError(
+            "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
+        )

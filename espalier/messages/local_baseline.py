@@ -5,7 +5,7 @@ rounds leave none: clients that tune (or train the layer of LLM-Streamline) trai
 for as many steps as all rounds have, and clients of iterative FedPrLLM prune the model without the
 decisions of others. In SFT-P and FedSpine the client writes its personal model; an SFT-P client
 that took part in no round fits its embedding first. This work can take as long as the rounds did,
-so it has a message of its own and is no part of the evaluation.
+so it has a message of its own and is not part of the evaluation.
 """
 
 from pydantic import Field
@@ -48,7 +48,7 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
     """
     if not settings.job.makes_alone:
         raise ProtocolError(
-            f"message: clients of {settings.method} make nothing alone after their rounds"
+            f"message: clients of {settings.method} compute no local baseline after their rounds"
         )
     largest = settings.lora.rank if settings.tunes else 0
     order = validate(Alone, request.scalars)

@@ -192,7 +192,7 @@ def _answer(
             None,
             1,
             (),
-            f"{kind}: the server brings the model; see docs/privacy-reference.md",
+            f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
     specs = contract.up.specs(NoScalars())
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1

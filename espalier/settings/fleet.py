@@ -192,4 +192,4 @@ def read_fleet(path: Path) -> Fleet:
         # themselves.
         if not (found := error.errors()[0])["loc"]:
             lines = [found["msg"].removeprefix("Value error, ")]
-        raise InputError("\n  ".join([f"{path} is no fleet:", *lines])) from None
+        raise InputError("\n  ".join([f"{path} is not a fleet:", *lines])) from None

@@ -52,7 +52,7 @@ MOST_NAME = 64
 
 
 FLOWER_KEYS = ("partition-id", "num-partitions")
-"""Keys of the configuration that Flower sets in a simulation; they are no settings."""
+"""Keys of the configuration that Flower sets in a simulation; they are not settings."""
 
 
 class NodeSettings(Table):
@@ -255,7 +255,7 @@ class NodeSettings(Table):
             {part.strip() for part in value.split(",") if part.strip()} - METHODS.keys()
         ):
             shown = ", ".join(name.encode("ascii", "replace").decode() for name in unknown)
-            raise ValueError(f"{shown} is no method; choose of {', '.join(METHODS)}")
+            raise ValueError(f"{shown} is not a method; choose one of {', '.join(METHODS)}")
         return value
 
     @property
@@ -390,7 +390,9 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         except EspalierError as mistake:
             mistakes.append(str(mistake))
     if config.get("site") in (".", ".."):
-        mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
+        mistakes.append(
+            f"site = {config['site']!r}: is not a file name; give the site another name"
+        )
     if not config.get("site") and not claimed_name(config):
         mistakes.append(
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
@@ -447,5 +449,5 @@ def _unusable(path: str, *, missing: bool) -> str:
         return "" if missing else "does not exist"
     except (OSError, RuntimeError, ValueError) as error:
         # The path is too long or forbidden, names another user's home or contains an invalid byte.
-        return f"is no path ({getattr(error, 'strerror', None) or error})"
+        return f"is not a path ({getattr(error, 'strerror', None) or error})"
     return ""

@@ -11,7 +11,7 @@ from espalier.settings.method import MethodSettings
 def _keeps_n_of_m(pattern: str) -> str:
     match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", pattern)
     if pattern and (match is None or int(match[1]) >= int(match[2])):
-        raise ValueError("is no n:m pattern that keeps n of m weights, for instance 2:4")
+        raise ValueError("is not an n:m pattern that keeps n of m weights, for instance 2:4")
     return pattern
 
 

@@ -619,8 +619,6 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         return lines
     source = data.get("source", "documentation")
     path = data.get("path", "")
-    partition = data.get("partition", "iid")
-    field = data.get("partition-field", "")
     task = nested.get("task", {})
     tuned = "task" in tables_of(str(nested.get("method")))
     name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
@@ -629,27 +627,10 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
             f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an"
             " adapter"
         )
-    if (
-        partition in ("by-field", "dirichlet")
-        and name == TEXT
-        and (source not in ("jsonl", "hub") or not field)
-    ):
-        lines.append(
-            f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and"
-            " data.partition-field"
-        )
+    lines += _wrong_partition(data, source, name)
     # Sites of a deployment have records of their own, so the source does not matter there.
     if simulation and name != TEXT and source not in ("jsonl", "hub"):
         lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
-    if partition != "iid" and source in BUILT_IN_TEXTS:
-        lines.append(
-            f"data.partition = '{partition}': '{source}' has one source per client; set data.source"
-        )
-    if partition == "by-file" and source == "hub":
-        lines.append(
-            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
-            " another partition"
-        )
     if (
         simulation
         and source in ("text", "jsonl", "hub")
@@ -676,10 +657,35 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
     return lines
 
 
+def _wrong_partition(data: Mapping[str, Any], source: Any, task: str) -> list[str]:
+    """Return an error line per reason why the data cannot be divided among clients in this way."""
+    partition = data.get("partition", "iid")
+    lines = []
+    if (
+        partition in ("by-field", "dirichlet")
+        and task == TEXT
+        and (source not in ("jsonl", "hub") or not data.get("partition-field", ""))
+    ):
+        lines.append(
+            f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and"
+            " data.partition-field"
+        )
+    if partition != "iid" and source in BUILT_IN_TEXTS:
+        lines.append(
+            f"data.partition = '{partition}': '{source}' has one source per client; set data.source"
+        )
+    if partition == "by-file" and source == "hub":
+        lines.append(
+            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
+            " another partition"
+        )
+    return lines
+
+
 def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
     """Return whether a path is a file that clients train on; ``{client}`` stands for a number.
 
-    The result is False for values that are no paths.
+    The result is False for values that are not paths.
     """
     if not (isinstance(test_path, str) and isinstance(path, str) and test_path and path):
         return False

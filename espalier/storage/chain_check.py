@@ -50,7 +50,7 @@ class Checked:
     last: str = ""
     """Time of the last entry."""
     notes: list[str] = field(default_factory=list)
-    """Remarks on lines that do not belong to the chain but are no fault."""
+    """Remarks on lines that do not belong to the chain but are not faults."""
     fault: str = ""
     """First broken line and the reason; empty if the log is intact."""
     unchained: int = 0

@@ -2,7 +2,7 @@
 
 A float32 is mapped to an unsigned integer of the same order. A histogram of the integers' upper
 bits gives the bin of the last pruned score, and only this bin is searched again. Of equal scores
-the lower index goes first, as in a stable sort, so the masks have the bits of
+the lower index is pruned first, as in a stable sort, so the masks have the bits of
 ``selection.select_lowest`` on any device.
 
 All functions take ``scores``, (rows, columns) float32, and fill a prune mask of this shape.

@@ -38,7 +38,7 @@ def select_lowest(
     -------
     Tensor
         bool, True for pruned weights. Each group loses exactly ``pruned_per_group`` weights. Of
-        equal scores the lower index goes first (row-major index in a layer).
+        equal scores the lower index is pruned first (row-major index in a layer).
 
     Raises
     ------

@@ -8,6 +8,7 @@ row divided by the root of its first entry.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -99,8 +100,8 @@ def factorise(
             return Factor(upper, damping, dead)
         if damping == 1:
             raise NoFactorError(
-                "the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no"
-                " sum of x x^T"
+                "the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is not"
+                " a sum of x x^T"
             )
         damping = min(10 * damping, 1.0) if damping else PAPER_DAMPING
 
@@ -128,7 +129,7 @@ def prune(
         bool, shaped like ``weight``, True for pruned weights. The scores are ``W_ij^2 / U_jj^2`` of
         weights that earlier blocks have updated. They are compared as ``|W_ij| * (1 / U_jj)``, in
         float32. After each block exactly ``int(number * sparsity)`` of the weights so far are
-        pruned; of equal scores the lower row-major index within the block goes first. (The
+        pruned; of equal scores the lower row-major index within the block is pruned first. (The
         published code prunes all scores up to a threshold, one more in each block.) In a pattern, m
         weights are compared when their column is reached, so updates within the block count as
         well.
@@ -161,11 +162,7 @@ def prune(
     rows, columns = weight.shape
     for number, start in enumerate(range(0, columns, block_size), 1):
         end = min(start + block_size, columns)
-        block = _Block(
-            factor.upper[start:end, start:end].contiguous(),
-            updated[:, start:end],
-            prune_mask[:, start:end],
-        )
+        block = _Block.of(factor, updated, prune_mask, slice(start, end))
         if pattern is None:
             # A difference of totals, so that rounding does not accumulate over the blocks.
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)
@@ -217,6 +214,12 @@ class _Block:
     upper: Tensor
     weight: Tensor
     prune_mask: Tensor
+
+    @classmethod
+    def of(cls, factor: Factor, weight: Tensor, prune_mask: Tensor, columns: slice) -> Self:
+        """Return some columns of a matrix, of its mask and of the inputs' factor."""
+        upper = factor.upper[columns, columns].contiguous()
+        return cls(upper, weight[:, columns], prune_mask[:, columns])
 
     @property
     def reciprocals(self) -> Tensor:

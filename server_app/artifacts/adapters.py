@@ -33,7 +33,7 @@ class AdapterOutcome(Outcome[Adapters]):
 
     MEASURED_BETWEEN_ROUNDS = True
 
-    def look(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
+    def intermediate_metrics(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
         """Return the perplexities or scores of the global adapters.
 
         ``seconds`` is the time of all rounds so far, if the clock of a simulated fleet provides it.

@@ -32,7 +32,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
 
     MEASURED_BETWEEN_ROUNDS = True
 
-    def look(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
+    def intermediate_metrics(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
         """Return metrics of the devices' smaller models, by name and device.
 
         The server can build these models because it knows all cuts. ``seconds`` is the time of all

@@ -47,9 +47,9 @@ class Outcome(ABC, Generic[R]):
         """Sentences about values of result or base that are not finite; the run then fails."""
 
     MEASURED_BETWEEN_ROUNDS = False
-    """True if ``look`` can evaluate intermediate results between rounds."""
+    """True if ``intermediate_metrics`` is implemented."""
 
-    def look(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
+    def intermediate_metrics(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
         """Return metrics of an intermediate result between rounds, as JSON values.
 
         They are ``perplexity`` by text, or ``scores`` on the items by metric.

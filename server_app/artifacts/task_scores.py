@@ -25,11 +25,11 @@ def measure_items(
     columns: Mapping[str, Tensors],
     tests: PublicTests,
     summary: Summary,
-    look: Callable[[str, Mapping[str, float]], None],
+    note: Callable[[str, Mapping[str, float]], None],
 ) -> None:
     """Score all columns with one base model in memory; a column without tensors is the base itself.
 
-    The base is loaded in the format of training (``training.base``). ``look`` is called with the
+    The base is loaded in the format of training (``training.base``). ``note`` is called with the
     scores of each column.
     """
     assert tests.encoded is not None
@@ -41,7 +41,7 @@ def measure_items(
     for column, tensors in columns.items():
         adapted.set(tensors or base)
         scores = scores_of(run, adapted, tests)
-        look(column, scores)
+        note(column, scores)
         for metric, value in scores.items():
             summary.scores.setdefault(metric, {})[column] = value
         text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())

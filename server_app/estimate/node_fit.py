@@ -44,10 +44,11 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
     settings = parse(run_config)
     if not settings.job.NEEDS_BASE_MODEL:
         yield (
-            "memory     the model that the run's server brings decides; espalier plan says it there"
+            "memory     depends on the model that the run's server sends; espalier plan on the"
+            " server's machine shows it"
         )
         brought = {
-            "models that runs bring, twice while one arrives": (
+            "models that runs send, twice while one arrives": (
                 2 * (node.most_bytes_of_models() or 0)
             )
         }

@@ -35,7 +35,7 @@ def tell_plan(
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
         print(
-            "planned      nothing: the forecast failed, which is no matter of the run's", flush=True
+            "planned      nothing: the forecast failed, which does not affect the run", flush=True
         )
         return
     print("\n".join(lines), flush=True)

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.hf.nf4.matrices import require_quantisable
-from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import validate
-from espalier.methods.fedpetuning.contract import Order, PartOrder, TuningReport, parts, trained
+from espalier.methods.fedpetuning.contract import Order, PartOrder, TuningReport, parts
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
-from espalier.settings.run import RunSettings
 from espalier.settings.training import TrainingSettings
 from pruning_kernels.lora.clipping import LEAST_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
@@ -31,14 +28,11 @@ from strategies.averaging.training_bound import Reach
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.averaging.updates import Updates
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, ProgressWords, Selection
+from strategies.base.method import ClientOrder, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fleet.timed_rounds import DeviceTime, FleetClock, RoundTime
-from strategies.fleet.training_time import bytes_of_round, require_fleet, virtual_seconds
-
-TUNING = ProgressWords("adapters", "training", "trained")
-"""ProgressWords of methods that train adapters."""
+from strategies.fleet.training_time import bytes_of_round, virtual_seconds
 
 Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
 """Function of blob key, global adapter, clients' factors and their weights: the mean factors."""
@@ -232,7 +226,7 @@ class AdapterAverager:
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
+        """Return the first tensor with values that training cannot have reached, and why."""
         updates = self._all_updates(inbox, [client])
         for key, shapes in self.plan_of(client).shapes().items():
             for name in shapes:
@@ -365,17 +359,3 @@ class AdapterAverager:
         if self.job.averages_updates:
             return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
         return zero_padded_mean(factors, weights, adapter.rank)
-
-
-def require_adapters(settings: RunSettings, model: OpenedModel) -> None:
-    """Refuse adapters or NF4 that the model does not allow, and an unknown fleet.
-
-    Raises
-    ------
-    InputError
-        The message names the setting.
-    """
-    require_fleet(settings)
-    trained(model.plan, settings)
-    if settings.training.base == "nf4":
-        require_quantisable(model.plan)

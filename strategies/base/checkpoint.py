@@ -117,7 +117,7 @@ class CheckpointFolder:
 
     def _remedy(self, damaged: Path) -> str:
         """Return what remains of the checkpoints, and what to do, as text."""
-        anew = f"restore {damaged} from a backup, or begin a new run (resume-from = '')"
+        anew = f"restore {damaged} from a backup, or start a new run (resume-from = '')"
         if not self._previous.exists():
             return f"no earlier round remains: {anew}"
         try:

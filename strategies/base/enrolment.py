@@ -129,7 +129,7 @@ class Enroller:
         """
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
-            why = "the run began without it, and a resumed run keeps its clients; begin a new run"
+            why = "the run began without it, and a resumed run keeps its clients; start a new run"
             self._refuse(site, why, sites[site][0])
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds

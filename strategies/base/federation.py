@@ -31,22 +31,22 @@ class Federation:
     Parameters
     ----------
     method : method of the run
-    look : function that evaluates the intermediate result for the given clients, or None
+    measure : function that evaluates the intermediate result for the given clients, or None
     enrolled : function that is called with all seats after enrolment
     """
 
     def __init__(
         self,
         method: Method,
-        look: Callable[[Sequence[int]], dict[str, Any]] | None = None,
+        measure: Callable[[Sequence[int]], dict[str, Any]] | None = None,
         enrolled: Callable[[Sequence[Seat]], None] = lambda _: None,
     ) -> None:
         self.method = method
         self.run = method.run
         self.rounds = method.run.rounds
-        self.looks: list[dict[str, Any]] = []
+        self.measurements: list[dict[str, Any]] = []
         """Evaluations between rounds, each with its ``round``."""
-        self._look = look
+        self._measure = measure
         self._enrolled = enrolled
         self._prepared = 0
         """Last round whose decisions are in the checkpoint."""
@@ -108,7 +108,7 @@ class Federation:
             "clients": roster.state(),
             "traffic": run.folder.ledger.state(),
             "prepared": self._prepared,
-            "looks": self.looks,
+            "measurements": self.measurements,
         }
         run.checkpoint.save(
             server_round,
@@ -122,7 +122,7 @@ class Federation:
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finish(saved["round"])
         self._prepared = saved["state"]["prepared"]
-        self.looks = saved["state"]["looks"]
+        self.measurements = saved["state"]["measurements"]
         self.method.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times().clients)
@@ -157,7 +157,7 @@ class Federation:
             self._caught_up(server_round, catch_up),
         )
         self._aggregate(server_round, replies, selection.quorum_of)
-        self._look_at_result(server_round)
+        self._measure_result(server_round)
         self._save(server_round)
         rounds.finish(server_round)
         self.run.progress.note(
@@ -236,14 +236,14 @@ class Federation:
             self.rounds.drop("train", seat, f"reply refused: {fault}")
         return fault is None
 
-    def _look_at_result(self, server_round: int) -> None:
+    def _measure_result(self, server_round: int) -> None:
         """Evaluate the intermediate result if ``evaluation.every`` asks for it after this round."""
         every = self.run.settings.evaluation.every
-        if self._look is not None and every and server_round % every == 0:
+        if self._measure is not None and every and server_round % every == 0:
             clients = [seat.client for seat in self.rounds.roster.active()]
-            self.looks.append({"round": server_round, **self._look(clients)})
+            self.measurements.append({"round": server_round, **self._measure(clients)})
             self.run.progress.note(
-                "looked", f"measured     after round {server_round}", **self.looks[-1]
+                "measured", f"measured     after round {server_round}", **self.measurements[-1]
             )
 
     # ----- local baselines ------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Base class of all methods: the questions that ``Federation`` asks in the course of a run.
 
 A method overrides what differs from other methods. What methods share is in objects that they
-have, such as ``AdapterAverager``; no method derives from another one.
+have, such as ``AdapterAverager``; ``Tuning`` asks it by default. No method derives from another.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ class RunResult(Saved, Protocol):
 
 @dataclass(frozen=True)
 class ProgressWords:
-    """ProgressWords for the progress lines of a method."""
+    """Nouns and verbs of a method's progress lines."""
 
     sent: str = "results"
     """Plural noun for what clients send."""

@@ -95,7 +95,7 @@ class RunFolder:
         ):
             raise InputError(
                 f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} lists"
-                " finished rounds; restore it from a backup, or begin a new run (resume-from ="
+                " finished rounds; restore it from a backup, or start a new run (resume-from ="
                 " '')"
             )
 

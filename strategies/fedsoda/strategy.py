@@ -42,24 +42,22 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
-from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, Selection
+from strategies.base.method import ClientOrder, Selection
 from strategies.base.public_windows import public_windows, require_public_text
-from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fedsoda.sub_model import SubModelResult, require_sub_model
 
 
-class FedSoda(Method):
+class FedSoda(Tuning):
     """Strategy of FedSODA: averaging of an adapter on a sub-model that the server keeps aligned.
 
     The parameters are those of ``Method``.
     """
 
-    WORDS = TUNING
     RESULT: ClassVar[type[SubModelResult]] = SubModelResult
     """Class of the result."""
 
@@ -97,7 +95,7 @@ class FedSoda(Method):
         also an evaluation text, and everything that FedPETuning refuses.
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
-        require_adapters(settings, model)
+        super().require_fit(settings, model, capabilities)
         job = settings.of(FedSodaSettings)
         method = settings.method
         emulator = job.emulator_of(len(model.plan.blocks))
@@ -167,7 +165,7 @@ class FedSoda(Method):
         if state["public"] != self._public_sha256():
             raise InputError(
                 f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
-                " text that the run began with; put that one back, or begin a new run"
+                " text that the run began with; put that one back, or start a new run"
             )
         if self.result.dropped is not None:
             self.rounds.take_plan(self.result.model.plan)
@@ -337,18 +335,3 @@ class FedSoda(Method):
             aligned=self.result.aligned,
         )
         return replace(order, fields=named)
-
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record rank, skipped steps and, with weights by samples, their number."""
-        self.averager.note_report(seat, report)
-
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
-        return self.averager.fault_of(inbox, client)
-
-    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Average the adapter's LoRA (algorithm 2, line 18)."""
-        averager = self.averager
-        updates = averager.updates(server_round, inbox, clients)
-        weights = averager.samples_of(updates.clients)
-        averager.average(updates, weights, averager.limits_after(server_round))

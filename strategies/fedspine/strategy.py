@@ -30,12 +30,13 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_importance import Terms, comparable, spectral_term
 from pruning_kernels.lora.factor_means import Divisor, KeptFactors
 from pruning_kernels.lora.factors import Factors
-from strategies.averaging.adapter_averager import TUNING, AdapterAverager, require_adapters
+from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.client_weights import count_claims
+from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, Selection
+from strategies.base.method import Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fedspine.choice import Arm, Choices, arms_from_json, arms_to_json
@@ -51,13 +52,12 @@ from strategies.fedspine.reward import Outcome
 from strategies.fleet.training_time import bytes_of_bits, bytes_of_round, virtual_seconds
 
 
-class FedSpine(Method):
+class FedSpine(Tuning):
     """Strategy of FedSpine: averaging of adapters of devices that prune during the run.
 
     The parameters are those of ``Method``.
     """
 
-    WORDS = TUNING
     RESULT: ClassVar[type[RefinedResult]] = RefinedResult
     """Class of the result."""
 
@@ -97,7 +97,7 @@ class FedSpine(Method):
         """
         require_falls(settings)
         model.require_groups()
-        require_adapters(settings, model)
+        super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
         require_share(settings, model.plan)
@@ -193,28 +193,16 @@ class FedSpine(Method):
                     "kept_cut", text, client=client, site=site, round=server_round
                 )
 
-    def deliver(self, server_round: int) -> None:
-        """Push the result to the devices for their own models."""
-        self.averager.deliver(server_round)
-
     def alone_order(self, seat: Seat) -> Alone | None:
         """Return the order to write the device's model, even if nobody evaluates it."""
         return Alone() if self.job.makes_alone else None
 
     # ----- stage 4: training, which is in client_app/methods/fedspine/device.py -------------------
 
-    def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to train in the shapes of a device's smaller model."""
-        return self.averager.order(server_round, client)
-
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record trained rank, skipped steps and the device's pruning ratio."""
         self.averager.note_report(seat, report)
         seat.metrics |= {"pruned": self.groups.share(self.result.cut_of(seat.client))}
-
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
-        return self.averager.fault_of(inbox, client)
 
     # ----- stage 5: aggregation -------------------------------------------------------------------
 

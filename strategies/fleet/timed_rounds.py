@@ -88,8 +88,8 @@ class FleetClock:
         """Raise InputError if a resumed run began with another fleet."""
         if fingerprint != self.fingerprint:
             raise InputError(
-                "federation.fleet: is not the fleet that the run began with; bring its file back,"
-                " or begin a new run (resume-from = '')"
+                "federation.fleet: is not the fleet that the run began with; restore its file,"
+                " or start a new run (resume-from = '')"
             )
 
     def record(self, rounds: Sequence[RoundTime]) -> None:

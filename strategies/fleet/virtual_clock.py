@@ -1,6 +1,6 @@
 """Virtual clock: computed time of a round on other devices than those of the simulation.
 
-A simulation runs on one machine, so its measured seconds are no measure of a heterogeneous fleet
+A simulation runs on one machine, so its measured seconds do not describe a heterogeneous fleet
 (FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
 and from the speed of each device (``espalier.settings.fleet``). No clock is read. The paper
 measures on development kits, where memory, caches and drivers take time too; this model counts

@@ -154,7 +154,7 @@ class LlmStreamline(Method):
         seat.metrics = {**samples, "skipped_steps": skipped}
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return a tensor with numbers to which training cannot have led, and why."""
+        """Return the first tensor with values that training cannot have reached, and why."""
         for name in self._shapes() if self.rounds.finished else ():
             if self._sent(inbox, client, name).abs().max().item() > self.reach.limit(name, name):
                 return f"{name}: {self.reach.reason}"

@@ -780,7 +780,7 @@ class Promises(Federations):
             assert (
                 ask(orders[number])
                 .scalars["reason"]
-                .endswith(f"round {number} is over; begin a new run")
+                .endswith(f"round {number} is over; start a new run")
             )
         shutil.rmtree(
             bench.folder / "state" / orders[last].header.lineage / "node-00000" / f"r{last:03d}"

@@ -49,7 +49,7 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
     with pytest.raises(EspalierError, match="no finite score"):
         answer_once(site, order(1, layers=[0]), fails)
     with pytest.raises(
-        EspalierError, match="this client answered another request of round 1; begin a new run"
+        EspalierError, match="this client answered another request of round 1; start a new run"
     ):
         answer_once(site, order(1, layers=[1]), works)
     assert answer_once(site, order(1, layers=[0]), works).scalars["seconds"] == 1.0

@@ -263,7 +263,7 @@ class TestFedSoda(Promises):
             monkeypatch.setattr(
                 zeros, lambda result, index: bytes(result.manifest.piece_size(index))
             )
-            wanted = "piece 0 does not have the hash that was offered"
+            wanted = "piece 0 does not have the hash in the offer"
         # The pieces match the offer, but the file made from them does not.
         elif spoil == "file":
             cut = sub_model.manifest_of
@@ -481,7 +481,7 @@ class TestFedSoda(Promises):
         order = next(
             letter for letter in reversed(asked(requests, "train")) if letter.header.client == 0
         )
-        assert "was not brought to this site" in ask(order, model_sha256="0" * 64).scalars["reason"]
+        assert "was not sent to this site" in ask(order, model_sha256="0" * 64).scalars["reason"]
         assert "is of another round" in ask(order, aligned=3).scalars["reason"]
         assert ask(order).header.status != "failed"
         last = next(
@@ -511,9 +511,7 @@ class TestFedSoda(Promises):
             context.node_config |= {"most-model-bytes": 10**6} if client else {}
         grid.simulated = False
         document = summary(on_own_text.run(grid))
-        assert (
-            "this site takes no model that a run's server brings" in document["refused"]["site-0"]
-        )
+        assert "this site accepts no model from a run's server" in document["refused"]["site-0"]
         assert {client["status"] for client in document["clients"]} == {"completed"}
         (first,) = (on_own_text.folder / "state" / "models").glob("*/files")
         size = sum(file.stat().st_size for file in first.iterdir())
@@ -543,7 +541,10 @@ class TestFedSoda(Promises):
 
         assert answer().scalars == {"pieces": []}
         other = answer(file_sha256=["0" * 64, *offer.scalars["file_sha256"][1:]])
-        assert "this site was offered another model in this run" in other.scalars["reason"]
+        assert (
+            "the server offered this site another model before in this run"
+            in other.scalars["reason"]
+        )
 
     def test_a_piece_is_of_the_size_that_was_offered(self, bench: Bench) -> None:
         grid = bench.grid()
@@ -557,7 +558,7 @@ class TestFedSoda(Promises):
             piece.header, piece.scalars | {"size": piece.scalars["size"] + 1}, {"piece": longer}
         )
         reply = read(grid.answer(address(letter, node, 60.0), context).content)
-        assert "is not of the size that was offered" in reply.scalars["reason"]
+        assert "does not have the size in the offer" in reply.scalars["reason"]
 
     def test_a_run_of_which_a_client_hears_at_its_end_resumes(self, bench: Bench) -> None:
         """A client that no round sampled gets the sub-model only for the evaluation."""

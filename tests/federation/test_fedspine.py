@@ -754,7 +754,7 @@ class TestFedSpine(PersonalPromises):
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         fleet.write_text((given / "high.toml").read_text())
         with pytest.raises(
-            EspalierError, match="is not the fleet that the run began with; bring its file back"
+            EspalierError, match="is not the fleet that the run began with; restore its file"
         ):
             bench.run(resume_from=str(folder), **changes)
 

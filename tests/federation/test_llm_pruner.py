@@ -251,7 +251,7 @@ class TestLlmPruner(Promises):
             "completed",
             "completed",
         ]
-        assert "a score is no finite number, or below 0" in clients[1]["reason"]
+        assert "a score is not a finite number, or below 0" in clients[1]["reason"]
 
     def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
         folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__share": 0.2})

@@ -339,19 +339,19 @@ class TestMaskTuning(Promises):
             (
                 2,
                 lambda own: own["aims"].__setitem__(0, np.inf),
-                "no inner products of the outputs of groups",
+                "not inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(1, 1e6),
-                "no inner products of the outputs of groups",
+                "not inner products of the outputs of groups",
             ),
             (
                 2,
                 lambda own: own["joint"].__setitem__(0, -1),
-                "no inner products of the outputs of groups",
+                "not inner products of the outputs of groups",
             ),
-            (2, lambda own: opposed(own["joint"]), "no inner products of the outputs of groups"),
+            (2, lambda own: opposed(own["joint"]), "not inner products of the outputs of groups"),
         ],
     )
     def test_numbers_that_no_outputs_have_cost_their_sender_alone(

@@ -114,7 +114,7 @@ def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(
         bench.run(grid)
     (run,) = (bench.folder / "runs").iterdir()
     bench.run(resume_from=str(run))
-    why = "refused: the run began without it, and a resumed run keeps its clients; begin a new run"
+    why = "refused: the run began without it, and a resumed run keeps its clients; start a new run"
     assert (
         capsys.readouterr().out.rstrip().splitlines()[-1]
         == f"2 of 3 clients; missing: node-00002 ({why})"

@@ -437,7 +437,7 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
         reply = site.evaluate(texts)
         assert (
             reply.scalars["reason"]
-            == "evaluate: this client answered another request of this run; begin a new run"
+            == "evaluate: this client answered another request of this run; start a new run"
         )
 
 

@@ -215,7 +215,7 @@ def test_a_damaged_run_json_is_named(
     )
     with pytest.raises(
         EspalierError,
-        match=r"run.json: is damaged: .* begin a new run with the settings of .*settings.toml",
+        match=r"run.json: is damaged: .* start a new run with the settings of .*settings.toml",
     ):
         one_killed.resume(run)
 

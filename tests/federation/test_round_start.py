@@ -29,7 +29,7 @@ def test_parts_of_another_cut_are_named(method: str) -> None:
     }
     first = sorted(blobs)[0]
     lacking = {key: blob for key, blob in blobs.items() if key != first}
-    with pytest.raises(EspalierError, match=f"{first} were not brought to this client"):
+    with pytest.raises(EspalierError, match=f"{first} were not sent to this client"):
         begins_with(site, adapters, lacking)  # type: ignore[arg-type]
     fewer = {
         name: np.zeros(spec.shape, np.float32) for name, spec in list(specs[first].items())[1:]

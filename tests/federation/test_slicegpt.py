@@ -321,7 +321,7 @@ class TestSliceGpt(Promises):
             "completed",
             "completed",
         ]
-        assert "no second moments of signals behind a norm" in clients[1]["reason"]
+        assert "not second moments of signals behind a norm" in clients[1]["reason"]
 
     def test_windows_that_are_claimed_count_up_to_a_multiple_of_the_median(
         self, bench: Bench
@@ -343,7 +343,7 @@ class TestSliceGpt(Promises):
         clients = summary(bench.run(grid, federation__client_weights="equal"))["clients"]
         assert clients[1]["status"] == "dropped"
         assert (
-            "samples are told where moments are, with federation.client-weights = 'samples' alone"
+            "samples are sent with moments, only with federation.client-weights = 'samples'"
             in clients[1]["reason"]
         )
 

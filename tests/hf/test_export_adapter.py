@@ -268,12 +268,12 @@ def test_a_file_that_was_cut_fails_the_check(
         (
             "target_modules",
             ["self_attn.q_proj"],
-            "attn.v of block 0 is adapted in one of file and result alone",
+            "attn.v of block 0 is adapted in only one of file and result",
         ),
         (
             "target_modules",
             ["q_proj", "v_proj", "down_proj"],
-            "mlp.down of block 0 is adapted in one of file and result alone",
+            "mlp.down of block 0 is adapted in only one of file and result",
         ),
         ("use_rslora", True, "the update of attn.q of block 0"),
     ],

@@ -45,7 +45,7 @@ def test_runs_in_which_there_is_such_a_message(given: dict[str, Any], expected: 
     settings = parse(given)
     assert settings.job.makes_alone == expected
     if not expected:
-        with pytest.raises(EspalierError, match="make nothing alone after their rounds"):
+        with pytest.raises(EspalierError, match="compute no local baseline after their rounds"):
             contract_for(request(given, 1), lambda: PLAN, settings)
 
 

@@ -239,7 +239,7 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
         ({"taylor": 1.2345e-7}, "taylor has more than 3 digits"),
         ({"taylor": -1.0}, "taylor"),
         ({"taylor": 1e31}, "taylor"),
-        ({"samples": 4}, "samples are told with"),
+        ({"samples": 4}, "samples are sent only with"),
         ({"rank": 1}, "rank is below 2"),
         ({"importance": 0.5}, "importance"),
     ],

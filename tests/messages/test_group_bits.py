@@ -147,7 +147,7 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
     """4 or 2 of 6 channels stay, so a cut of one channel (1/8 of 144) becomes two."""
     multiple = job(selection="kind", channel_multiple=2)
     require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
-    with pytest.raises(EspalierError, match="block 1 are no multiple of 2"):
+    with pytest.raises(EspalierError, match="block 1 are not a multiple of 2"):
         require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
     with pytest.raises(EspalierError, match="more is cut"):
         require_step(GROUPS, cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)

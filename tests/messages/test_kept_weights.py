@@ -216,7 +216,7 @@ def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_
         check_reply(reply(train(), calibration_windows=right), train(), contract)
         with pytest.raises(
             EspalierError,
-            match=r"calibration_windows are told with federation\.client-weights = 'samples' alone",
+            match=r"calibration_windows are sent only with federation\.client-weights = 'samples'",
         ):
             check_reply(reply(train(), calibration_windows=wrong), train(), contract)
 

@@ -311,7 +311,7 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
         ({"blob_sha256": [SHA] * 5}, "TuningReport: 5 hashes for 4 blobs"),
         ({"blob_sha256": [SHA] * 3 + [SECRET]}, "out of range: blob_sha256.3"),
         ({"samples": -1}, "out of range: samples"),
-        ({"samples": 0}, "samples are told with federation.client-weights = 'samples' alone"),
+        ({"samples": 0}, "samples are sent only with federation.client-weights = 'samples'"),
         ({"samples": 10**10}, "out of range: samples"),
         ({"samples": 1.5}, "out of range: samples"),
         ({"skipped_steps": -1}, "out of range: skipped_steps"),
@@ -351,7 +351,7 @@ def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> 
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS, settings), samples=0), request, settings)
     with pytest.raises(
-        EspalierError, match=r"samples are told with federation\.client-weights = 'samples' alone"
+        EspalierError, match=r"samples are sent only with federation\.client-weights = 'samples'"
     ):
         hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 

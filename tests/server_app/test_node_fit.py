@@ -67,7 +67,7 @@ def test_a_model_that_the_server_brings_is_not_guessed(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA) == 0
-    assert "the model that the run's server brings decides" in capsys.readouterr().out
+    assert "depends on the model that the run's server sends" in capsys.readouterr().out
 
 
 def test_hidden_states_that_the_node_keeps_on_disk_take_less(
@@ -153,6 +153,6 @@ def test_models_that_runs_bring_are_there_twice(
         == 2
     )
     assert (
-        "the run keeps about 2 GB there (models that runs bring, twice while one arrives"
+        "the run keeps about 2 GB there (models that runs send, twice while one arrives"
         in capsys.readouterr().err
     )

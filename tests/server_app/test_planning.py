@@ -257,7 +257,7 @@ def test_a_forecast_never_fails_a_run(
         tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), COMPUTING, simulation=True)
     assert (
         capsys.readouterr().out
-        == "planned      nothing: the forecast failed, which is no matter of the run's\n"
+        == "planned      nothing: the forecast failed, which does not affect the run\n"
     )
     assert "no plan" in caplog.text
 

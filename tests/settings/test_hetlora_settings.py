@@ -39,7 +39,7 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
     with pytest.raises(
         EspalierError,
         match=(
-            r"hetlora.ranks = .*is no comma-separated list of ranks from 1 on, for instance 2,4,8"
+            r"hetlora.ranks = .*is not a comma-separated list of ranks from 1 on, for instance 2,4"
         ),
     ):
         parse(hetlora(hetlora__ranks=ranks))

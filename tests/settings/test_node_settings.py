@@ -84,13 +84,13 @@ def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() 
 
 def test_a_method_that_does_not_exist_is_named() -> None:
     (line,) = mistake_lines({"site": "a", "allow-methods": "fedprllm,fedavg"})
-    assert line.startswith("allow-methods = 'fedprllm,fedavg': fedavg is no method")
+    assert line.startswith("allow-methods = 'fedprllm,fedavg': fedavg is not a method")
 
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     (line,) = mistake_lines({"site": name})
-    assert line == f"site = '{name}': is no file name; name the site otherwise"
+    assert line == f"site = '{name}': is not a file name; give the site another name"
 
 
 def test_all_mistakes_at_once_one_line_each() -> None:

@@ -267,7 +267,7 @@ def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -
             name = f"{linear.name} of block {block.index}"
             if (found is None) != (edit is None):
                 raise ExportError(
-                    f"{target}: {name} is adapted in one of file and result alone; the export is"
+                    f"{target}: {name} is adapted in only one of file and result; the export is"
                     " not usable"
                 )
             if found is None or edit is None:

@@ -196,5 +196,5 @@ def check_against(
     for name, value in _tensors(model, written.tensors, edits, _head_names(model, head)):
         if not torch.equal(bits_of(written.read(name)), bits_of(value)):
             raise ExportError(
-                f"{target}: {name} is not what was to be exported; the export is not usable"
+                f"{target}: {name} is not the value to export; the export is not usable"
             )

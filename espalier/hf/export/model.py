@@ -174,7 +174,7 @@ def require_finite(name: str, value: Tensor) -> None:
             else "; if it was trained, lower training.learning-rate"
         )
         raise InputError(
-            f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}"
+            f"the result's tensor {name} holds NaN or infinity, and does not work{remedy}"
         )
 
 
@@ -256,8 +256,8 @@ def require_close(
         is_half = dtype == torch.float16
         half = f"float16 overflows beyond 65504: {FLOAT16_REMEDY}; " if is_half else ""
         raise ExportError(
-            f"{target}: the result gives logits that are NaN or infinite, and is no model that"
-            f" works; {half}if it was trained, lower training.learning-rate"
+            f"{target}: the result gives logits that are NaN or infinite, and does not"
+            f" work; {half}if it was trained, lower training.learning-rate"
         )
     # Written as "not <=" so that NaN is refused too.
     if not difference <= tolerance(dtype):
@@ -318,5 +318,5 @@ def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
             bits_of(written.read(name)), bits_of(expected)
         ):
             raise ExportError(
-                f"{target}: {name} is not what was to be exported; the export is not usable"
+                f"{target}: {name} is not the value to export; the export is not usable"
             )

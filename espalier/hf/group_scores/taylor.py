@@ -67,15 +67,7 @@ def taylor_scores(
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
-    scores = {
-        index: {
-            kind: torch.zeros(
-                getattr(sizes_of(model.plan, model.plan.blocks[index]), kind)
-            ).double()
-            for kind in GROUP_KINDS
-        }
-        for index in blocks
-    }
+    scores = {index: _zeros(model, index) for index in blocks}
     weights = [
         (index, linear, _weight(model, whole, index, linear))
         for index in blocks
@@ -115,6 +107,12 @@ def taylor_scores(
     for index, own in scores.items():
         own |= gradients.factors(index, of_windows, most_rows or len(windows))
     return scores
+
+
+def _zeros(model: OpenedModel, index: int) -> dict[str, Tensor]:
+    """Return a score of 0 for each prunable group of a block, by kind."""
+    sizes = sizes_of(model.plan, model.plan.blocks[index])
+    return {kind: torch.zeros(getattr(sizes, kind)).double() for kind in GROUP_KINDS}
 
 
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
@@ -173,7 +171,7 @@ class _Gradients:
             rows = torch.stack(self._rows.pop((index, kind))).double() / of_windows**0.5
             if not rows.isfinite().all():
                 raise InputError(
-                    "the gradient of a mask is no number; look for weights of the model that are"
+                    "the gradient of a mask is not a number; look for weights of the model that are"
                     " none"
                 )
             found[fisher_name(kind)] = fisher_factor(rows, min(most_rows, rows.shape[1]))

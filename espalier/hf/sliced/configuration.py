@@ -31,7 +31,7 @@ def require_sliceable(model: OpenedModel) -> None:
     if found not in SLICEABLE:
         raise InputError(
             f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
-            " rotated where RMS norms alone stand on it, in models of the types"
+            " rotated where only RMS norms read it, in models of the types"
             f" {', '.join(SLICEABLE)} as they were trained; name one of them"
         )
     family = model.family

@@ -211,7 +211,7 @@ def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: F
             bits_of(written.read(name)), bits_of(expected)
         ):
             raise ExportError(
-                f"{target}: {name} is not what was to be exported; the export is not usable"
+                f"{target}: {name} is not the value to export; the export is not usable"
             )
 
 

@@ -158,14 +158,14 @@ class SomeOfEachKindStays:
         if not all(
             np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")
         ):
-            raise ProtocolError(f"{key}: a bias is no finite number")
+            raise ProtocolError(f"{key}: a bias is not a finite number")
         if not all(
             # NaN fails this comparison too.
             (np.abs(tensor) <= MOST_SCALE).all()
             for name, tensor in tensors.items()
             if name.endswith(".scale")
         ):
-            raise ProtocolError(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
+            raise ProtocolError(f"{key}: a scale is not a number, or beyond {MOST_SCALE:g}")
 
 
 def delivery_of_cuts(

@@ -98,6 +98,6 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
     uneven = (channels % job.channel_multiple != 0) & (channels < groups.counts[1::2])
     if uneven.any():
         raise ProtocolError(
-            f"{CUT}: the channels that stay in block {int(uneven.argmax())} are no multiple of"
+            f"{CUT}: the channels that stay in block {int(uneven.argmax())} are not a multiple of"
             f" {job.channel_multiple}, which is the run's channel-multiple"
         )

@@ -123,20 +123,13 @@ def training_contract(
 
     Parameters
     ----------
-    request
-        The request.
-    plan_of
-        Function that returns the plan of the clients' model.
-    run
-        Settings of the run.
-    kind_of_order
-        Fields of ``train``.
-    trained
-        Function that returns the trained tensors; None for the adapters of the settings.
-    kind_of_report
-        Fields of the reply.
-    beside
-        Blobs that every request includes.
+    request : the request
+    plan_of : function that returns the plan of the clients' model
+    run : settings of the run
+    kind_of_order : fields of ``train``
+    trained : function that returns the trained tensors; None for the adapters of the settings
+    kind_of_report : fields of the reply
+    beside : blobs that every request includes
 
     Raises
     ------
@@ -144,12 +137,8 @@ def training_contract(
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     header = request.header
-    fetched = request.header.kind == "fetch"
-    order: Order | PartOrder = (
-        validate(PartOrder, request.scalars)
-        if fetched
-        else validate(kind_of_order, request.scalars)
-    )
+    kind: type[Order | PartOrder] = PartOrder if header.kind == "fetch" else kind_of_order
+    order = validate(kind, request.scalars)
     _require_rank(order.rank_limit, run)
     adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
     cut = parts(adapters, run)
@@ -283,7 +272,7 @@ def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> 
         )
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
         raise ProtocolError(
-            "TuningReport: samples are told with federation.client-weights = 'samples' alone"
+            "TuningReport: samples are sent only with federation.client-weights = 'samples'"
         )
     if report.skipped_steps >= run.training.steps:
         raise ProtocolError(

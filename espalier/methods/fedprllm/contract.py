@@ -71,7 +71,7 @@ class Decision(Scalars):
     num_voters: list[Annotated[int, Field(ge=1)]]
     """Number of clients that voted on each block of the part, in block order."""
     decided: int = Field(ge=1)
-    """Number of decided blocks that all parts bring together."""
+    """Number of decided blocks in all parts together."""
 
 
 def votes_key(index: int) -> str:

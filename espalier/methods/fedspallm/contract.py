@@ -108,8 +108,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         weighed = run.federation.client_weights == "samples"
         if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
             raise ProtocolError(
-                "PruneReport: calibration_windows are told with federation.client-weights ="
-                " 'samples' alone"
+                "PruneReport: calibration_windows are sent only with federation.client-weights"
+                " = 'samples'"
             )
 
     def pruned_exactly(key: str, blob: bytes) -> None:

@@ -97,7 +97,9 @@ class FedSpaLLMSettings(PruningSettings):
         try:
             numbers = [float(part) for part in value.split(",")] if value.strip() else []
         except ValueError:
-            raise ValueError("is no comma-separated list of numbers, for instance 1,2,4") from None
+            raise ValueError(
+                "is not a comma-separated list of numbers, for instance 1,2,4"
+            ) from None
         if not all(0 < number < float("inf") for number in numbers):
             raise ValueError("capabilities must be greater than 0")
         return value.strip()

@@ -59,7 +59,7 @@ class HetLoRASettings(AdapterAveraging):
         if value.strip() and not all(
             re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")
         ):
-            raise ValueError("is no comma-separated list of ranks from 1 on, for instance 2,4,8")
+            raise ValueError("is not a comma-separated list of ranks from 1 on, for instance 2,4,8")
         return value.strip()
 
     @property

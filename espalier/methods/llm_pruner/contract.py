@@ -87,7 +87,7 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
     for kind in GROUP_KINDS:
         scores = tensors[score_name(kind)]
         if not (np.isfinite(scores).all() and scores.min() >= lowest):
-            raise ProtocolError(f"{key}: a score is no finite number, or below {lowest:g}")
+            raise ProtocolError(f"{key}: a score is not a finite number, or below {lowest:g}")
     for kind in rearranged:
         require_factor(key, tensors[fisher_name(kind)], tensors[score_name(kind)])
 

@@ -171,6 +171,6 @@ def require_equations(key: str, blob: bytes) -> None:
     aims = tensors[AIMS]
     if not (np.isfinite(aims).all() and are_inner_products(tensors[JOINT], len(aims), TINY)):
         raise ProtocolError(
-            f"{key}: a number is not finite, or the numbers are no inner products of the outputs"
+            f"{key}: a number is not finite, or the numbers are not inner products of the outputs"
             " of groups"
         )

@@ -176,7 +176,7 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
         return
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
         raise ProtocolError(
-            "LayerReport: samples are told with federation.client-weights = 'samples' alone"
+            "LayerReport: samples are sent only with federation.client-weights = 'samples'"
         )
     if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
         raise ProtocolError(

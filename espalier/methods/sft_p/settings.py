@@ -173,7 +173,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
                     raise ValueError
             except ValueError:
                 raise ValueError(
-                    f"{part.strip()!r} is no number; write shares with commas between them, for"
+                    f"{part.strip()!r} is not a number; write shares with commas between them, for"
                     " instance 0.2,0.5"
                 ) from None
             if not LEAST_SHARE < share <= MOST_SHARE:

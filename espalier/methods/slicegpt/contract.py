@@ -97,7 +97,7 @@ def possible(key: str, blob: bytes, width: int) -> None:
     ).sum() <= width * (1 + ROUNDING):
         return
     raise ProtocolError(
-        f"{key}: a number is not finite, or the numbers are no second moments of signals behind a"
+        f"{key}: a number is not finite, or the numbers are not second moments of signals behind a"
         " norm"
     )
 
@@ -122,8 +122,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def _require_report(report: Scalars, tells: bool) -> None:
     if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
         raise ProtocolError(
-            "MomentsReport: samples are told where moments are, with federation.client-weights ="
-            " 'samples' alone"
+            "MomentsReport: samples are sent with moments, only with federation.client-weights ="
+            " 'samples'"
         )
 
 

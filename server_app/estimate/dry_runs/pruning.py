@@ -159,7 +159,7 @@ class LayerShapes(StreamlinedResult):
 
 
 class DryLlmStreamline(DryRun, LlmStreamline):
-    """Dry run of LLM-Streamline, in which the first stretch goes: all blocks have equal shapes."""
+    """Dry run of LLM-Streamline, which removes the first stretch: all blocks have equal shapes."""
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Choose a stretch and train a layer."""

@@ -259,7 +259,7 @@ class DryFedSoda(DryTuning, FedSoda):
     def open_questions(cls, settings: RunSettings) -> str:
         """Return what the size depends on: the nodes that already have the sub-model."""
         return (
-            "nodes that hold the sub-model from an earlier run are not brought it; simulated ones"
+            "nodes that hold the sub-model from an earlier run do not receive it; simulated ones"
             " share one place for it"
         )
 

@@ -1,0 +1,83 @@
+"""Base class of the methods that train adapters and average them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from espalier.amounts import count
+from espalier.hf.nf4.matrices import require_quantisable
+from espalier.hf.opening.opened import OpenedModel
+from espalier.methods.fedpetuning.contract import trained
+from espalier.settings.run import RunSettings
+from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.base.inbox import Inbox
+from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
+from strategies.base.roster import Seat
+from strategies.fleet.training_time import require_fleet
+
+
+class Tuning(Method):
+    """Method with an ``averager``, which answers all questions that the method does not.
+
+    The parameters are those of ``Method``.
+    """
+
+    WORDS = ProgressWords("adapters", "training", "trained")
+    averager: AdapterAverager
+    """Averaging of the run's adapters; a subclass makes it and adds it to ``saved``."""
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse adapters or NF4 that the model does not allow, and an unknown fleet.
+
+        Raises
+        ------
+        InputError
+            The message names the setting.
+        """
+        require_fleet(settings)
+        trained(model.plan, settings)
+        if settings.training.base == "nf4":
+            require_quantisable(model.plan)
+
+    def summary(self) -> None:
+        """Show the method and the main settings of adapters and training."""
+        settings = self.run.settings
+        lora = settings.lora
+        training = settings.training
+        size = self.averager.adapters().adapters.num_parameters
+        averaged = "updates" if self.averager.job.averages_updates else "factors"
+        text = (
+            f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged,"
+            f" {count(training.steps, 'step')} a round, base {training.base}"
+        )
+        self.run.progress.note("method", f"{settings.method:<12} {text}")
+
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Select the round's clients, and push the global adapters to them."""
+        return self.averager.prepare(server_round, self.averager.draw(server_round))
+
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train the global adapters."""
+        return self.averager.order(server_round, client)
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record rank, skipped steps and, with weights by samples, their number."""
+        self.averager.note_report(seat, report)
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return the first tensor with values that training cannot have reached, and why."""
+        return self.averager.fault_of(inbox, client)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the adapters blob by blob, in client order."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        averager.note_times(server_round, updates.clients)
+        weights = averager.samples_of(updates.clients)
+        averager.average(updates, weights, averager.limits_after(server_round))
+
+    def deliver(self, server_round: int) -> None:
+        """Push the result to the clients after the last round, if they need it."""
+        self.averager.deliver(server_round)
