@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
-from espalier.data.windows import windows_sha256
+from espalier.data.samples import samples_sha256
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
@@ -61,20 +61,20 @@ def write_text(path: Path, size: int) -> None:
             number += 1
 
 
-def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Tensor:
+def plain_samples(settings: RunSettings, model: OpenedModel, client: int) -> Tensor:
     """Return a client's calibration samples, with file, passages and tokens in memory."""
     data = settings.data
     records = [Record(passage) for passage in passages(Path(data.path).read_text())]
     deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
     own, _ = split(record.text for record in deal.share_of(client, records))
     tokens = torch.tensor(model.encode("\n\n".join(own)), dtype=torch.int64)
-    size = data.window_tokens
+    size = data.sequence_length
     generator = torch.Generator().manual_seed(
         derive_seed(settings.seed, "calibration", client=client)
     )
     available = len(tokens) // size
     offset = int(torch.randint(len(tokens) - available * size + 1, (1,), generator=generator))
-    drawn = torch.randperm(available, generator=generator)[: data.windows].tolist()
+    drawn = torch.randperm(available, generator=generator)[: data.num_samples].tolist()
     return torch.stack([tokens[offset + size * number :][:size] for number in drawn])
 
 
@@ -90,17 +90,17 @@ def measure(
     before = _memory("VmRSS")
     read = _bytes_read()
     started = time.monotonic()
-    windows = (
-        plain_windows(settings, model, client)
+    samples = (
+        plain_samples(settings, model, client)
         if plain
-        else client_windows(settings, simulated_node(), model.encode, client)
+        else client_samples(settings, simulated_node(), model.encode, client)
     )
     seconds = time.monotonic() - started
     return {
         "seconds": seconds,
         "memory": (_memory("VmHWM") - before) / MEGA,
         "read": (_bytes_read() - read) / MEGA,
-        "sha256": windows_sha256(windows),
+        "sha256": samples_sha256(samples),
     }
 
 
@@ -161,7 +161,7 @@ def main() -> None:
                 flush=True,
             )
         if any(len(found) > 1 for found in hashes.values()):
-            sys.exit("the windows of one client differ")
+            sys.exit("the samples of one client differ")
 
 
 if __name__ == "__main__":

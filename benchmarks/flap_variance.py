@@ -1,6 +1,6 @@
 """FLAP's running fluctuation against the variance over all tokens: effect on the removed groups.
 
-    python -m benchmarks.flap_variance [--model demo] [--windows 8 32] [--share 0.2]
+    python -m benchmarks.flap_variance [--model demo] [--samples 8 32] [--share 0.2]
 
 The running figure is that of the published code, reimplemented here in a few lines. The inputs are
 those of one client's calibration samples from Python's documentation.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.group_scores.flap import flap_cuts
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -26,7 +26,7 @@ from espalier.settings.run import parse
 from pruning_kernels.groups.fluctuation import Moments, moments_of
 
 Figure = Callable[[Tensor], Moments]
-"""Return the moments of inputs, shape (windows, tokens, channels)."""
+"""Return the moments of inputs, shape (samples, tokens, channels)."""
 
 
 def running_figure(inputs: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def running_figure(inputs: Tensor) -> Tensor:
 
     Parameters
     ----------
-    inputs : (windows, tokens, channels), float64
+    inputs : (samples, tokens, channels), float64
 
     Returns
     -------
@@ -42,20 +42,20 @@ def running_figure(inputs: Tensor) -> Tensor:
         (channels,), a sum over the tokens of a sample
     """
     mean = figure = torch.zeros(inputs.shape[-1], dtype=torch.float64)
-    for number, window in enumerate(inputs, start=1):
-        mean = mean * ((number - 1) / number) + window.mean(dim=0) / number
+    for number, sample in enumerate(inputs, start=1):
+        mean = mean * ((number - 1) / number) + sample.mean(dim=0) / number
         if number > 1:
             figure = (
                 figure * ((number - 2) / (number - 1))
-                + (window - mean).square().sum(dim=0) / number
+                + (sample - mean).square().sum(dim=0) / number
             )
     return figure
 
 
 def running_moments(inputs: Tensor) -> Moments:
     """Return moments whose variance is the running figure per token."""
-    windows, tokens, _ = inputs.shape
-    count = windows * tokens
+    samples, tokens, _ = inputs.shape
+    count = samples * tokens
     return Moments(count, inputs.mean(dim=(0, 1)), running_figure(inputs) / tokens * (count - 1))
 
 
@@ -67,10 +67,10 @@ FIGURES: Mapping[str, Figure] = {
 
 
 @torch.no_grad()
-def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor]]:
-    """Return the inputs of both matrices of each block, (windows, tokens, channels), float64."""
+def watched_inputs(model: OpenedModel, samples: Tensor) -> list[dict[str, Tensor]]:
+    """Return the inputs of both matrices of each block, (samples, tokens, channels), float64."""
     stream = BlockStream(model, Computing(torch.device("cpu"), torch.float32, 1))
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     found = []
     for block_plan in model.plan.blocks:
         seen: dict[str, list[Tensor]] = {name: [] for name in ADDED_BIASES}
@@ -107,20 +107,20 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--windows", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--samples", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--share", type=float, default=0.2)
     given = parser.parse_args()
     model = open_model(given.model)
     run = parse(
         {
             "method": "flap",
-            "flap.share": given.share,
-            "data.windows": max(given.windows),
+            "flap.pruning-ratio": given.pruning_ratio,
+            "data.num-samples": max(given.num_samples),
             "num-clients": 8,
         }
     )
-    inputs = watched_inputs(model, client_windows(run, simulated_node(), model.encode, 0))
-    for number in given.windows:
+    inputs = watched_inputs(model, client_samples(run, simulated_node(), model.encode, 0))
+    for number in given.num_samples:
         first = [{name: value[:number] for name, value in own.items()} for own in inputs]
         cuts = {
             name: removed_groups(model, first, run.of(FlapSettings), figure)
@@ -128,7 +128,7 @@ def main() -> None:
         }
         ours, running, reverse = (cuts[name] for name in FIGURES)
         print(
-            f"{number} windows: {ours.sum()} groups go; {(running & ~ours).sum()} others by the"
+            f"{number} samples: {ours.sum()} groups go; {(running & ~ours).sum()} others by the"
             f" running figure, and {(reverse & ~running).sum()} others than those in reverse order"
         )
 

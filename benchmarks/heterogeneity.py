@@ -1,6 +1,6 @@
 """Cost of layer sampling for weak clients: layers, bytes, seconds and peak memory.
 
-    python -m benchmarks.heterogeneity [--shape 0.1b] [--windows 8] [--tokens 128]
+    python -m benchmarks.heterogeneity [--shape 0.1b] [--samples 8] [--tokens 128]
 
 FedSpaLLM runs on a LLaMA of random weights, with clients of capability 1, 2 and 4. A SuperLink and
 a SuperNode per client run on this machine, so every message is processed in a new process. The peak
@@ -57,16 +57,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", default="0.1b", choices=sorted(SHAPES))
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         save_model(folder / "model", SHAPES[given.shape])
         words = [
-            "fedspallm", f"model={folder / 'model'}", f"num-clients={len(CAPABILITIES)}", f"data.windows={given.windows}",
-            f"data.window-tokens={given.tokens}", "evaluation.max-windows=2", "evaluation.window-tokens=64", "threads=1",
-            "evaluation.local-only=false",
+            "fedspallm", f"model={folder / 'model'}", f"num-clients={len(CAPABILITIES)}",
+        f"data.num-samples={given.num_samples}",
+            f"data.sequence-length={given.tokens}", "evaluation.max-samples=2", "evaluation.sequence-length=64", "threads=1",
+            "evaluation.local-baseline=false",
         ]  # fmt: skip
         own = f'model-path="{folder / "model"}"'
         more = {site: f"{own} capability={value}" for site, value in CAPABILITIES.items()}
@@ -90,7 +91,7 @@ def main() -> None:
         clients = json.loads((run / "summary.json").read_text())["clients"]
     shape = SHAPES[given.shape]
     print(
-        f"{shape.blocks} layers, {given.windows} windows of {given.tokens} tokens, sparsity 50%,"
+        f"{shape.blocks} layers, {given.num_samples} samples of {given.tokens} tokens, sparsity 50%,"
         " bf16\n"
     )
     print(

@@ -1,6 +1,6 @@
 """Memory and time of a client that prunes a model which does not fit in memory.
 
-    python -m benchmarks.larger_than_memory [--shape 1.1b] [--windows 8] [--tokens 256] [--dtype
+    python -m benchmarks.larger_than_memory [--shape 1.1b] [--samples 8] [--tokens 256] [--dtype
     float32] [--device cpu]
     python -m benchmarks.larger_than_memory --shape 7b --dtype bfloat16 --reference off
     python -m benchmarks.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk
@@ -72,7 +72,7 @@ def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
         computing,
         model,
         torch.randint(
-            0, model.config["vocab_size"], (given.windows, given.tokens), generator=generator
+            0, model.config["vocab_size"], (given.num_samples, given.tokens), generator=generator
         ),
     )
 
@@ -87,7 +87,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
     from espalier.storage.blobs import BlobStore
     from pruning_kernels.selection.local import LocalPruning
 
-    computing, model, windows = _opened(given)
+    computing, model, samples = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     # Compile the kernel, so that its compilation is not measured.
     choose(
@@ -103,7 +103,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
     watch.watch(Activations, "through", "forward")
     send = watch.timed(lambda masks: store.put(pack_masks(masks)), "send")
     stream = BlockStream(model, computing)
-    for index, masks in prune_by_block(stream, windows, watch.timed(choose, "score and select")):
+    for index, masks in prune_by_block(stream, samples, watch.timed(choose, "score and select")):
         keys.append(send(masks))
         del masks
         if index + 1 == given.layers:
@@ -129,7 +129,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
             )
 
         _forget_peak()
-        mean_losses(stream, {"": windows}, masked(masks_of))
+        mean_losses(stream, {"": samples}, masked(masks_of))
         found["evaluation_peak"] = peak()
     return found
 
@@ -138,7 +138,7 @@ def _sizes(given: argparse.Namespace, model: Any, computing: Any) -> dict[str, A
     """Return the sizes of the model's parts in the computing dtype, in bytes."""
     size = computing.dtype.itemsize
     embeddings = model.checkpoint.tensors[f"{model.family.embeddings}.weight"].shape
-    activations = size * given.windows * given.tokens * model.config["hidden_size"]
+    activations = size * given.num_samples * given.tokens * model.config["hidden_size"]
     resident = given.activations == "memory" and computing.device.type == "cpu"
     return {
         "activations": activations,
@@ -159,11 +159,11 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from benchmarks import plain_wanda
-    from espalier.hf.stream.block_stream import windows_per_batch
+    from espalier.hf.stream.block_stream import samples_per_batch
     from espalier.messages.blobs.mask_tensors import unpack_masks
     from espalier.storage.blobs import BlobStore
 
-    computing, model, windows = _opened(given)
+    computing, model, samples = _opened(given)
     keys = json.loads(Path(given.folder, KEYS).read_text())
     store = BlobStore(Path(given.folder))
     interpreter = _forget_peak()
@@ -172,9 +172,9 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
         model.directory, local_files_only=True, dtype=computing.dtype
     )
     whole = whole.to(computing.device).eval()
-    windows = windows.to(computing.device)
+    samples = samples.to(computing.device)
     pruned = plain_wanda.prune(
-        whole, model.family, windows, windows_per_batch(given.tokens), given.layers
+        whole, model.family, samples, samples_per_batch(given.tokens), given.layers
     )
     for index, (masks, key) in enumerate(zip(pruned, keys, strict=True)):
         with watch.counting("compare"):
@@ -260,7 +260,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--layers", type=int, default=sys.maxsize, help="prune the first blocks alone"
     )
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
@@ -272,7 +272,7 @@ def _arguments() -> argparse.Namespace:
         help="where masks and spilled activations are written; default: temporary",
     )
     parser.add_argument(
-        "--evaluate", action="store_true", help="measure the evaluation on the windows too"
+        "--evaluate", action="store_true", help="measure the evaluation on the samples too"
     )
     parser.add_argument("--reference", default="on", choices=("on", "off"))
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Savings and costs of a base model in NF4: one client's LoRA training over four bases.
 
     python -m benchmarks.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8]
-    [--window-tokens 256]
+    [--sequence-length 256]
 
 Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary
 directory). Each base is measured in a new process per seed. It loads the model, trains, and
@@ -31,9 +31,9 @@ import torch
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
+from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.data.windows import all_windows
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
@@ -66,8 +66,8 @@ FIGURES = (
 MEASURED_WITH = (
     "steps",
     "batch_size",
-    "window_tokens",
-    "held_out_windows",
+    "sequence_length",
+    "held_out_samples",
     "learning_rate",
     "rank",
     "targets",
@@ -157,18 +157,18 @@ def _seconds(computing: Computing) -> float:
 def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, ScoredItems]:
     """Return the training sequences and the held-out items, whose tokens but the first count."""
     path = Path(settings.data.path)
-    tokens = settings.data.window_tokens
-    windows = all_windows(
-        path.read_text(), model.encode, tokens, f"--text {path}", "--window-tokens"
+    tokens = settings.data.sequence_length
+    samples = all_samples(
+        path.read_text(), model.encode, tokens, f"--text {path}", "--sequence-length"
     )
-    held_out = settings.evaluation.max_windows
-    if not 0 < held_out < len(windows):
-        have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
+    held_out = settings.evaluation.max_samples
+    if not 0 < held_out < len(samples):
+        have = f"--text {path} has {len(samples)} samples of {tokens} tokens"
         raise InputError(
-            f"--held-out-windows {held_out}: {have}, but some are needed for training and some"
+            f"--held-out-samples {held_out}: {have}, but some are needed for training and some"
             " held out"
         )
-    encoded = [Encoded(tuple(window.tolist()), tokens - 1) for window in windows]
+    encoded = [Encoded(tuple(sample.tolist()), tokens - 1) for sample in samples]
     ones = (1,) * held_out
     tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
     return TokenSequences(tuple(encoded[:-held_out])), tests
@@ -220,9 +220,9 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
             f"{over}. Model `{conditions['model']['name']}`,"
             f" {conditions['model']['parameters'] / 1e6:.1f} M parameters;"
             f" {conditions['trained']:,} trained; {conditions['steps']} steps of"
-            f" {conditions['batch_size']} x {conditions['window_tokens']} tokens;"
+            f" {conditions['batch_size']} x {conditions['sequence_length']} tokens;"
             f" {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; loss"
-            f" in nats per token of {conditions['held_out_windows']} held-out windows."
+            f" in nats per token of {conditions['held_out_samples']} held-out samples."
             f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
         ),
         "",
@@ -326,12 +326,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
     parser.add_argument(
-        "--text", type=Path, help="text file to train on; its last windows are held out"
+        "--text", type=Path, help="text file to train on; its last samples are held out"
     )
     parser.add_argument("--steps", type=int, default=40, help="at least 2")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--window-tokens", type=int, default=256)
-    parser.add_argument("--held-out-windows", type=int, default=32)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--held-out-samples", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="attn.q,attn.v")
@@ -351,8 +351,8 @@ def study(given: argparse.Namespace) -> None:
         raise InputError(f"--steps {given.steps}: the first is not timed; give at least 2")
     common = {
         "method": "fedpetuning", "model": given.model, "threads": given.threads, "device": given.device,
-        "data.source": "text", "data.path": str(given.text), "data.window-tokens": given.window_tokens,
-        "evaluation.max-windows": given.held_out_windows, "lora.rank": given.rank, "lora.targets": given.targets,
+        "data.source": "text", "data.path": str(given.text), "data.sequence-length": given.sequence_length,
+        "evaluation.max-samples": given.held_out_samples, "lora.rank": given.rank, "lora.targets": given.targets,
         "training.steps": given.steps, "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
     }  # fmt: skip
     settings = parse(common)

@@ -1,6 +1,6 @@
 """Overhead of Flower, Ray and processes over the work itself.
 
-    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--windows 4] [--model
+    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--samples 4] [--model
     DIRECTORY]
 
 The same run of iterative pruning (a round per block) or of federated LoRA is done four times, all
@@ -159,7 +159,7 @@ def split(
             own = own + when - voting
             since = when
     evaluated = max(
-        [when for event, when in events if event["event"] == "local_only"], default=since
+        [when for event, when in events if event["event"] == "local_baseline"], default=since
     )
     last = events[-1][1]
     return {
@@ -180,16 +180,16 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="fedprllm")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument(
-        "--windows", type=int, default=4, help="of calibration, which LoRA has none of"
+        "--samples", type=int, default=4, help="of calibration, which LoRA has none of"
     )
     parser.add_argument("--model", default="demo")
     given = parser.parse_args()
     words = [
-        *METHODS[given.method][0], f"num-clients={given.clients}", "evaluation.max-windows=8", f"model={given.model}",
+        *METHODS[given.method][0], f"num-clients={given.clients}", "evaluation.max-samples=8", f"model={given.model}",
         "--app", str(ROOT),
     ]  # fmt: skip
     if given.method == "fedprllm":
-        words.insert(0, f"data.windows={given.windows}")
+        words.insert(0, f"data.num-samples={given.num_samples}")
     with tempfile.TemporaryDirectory() as scratch:
         found = _all_four(Path(scratch), given, words)
     if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:

@@ -19,7 +19,7 @@ from espalier.data.tasks.reading import read_items
 from espalier.data.tasks.sharing import shares_of_items
 from espalier.errors import EspalierError
 
-MOST_LABELS = 10
+MAX_LABELS = 10
 OTHERS = "all others"
 REST_COLOUR = "lightgrey"
 NO_LABEL = "items"
@@ -31,7 +31,7 @@ def counts_per_client(partition: Partition, path: str, task: str) -> list[Counte
     shares = shares_of_items(partition, items)
     counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
     total: Counter[str] = sum(counts, Counter())
-    shown = {label for label, _ in total.most_common(MOST_LABELS)}
+    shown = {label for label, _ in total.most_common(MAX_LABELS)}
     merged = []
     for count in counts:
         rest = sum(number for label, number in count.items() if label not in shown)

@@ -19,7 +19,7 @@ class _Enough(Exception):
 
 @torch.no_grad()
 def prune(
-    model: Any, family: Family, windows: Tensor, windows_at_once: int, layers: int
+    model: Any, family: Family, samples: Tensor, samples_at_once: int, layers: int
 ) -> Iterator[dict[str, Tensor]]:
     """Prune half of each row, block by block.
 
@@ -27,8 +27,8 @@ def prune(
     ----------
     model : Hugging Face model on its device; pruned weights are set to zero
     family : names of its blocks and linears
-    windows : calibration samples on that device, (windows, tokens), int64
-    windows_at_once : number of samples that pass a block together
+    samples : calibration samples on that device, (samples, tokens), int64
+    samples_at_once : number of samples that pass a block together
     layers : number of blocks to prune
 
     Yields
@@ -37,10 +37,10 @@ def prune(
         Prune masks of a block by canonical linear name: bool, shape of the weights
     """
     blocks: Any = model.get_submodule(family.blocks)
-    hidden, passed = _inputs_of_first(model, blocks[0], windows.split(windows_at_once))
+    hidden, passed = _inputs_of_first(model, blocks[0], samples.split(samples_at_once))
     for block in list(blocks)[:layers]:
         linears = {name: block.get_submodule(path) for name, path in family.linears.items()}
-        device = windows.device
+        device = samples.device
         sums = {
             name: torch.zeros(one.in_features, dtype=torch.float64, device=device)
             for name, one in linears.items()

@@ -11,11 +11,11 @@ from typing import Any
 from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.adapters import payload_specs
-from espalier.messages.payload import packed_bytes
+from espalier.messages.blobs.adapters import wire_specs
+from espalier.messages.tensor_blobs import packed_bytes
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -60,10 +60,10 @@ class Tuned:
         """Number of parameters of the adapters."""
         return self.adapters.num_parameters
 
-    def blob_bytes(self, payload: Payload) -> dict[str, int]:
+    def blob_bytes(self, wire_dtype: WireDtype) -> dict[str, int]:
         """Return the size of each blob with adapters by key, the same in both directions."""
         shapes = self.adapters.shapes()
-        return {key: packed_bytes(payload_specs(own, payload)) for key, own in shapes.items()}
+        return {key: packed_bytes(wire_specs(own, wire_dtype)) for key, own in shapes.items()}
 
 
 def tuned(name: str, lora: LoraSettings) -> Tuned:

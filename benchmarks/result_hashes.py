@@ -27,7 +27,7 @@ from espalier.settings.methods import METHODS
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
-SHORT = ("evaluation.max-windows=1", "evaluation.centralized=off")
+SHORT = ("evaluation.max-samples=1", "evaluation.centralized=off")
 VARIANTS = {
     "fedprllm-iterative": ["fedprllm", "fedprllm.strategy=iterative"],
     "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups"],

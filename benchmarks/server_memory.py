@@ -29,9 +29,9 @@ from transformers import LlamaConfig
 from benchmarks.plain_vote import plain_vote, unpacked
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import Letter, address, read
+from espalier.messages.message import MessageBody, address, read
 from espalier.messages.parts import Report
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import parse
 from strategies.base.evaluation import ClientEvaluation
@@ -107,7 +107,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
                 for linear in block.linears
             }
             blobs[block_key(block.index)] = pack_tensors(words)
-        yield address(Letter(header, report.model_dump(), blobs), node_id=1, ttl=60.0)
+        yield address(MessageBody(header, report.model_dump(), blobs), node_id=1, ttl=60.0)
 
 
 def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
@@ -153,9 +153,9 @@ def plain_fold(strategy: FedPrLLM, collected: list[Message]) -> Iterator[NDArray
     """Yield the masks of the plain reference: all replies in memory, unpacked votes."""
     model = strategy.run.model
     sparsity = strategy.settings.sparsity
-    letters = [read(message.content) for message in collected]
+    bodies = [read(message.content) for message in collected]
     for block in model.plan.blocks:
-        words = [unpack_tensors(letter.blobs[block_key(block.index)]) for letter in letters]
+        words = [unpack_tensors(body.blobs[block_key(block.index)]) for body in bodies]
         for linear in block.linears:
             masks = [unpacked(own[mask_name(linear.name)], linear.shape) for own in words]
             yield plain_vote(

@@ -63,7 +63,7 @@ def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
             gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()
         }
         return gates.structure(gates.chosen(logits, gates.target(share, "blocks")))
-    job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
+    job = StructuredSettings(pruning_ratio=share, selection=selection)  # type: ignore[arg-type]
     groups = Groups.of(model.plan)
     scores = torch.rand(len(groups.costs), generator=generator)
     return groups.structure(lowest(groups, scores, job, share))

@@ -132,8 +132,8 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     sites = [f"site-{number}" for number in range(given.clients)]
     words = [
         f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
-        "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
-        "evaluation.local-only=false", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
+        "data.num-samples=1", "data.sequence-length=64", "evaluation.max-samples=2", "evaluation.sequence-length=64",
+        "evaluation.local-baseline=false", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
     with federation(
         folder,

@@ -32,8 +32,8 @@ from espalier.messages.contract import check
 from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
 from espalier.messages.message import (
     UNREAD,
-    Letter,
-    NoScalars,
+    MessageBody,
+    NoFields,
     failure,
     read,
     validate,
@@ -47,7 +47,7 @@ from espalier.settings.node import claimed_name
 from espalier.storage.activity import collect_old_work
 from espalier.storage.client_state import collect_old_runs
 
-Work = Callable[[Site, Letter], Letter]
+Work = Callable[[Site, MessageBody], MessageBody]
 
 BEFORE_A_SEAT = ("enrol", "refused")
 """Message kinds that also go to nodes that are not (yet) clients of the run."""
@@ -112,17 +112,17 @@ def job_of(method: str) -> ModuleType:
     return found
 
 
-def _deliver(site: Site, request: Letter) -> Letter:
-    taken: Letter = part(METHODS[request.header.method].delivery)(site, request)
+def _deliver(site: Site, request: MessageBody) -> MessageBody:
+    taken: MessageBody = part(METHODS[request.header.method].delivery)(site, request)
     return taken
 
 
-def _train(site: Site, request: Letter) -> Letter:
+def _train(site: Site, request: MessageBody) -> MessageBody:
     _require_within_limits(site)
     return job_of(request.header.method).train(site, request)
 
 
-def _alone(site: Site, request: Letter) -> Letter:
+def _alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline, after the checks that ``train`` does.
 
     A client that was sampled in no round has not passed them yet.
@@ -131,7 +131,7 @@ def _alone(site: Site, request: Letter) -> Letter:
     return job_of(request.header.method).alone(site, request)
 
 
-def _evaluate(site: Site, request: Letter) -> Letter:
+def _evaluate(site: Site, request: MessageBody) -> MessageBody:
     _require_within_limits(site)
     from client_app.protocol.evaluation import evaluate_once
 
@@ -151,7 +151,7 @@ def _require_within_limits(site: Site) -> None:
     require_within_limits(site.settings, site.model)
 
 
-def _enrol(site: Site, request: Letter) -> Letter:
+def _enrol(site: Site, request: MessageBody) -> MessageBody:
     import torch
 
     from client_app.policy.identity import own_key, said_with_key
@@ -173,7 +173,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
         measured=site.node.capability == 0,
         device="cuda" if site.computing.device.type == "cuda" else "cpu",
         threads=site.computing.threads,
-        approval=bool(site.node.hold_replies),
+        approval=bool(site.node.require_approval),
         python=platform.python_version(),
         torch=torch.__version__,
     )
@@ -187,10 +187,10 @@ def _enrol(site: Site, request: Letter) -> Letter:
     )
 
 
-def _refused(site: Site, request: Letter) -> Letter:
-    reason = validate(Refusal, request.scalars).reason
+def _refused(site: Site, request: MessageBody) -> MessageBody:
+    reason = validate(Refusal, request.fields).reason
     _say(f"the server of run {request.header.lineage} refused {site.name}: {reason}")
-    return reply_to(request, NoScalars())
+    return reply_to(request, NoFields())
 
 
 def _say(line: str) -> None:
@@ -205,7 +205,7 @@ def _collect_old(site: Site) -> None:
     collect_old_work(site.node.state_root(), long_ago)
 
 
-def _error_text(request: Letter, context: Context, reason: str) -> str:
+def _error_text(request: MessageBody, context: Context, reason: str) -> str:
     """Return the error text for the server; enrolment errors are prefixed with the site name."""
     return (
         refusal(claimed_name(context.node_config), reason)
@@ -227,18 +227,18 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
     except BaseException as error:
         logging.getLogger("espalier").warning("a message could not be answered: %s", error)
         reason = reason_of(error)
-        letter = (
+        body = (
             failure(UNREAD, reason)
             if request is None
             else failure(request.header, _error_text(request, context, reason))
         )
-        return Message(write(letter), reply_to=message)
+        return Message(write(body), reply_to=message)
     waits_until = approval.deadline(message.metadata.ttl, arrived, request.header.kind)
     content = egress(site, _worked(site, request, context, work), waits_until)
     return Message(content, reply_to=message)
 
 
-def _worked(site: Site, request: Letter, context: Context, work: Work) -> Letter:
+def _worked(site: Site, request: MessageBody, context: Context, work: Work) -> MessageBody:
     """Return the reply to a request, or a failure reply.
 
     The reply to an EspalierError contains its message, the reply to any other error only the type
@@ -258,10 +258,10 @@ def _worked(site: Site, request: Letter, context: Context, work: Work) -> Letter
         with at_work(site, header):
             # A round begins with the tensors of its order; other handlers only store blobs.
             check(request, site.contract.down, keep=header.kind == "train")
-            letter = work(site, request)
+            body = work(site, request)
             # The number of parts follows from the contract, not from the handler.
-            letter.header.num_parts = site.contract.num_parts
-            return letter
+            body.header.num_parts = site.contract.num_parts
+            return body
     except EspalierError as error:
         logging.getLogger("espalier").warning("%s refused: %s", header.kind, error)
         reason = str(error) if in_simulation() else error.outward

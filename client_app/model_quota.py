@@ -45,11 +45,11 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         The model exceeds the owner's limit, alone or together with the models that are stored or
         offered here.
     """
-    most = node.most_bytes_of_models()
+    most = node.max_bytes_of_models()
     wanted = manifest.num_bytes
     if most is not None and wanted > most:
         raise InputError(
-            f"most-model-bytes = {most}: the run's model has {wanted} bytes, more than this"
+            f"max-model-bytes = {most}: the run's model has {wanted} bytes, more than this"
             " site's owner allows; raise the limit in --node-config"
         )
     models = private_folder(node.state_root(), MODELS)
@@ -59,7 +59,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
             _remove_abandoned(folder)
         if most is not None and (taken := _taken_beside(folder)) + wanted > most:
             raise InputError(
-                f"most-model-bytes = {most}: models of other runs use or have reserved {taken}"
+                f"max-model-bytes = {most}: models of other runs use or have reserved {taken}"
                 f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
                 " in --node-config, or remove models below models/ in the site's state-dir"
             )

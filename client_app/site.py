@@ -18,7 +18,7 @@ from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import Contract
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter, Scalars
+from espalier.messages.message import Fields, Header, MessageBody
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
@@ -38,13 +38,13 @@ class Site:
     run_config: Mapping[str, Any]
     """Flat settings of the run, with dotted keys."""
     node: NodeSettings
-    request: Letter | None = None
+    request: MessageBody | None = None
     """Request that is answered; None if there is no message."""
     node_id: int = 0
     """Flower's id of the node that answers."""
 
     @staticmethod
-    def of(context: Context, request: Letter | None = None) -> "Site":
+    def of(context: Context, request: MessageBody | None = None) -> "Site":
         """Read the settings of the node, to answer a request.
 
         Raises
@@ -146,6 +146,8 @@ class Site:
         return PrivateState(self.node.state_root(), header.lineage, self.name, client)
 
 
-def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None) -> Letter:
+def reply_to(
+    request: MessageBody, fields: Fields, blobs: dict[str, bytes] | None = None
+) -> MessageBody:
     """Return a reply to a request with the given fields and blobs."""
-    return Letter(request.header.model_copy(), scalars.model_dump(), blobs or {})
+    return MessageBody(request.header.model_copy(), fields.model_dump(), blobs or {})

@@ -27,7 +27,7 @@ from espalier.data import passages
 from espalier.data.builtin import documentation
 
 VOCABULARY = 2048
-WINDOW = 256
+SAMPLE = 256
 
 
 def read_text() -> tuple[list[str], list[str]]:
@@ -61,7 +61,7 @@ def new_model() -> LlamaForCausalLM:
         num_hidden_layers=6,
         num_attention_heads=8,
         num_key_value_heads=4,
-        max_position_embeddings=WINDOW,
+        max_position_embeddings=SAMPLE,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         bos_token_id=0,
@@ -71,16 +71,16 @@ def new_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def held_out_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
+def held_out_loss(model: LlamaForCausalLM, samples: torch.Tensor) -> float:
     """Return the mean next-token loss in nats over non-overlapping sequences, shape (n, WINDOW)."""
     model.eval()
     with torch.no_grad():
         losses = [
             model(input_ids=batch, labels=batch).loss.item() * len(batch)
-            for batch in windows.split(16)
+            for batch in samples.split(16)
         ]
     model.train()
-    return sum(losses) / len(windows)
+    return sum(losses) / len(samples)
 
 
 def train(
@@ -117,9 +117,9 @@ def train(
     best_step = 0
     best = None
     for step in range(1, steps + 1):
-        starts = torch.randint(len(tokens) - WINDOW - 1, (batch,))
-        windows = torch.stack([tokens[s : s + WINDOW] for s in starts])
-        loss = model(input_ids=windows, labels=windows).loss
+        starts = torch.randint(len(tokens) - SAMPLE - 1, (batch,))
+        samples = torch.stack([tokens[s : s + SAMPLE] for s in starts])
+        loss = model(input_ids=samples, labels=samples).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -160,12 +160,12 @@ def main() -> None:
     calibration, held_out = read_text()
     tokenizer = train_tokenizer(calibration)
 
-    def windows_of(parts: list[str]) -> torch.Tensor:
+    def samples_of(parts: list[str]) -> torch.Tensor:
         return torch.tensor(tokenizer("\n\n".join(parts))["input_ids"])
 
-    tokens = windows_of(calibration)
-    held = windows_of(held_out)
-    held = held[: len(held) // WINDOW * WINDOW].view(-1, WINDOW)
+    tokens = samples_of(calibration)
+    held = samples_of(held_out)
+    held = held[: len(held) // SAMPLE * SAMPLE].view(-1, SAMPLE)
     model = new_model()
     print(
         f"{model.num_parameters():,} parameters, {len(tokens):,} training tokens, {held.numel():,}"

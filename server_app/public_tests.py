@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from espalier.data.client_items import as_tests, public_items
-from espalier.data.public_text import public_windows
+from espalier.data.public_text import public_samples
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
@@ -51,7 +51,7 @@ def public_tests(
     tunes = settings.tunes
     if model.family.kind == "decoder" or not tunes:
         model.new_skeleton()
-        texts = public_windows(settings.evaluation, model.encode, built_in=built_in)
+        texts = public_samples(settings.evaluation, model.encode, built_in=built_in)
         if not tunes or settings.task.name == TEXT:
             return PublicTests(texts)
         return _of_task(settings, model, texts, 0)

@@ -8,7 +8,7 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_writable
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.blobs.cuts import cut_specs, scales_of
-from espalier.messages.message import NoScalars
+from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of
 from espalier.models.plan import block_key
 from espalier.models.structure import BlockStructure
@@ -66,7 +66,7 @@ class CutResult:
             places = {block_key(block.index): block.index for block in self.base.plan.blocks}
             specs = cut_specs(self.base.plan, self.biases, self.scaled)
             parts = (
-                (NoScalars(), {key: self.blob(places[key]) for key in keys})
+                (NoFields(), {key: self.blob(places[key]) for key in keys})
                 for keys in parts_of(specs, settings.part_bytes)
             )
             self.run.rounds.push_parts(server_round, parts)

@@ -58,7 +58,9 @@ class Flap(Method):
         """Show the method and its main settings."""
         job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = f"{job.share:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
+        text = (
+            f"{job.pruning_ratio:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
+        )
         self.run.progress.note("method", f"flap         {text}")
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
@@ -91,7 +93,7 @@ class Flap(Method):
                     )
                     for client in clients
                 ]
-                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.most_ratio)
+                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.max_ratio)
                 for client, excess in zip(clients, excesses, strict=True):
                     if excess > 1:
                         limits.note(client, (index, name), excess, 1.0)

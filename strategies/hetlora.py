@@ -69,9 +69,9 @@ class HetLoRA(Tuning):
         averager.note_times(server_round, updates.clients)
         averager.average(updates, weights, averager.limits_after(server_round))
 
-    def alone_order(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order for a local baseline with the client's first rank."""
-        if super().alone_order(seat) is None:
+        if super().local_baseline_request(seat) is None:
             return None
         return Alone(rank_limit=self._first_ranks()[seat.client])
 

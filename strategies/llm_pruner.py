@@ -20,8 +20,8 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, scales_or_none
 from espalier.hf.group_scores.taylor import read_factor, taylor_cut
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.cuts import MOST_SCALE, pack_cut, read_cut
-from espalier.messages.message import NoScalars
+from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut, read_cut
+from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of
 from espalier.methods.llm_pruner.contract import cut_blocks, score_name, score_specs
 from espalier.methods.llm_pruner.mask_tuning import (
@@ -91,7 +91,7 @@ class LlmPruner(Method):
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
         then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
         text = (
-            f"{job.share:.0%} of the blocks' parameters, {job.element} sums,"
+            f"{job.pruning_ratio:.0%} of the blocks' parameters, {job.element} sums,"
             f" {job.selection} comparison, {spared}{then}"
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
@@ -106,10 +106,10 @@ class LlmPruner(Method):
         part_bytes = self.run.settings.part_bytes
         if server_round == 1:
             parts = parts_of(score_specs(self.plan, self.run.settings), part_bytes)
-            return ClientOrder(NoScalars(), parts)
+            return ClientOrder(NoFields(), parts)
         parts = parts_of(equation_specs(self.plan, self._cut(), self.job), part_bytes)
         cut = {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
-        return ClientOrder(NoScalars(), parts, along=cut, sends="normal equations")
+        return ClientOrder(NoFields(), parts, along=cut, sends="normal equations")
 
     def _cut(self) -> Cut:
         return read_cut(self.groups, self.result.blob)
@@ -172,10 +172,10 @@ class LlmPruner(Method):
 
         def fisher_of(index: int, kind: str) -> Tensor:
             """Return the Fisher factors of all clients, stacked along the rows."""
-            windows = self.run.settings.data.windows
+            samples = self.run.settings.data.num_samples
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
             own = (
-                read_factor(one, len(scores[index][kind]), windows) * factor[c] ** 0.5
+                read_factor(one, len(scores[index][kind]), samples) * factor[c] ** 0.5
                 for c, one in zip(clients, flat, strict=True)
             )
             return torch.cat(
@@ -192,7 +192,7 @@ class LlmPruner(Method):
         found = []
         sizes = torch.stack([one.abs() for one in scores.values()])
         for (client, own), size, limited in zip(
-            scores.items(), sizes, within_ratio(sizes, self.limits.most_ratio), strict=True
+            scores.items(), sizes, within_ratio(sizes, self.limits.max_ratio), strict=True
         ):
             beyond = limited != size
             if bool(beyond.any()):
@@ -246,7 +246,7 @@ class LlmPruner(Method):
         self.result.blobs = blobs
         if refused:
             named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
-            text = f"not rescaled {named}: a scale would be beyond {MOST_SCALE:g}"
+            text = f"not rescaled {named}: a scale would be beyond {MAX_SCALE:g}"
             self.run.progress.note("unscaled", text, places=[list(place) for place in refused])
 
     def _scales(
@@ -287,7 +287,7 @@ class LlmPruner(Method):
             own > 0, torch.ones(()).double()
         )
         # Products of two groups' outputs vary twice as much in exponent as scores do.
-        most = self.limits.most_ratio**2
+        most = self.limits.max_ratio**2
         within = within_ratio(own, most)
         near = within_band(shares, most)
         for row, client in enumerate(clients):

@@ -54,7 +54,7 @@ class SftP(Tuning):
         self.averager = AdapterAverager(
             run,
             lambda: self.result,
-            brings_result=evaluation.asked or self.job.makes_alone,
+            brings_result=evaluation.asked or self.job.has_local_baseline,
             training={PREFIX: of_generator((), settings).settings(settings.training)},
         )
         self.saved.append(self.averager)
@@ -95,7 +95,9 @@ class SftP(Tuning):
             )
         for client in range(settings.num_clients):
             try:
-                ResidualGates(model.plan).target(job.share_of_client(client), job.share_of)
+                ResidualGates(model.plan).target(
+                    job.pruning_ratio_of_client(client), job.pruning_ratio_of
+                )
             except EspalierError as error:
                 raise InputError(f"{method}.{error}") from None
 
@@ -105,9 +107,9 @@ class SftP(Tuning):
         settings = self.run.settings
         size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
         lora = f"LoRA of rank {settings.lora.rank}" if job.adapters else "no LoRA"
-        shares = job.shares or f"{job.share:g}"
+        shares = job.pruning_ratios or f"{job.pruning_ratio:g}"
         who = "each client's own" if job.conditioned else "one for all"
-        text = f"shares {shares} pruned, masks {who}, a generator of {size:,} parameters, {lora}"
+        text = f"pruning ratios {shares}, masks {who}, a generator of {size:,} parameters, {lora}"
         self.run.progress.note("method", f"{settings.method:<12} {text}")
 
     def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
@@ -126,11 +128,11 @@ class SftP(Tuning):
     def _is_late(self, seat: Seat) -> bool:
         return self.job.is_late(seat.client, len(self.rounds.roster.seats))
 
-    def alone_order(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order to write the client's model, even if nobody evaluates it.
 
         A client without a round in the run trains its embedding first.
         """
         fits = not seat.rounds and self.job.fits_alone(self.run.settings.federation)
-        wanted = self.job.makes_alone and (self.job.keep_models or fits)
+        wanted = self.job.has_local_baseline and (self.job.keep_models or fits)
         return Alone(fits=fits) if wanted else None

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
-from espalier.messages.message import NoScalars
-from espalier.messages.payload import pack_tensors
+from espalier.messages.message import NoFields
+from espalier.messages.tensor_blobs import pack_tensors
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import Method
 from strategies.base.run import Run
@@ -72,5 +72,5 @@ class Editing(Method):
         if self.run.settings.evaluation.own_text:
             blobs = self.result.blobs()
             parts = self.order(server_round, 0).parts
-            whole = ((NoScalars(), {key: blobs[key] for key in part}) for part in parts)
+            whole = ((NoFields(), {key: blobs[key] for key in part}) for part in parts)
             self.rounds.push_parts(server_round, whole)

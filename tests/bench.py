@@ -35,7 +35,7 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-LOCAL_ONLY = {"evaluation.local-only": True}
+LOCAL_ONLY = {"evaluation.local-baseline": True}
 EVALUATED = LOCAL_ONLY | {"evaluation.own-text": True, "evaluation.centralized": "auto"}
 """Settings of all comparisons that a run can make; without them a run takes a third of the time."""
 
@@ -100,12 +100,12 @@ class Bench:
             "deadline-seconds": 5.0,
             "enrol-seconds": 5.0,
             "part-bytes": 1024,
-            "data.windows": 2,
-            "data.window-tokens": 16,
+            "data.num-samples": 2,
+            "data.sequence-length": 16,
             "evaluation.texts": f"public={self.public}",
-            "evaluation.window-tokens": 16,
-            "evaluation.max-windows": 2,
-            "evaluation.local-only": False,
+            "evaluation.sequence-length": 16,
+            "evaluation.max-samples": 2,
+            "evaluation.local-baseline": False,
             "evaluation.own-text": False,
             "evaluation.centralized": "off",
         }

@@ -70,8 +70,8 @@ def no_power_cuts() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def short_public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow evaluation on shorter texts than those of real sites."""
-    monkeypatch.setattr("espalier.messages.evaluation.LEAST_PREDICTIONS", 15)
-    monkeypatch.setattr("espalier.messages.evaluation.LEAST_ITEMS", 1)
+    monkeypatch.setattr("espalier.messages.evaluation.MIN_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.messages.evaluation.MIN_ITEMS", 1)
 
 
 @pytest.fixture(scope="module")

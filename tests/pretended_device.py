@@ -81,7 +81,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _require_one_device(name: str, args: Any, kwargs: Any) -> None:
-    """Raise RuntimeError for tensors of two devices; as in CUDA, CPU scalars are allowed."""
+    """Raise RuntimeError for tensors of two devices; as in CUDA, CPU fields are allowed."""
     if name in MEETING_PLACES:
         return
     considered = args[:1] + args[2:] if name.startswith(INDEXED) else args

@@ -11,7 +11,7 @@ from espalier.amounts import count, duration, size
         (0, "round", "", "0 rounds"),
         (1, "round", "", "1 round"),
         (2, "round", "", "2 rounds"),
-        (1200, "window", "", "1,200 windows"),
+        (1200, "sample", "", "1,200 samples"),
         (1, "entry", "entries", "1 entry"),
         (3, "entry", "entries", "3 entries"),
     ],

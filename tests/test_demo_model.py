@@ -5,7 +5,7 @@ import json
 import torch
 
 from espalier.data.public_text import public_text
-from espalier.data.windows import evaluation_windows
+from espalier.data.samples import evaluation_samples
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
@@ -25,12 +25,12 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
 def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
     """Other Python versions have slightly different documentation, so the value may differ."""
     model = open_model("demo")
-    windows = evaluation_windows(
+    samples = evaluation_samples(
         public_text("documentation", ""), model.encode, 256, 24, "documentation"
     )
     loss = mean_losses(
         BlockStream(model, Computing(torch.device("cpu"), torch.float32, 2)),
-        {"documentation": windows},
+        {"documentation": samples},
     )
     reported = json.loads(DEMO_MODEL.with_suffix(".json").read_text())["held_out_perplexity"]
     assert abs(perplexity(loss["documentation"]) / reported - 1) < 0.15

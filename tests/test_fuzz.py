@@ -65,11 +65,8 @@ def forms(method: str) -> list[tuple[str, int, tuple[str, ...]]]:
 
     Kinds that all methods share are left out.
     """
-    letters = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
-    found = [
-        (letter.header.kind, letter.header.server_round, tuple(letter.scalars))
-        for letter in letters
-    ]
+    bodies = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
+    found = [(body.header.kind, body.header.server_round, tuple(body.fields)) for body in bodies]
     return [form for form in found if form[0] not in ("enrol", "refused", "evaluate")]
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.membership import clients as clients_module
 from benchmarks.membership.__main__ import report
-from benchmarks.membership.attacks import Outcome, resemblances, window_losses
+from benchmarks.membership.attacks import Outcome, resemblances, sample_losses
 from benchmarks.membership.clients import Clients
 from benchmarks.membership.kinds import (
     ADAPTERS,
@@ -76,9 +76,9 @@ def test_resemblances_equal_a_loop_and_leave_out_what_all_candidates_agree_on() 
 def test_each_client_has_just_as_many_windows_and_none_of_another(clients: Clients) -> None:
     for method in ({"method": "fedprllm"}, {"method": "fedpetuning", "training.steps": 1}):
         run = parse(clients.settings(method))
-        windows = [clients.known(run, client) for client in range(3)]
-        assert [tuple(own.shape) for own in windows] == [(4, 16)] * 3
-        assert len({tuple(window.tolist()) for own in windows for window in own}) == 12
+        samples = [clients.known(run, client) for client in range(3)]
+        assert [tuple(own.shape) for own in samples] == [(4, 16)] * 3
+        assert len({tuple(sample.tolist()) for own in samples for sample in own}) == 12
 
 
 @pytest.mark.parametrize("name", STATISTICS)
@@ -89,13 +89,13 @@ def test_who_knows_all_windows_makes_the_very_reply(clients: Clients, name: str)
 
 
 def test_losses_of_windows_are_those_of_transformers(clients: Clients) -> None:
-    windows = torch.arange(24).view(2, 12)
+    samples = torch.arange(24).view(2, 12)
     model = AutoModelForCausalLM.from_pretrained(clients.model, dtype=torch.float32)
     with torch.no_grad():
         expected = [
-            float(model(input_ids=window[None], labels=window[None]).loss) for window in windows
+            float(model(input_ids=sample[None], labels=sample[None]).loss) for sample in samples
         ]
-    found = window_losses(BlockStream(clients.opened, CPU), windows)
+    found = sample_losses(BlockStream(clients.opened, CPU), samples)
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 

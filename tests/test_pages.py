@@ -218,7 +218,7 @@ def test_it_has_each_method_once_for_each_kind_of_message() -> None:
         expected = {
             method
             for method, job in jobs.items()
-            if kind != "alone" or job.MAKES_ALONE_WITH or job().makes_alone
+            if kind != "alone" or job.MAKES_ALONE_WITH or job().has_local_baseline
         }
         assert {name.strip("`") for name in methods} == expected
         assert expected >= {"fedpetuning", "fedprllm"}

@@ -93,7 +93,9 @@ def _add_measured(study: argparse.ArgumentParser) -> None:
     study.add_argument("--test", type=Path, required=True, help="test items, JSON Lines")
     study.add_argument("--public", type=Path, required=True, help="text of another domain")
     study.add_argument("--records", type=int, default=1000, help="of all clients together, at most")
-    study.add_argument("--letters", type=int, default=100_000, help="of each public text, at most")
+    study.add_argument(
+        "--characters", type=int, default=100_000, help="of each public text, at most"
+    )
     study.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=5"
     )

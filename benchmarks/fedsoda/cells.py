@@ -46,12 +46,12 @@ COMMON: dict[str, Any] = {
     "training.steps": 2, "training.batch-size": 4, "training.learning-rate": 1e-2,
     "task.max-tokens": 64, "task.max-test-tokens": 64, "task.max-test-items": 100,
     "lora.rank": RANK, "lora.alpha": 2.0 * RANK, "lora.targets": ",".join(TARGETS),
-    "evaluation.window-tokens": 64, "evaluation.max-windows": 16,
-    "evaluation.local-only": False, "evaluation.centralized": "off",
+    "evaluation.sequence-length": 64, "evaluation.max-samples": 16,
+    "evaluation.local-baseline": False, "evaluation.centralized": "off",
 }  # fmt: skip
 """Settings of every run, unless the command line changes them."""
 ALIGNING: dict[str, Any] = {
-    "fedsoda.public-windows": 64, "fedsoda.pre-align-steps": 40,
+    "fedsoda.public-samples": 64, "fedsoda.pre-align-steps": 40,
     "fedsoda.realign-steps": 10, "fedsoda.align-learning-rate": 5e-3,
 }  # fmt: skip
 """Settings of every run with a sub-model, unless the command line changes them."""

@@ -34,7 +34,7 @@ def measure(given: argparse.Namespace) -> None:
     )
     model = open_model(settings.model)
     sources = make_sources(
-        settings, given.data, given.public, given.work / "data", given.records, given.letters
+        settings, given.data, given.public, given.work / "data", given.records, given.characters
     )
     data = {
         file.name: sha256(file.read_bytes())

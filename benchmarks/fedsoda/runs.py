@@ -230,10 +230,10 @@ def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
     grid = InProcessGrid(app, nodes, config)
 
     def look(message: Message) -> None:
-        letter = read(message.content)
-        header = letter.header
-        if letter.scalars.get("what") == "piece":
-            pieces.append(letter.scalars["size"])
+        body = read(message.content)
+        header = body.header
+        if body.fields.get("what") == "piece":
+            pieces.append(body.fields["size"])
         if header.kind == "train" and header.server_round == len(after) + 2:
             (folder,) = (scratch / "runs").iterdir()
             after.append(kept_adapters(folder))

@@ -38,7 +38,7 @@ class Sources:
 
 
 def make_sources(
-    settings: RunSettings, train: Path, public: Path, folder: Path, records: int, letters: int
+    settings: RunSettings, train: Path, public: Path, folder: Path, records: int, characters: int
 ) -> Sources:
     """Write the studies' data to a folder.
 
@@ -49,7 +49,7 @@ def make_sources(
     public : text of another domain
     folder : folder for the data
     records : maximum number of records of all clients together; the first ones of the file
-    letters : maximum number of characters of each public text
+    characters : maximum number of characters of each public text
 
     Raises
     ------
@@ -77,9 +77,9 @@ def make_sources(
     if not private or not text:
         raise InputError(f"{train}: has too few records for clients and public text")
     write_bytes(found.clients, "".join(private).encode())
-    write_bytes(found.in_domain, _joined(text, letters).encode())
+    write_bytes(found.in_domain, _joined(text, characters).encode())
     write_bytes(found.tested, _joined(tested).encode())
-    other = _beginning(public, letters)
+    other = _beginning(public, characters)
     if shared := known & {digest(line) for line in other.splitlines()}:
         raise InputError(
             f"{public}: has {len(shared)} lines that are questions of test items; give another text"
@@ -104,26 +104,26 @@ def _numbered(settings: RunSettings, train: Path) -> Iterator[tuple[str, Item]]:
             yield json.dumps(json.loads(line), ensure_ascii=False) + "\n", item
 
 
-def _joined(items: Iterable[Item], letters: int = 0) -> str:
+def _joined(items: Iterable[Item], characters: int = 0) -> str:
     """Return questions and right answers with blank lines between them.
 
-    Only whole items are included, up to ``letters`` characters (0 means all).
+    Only whole items are included, up to ``characters`` characters (0 means all).
     """
     parts = list[str]()
     length = 0
     for item in items:
         part = f"{item.prompt}{item.delimiter}{item.gold}\n\n"
         length += len(part)
-        if letters and length > letters:
+        if characters and length > characters:
             break
         parts.append(part)
     return "".join(parts)
 
 
-def _beginning(text: Path, letters: int) -> str:
-    """Return the beginning of a text of at most ``letters`` characters, up to the end of a line."""
+def _beginning(text: Path, characters: int) -> str:
+    """Return the beginning of a text of at most ``characters`` characters, up to the end of a line."""
     try:
         with open(text, encoding="utf-8") as file:
-            return file.read(letters).rpartition("\n")[0] + "\n"
+            return file.read(characters).rpartition("\n")[0] + "\n"
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{text}: cannot be read ({error})") from None

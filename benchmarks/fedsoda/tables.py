@@ -14,7 +14,7 @@ from typing import get_args
 from benchmarks.fedsoda import counts, paper
 from benchmarks.published_models import Tuned, tuned
 from espalier.hf.machine.model_memory import Footprint, footprint
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
 
@@ -126,9 +126,9 @@ class Model:
             ),
         }
 
-    def wire_bytes(self, payload: Payload, groups: int, interval: int) -> float:
+    def wire_bytes(self, wire_dtype: WireDtype, groups: int, interval: int) -> float:
         """Return the mean bytes of a round's blobs in Espalier's wire format, with blob headers."""
-        (block,) = set(self.tuned.blob_bytes(payload).values())
+        (block,) = set(self.tuned.blob_bytes(wire_dtype).values())
         return counts.fedsoda_round(block, paper.ADAPTER_LAYERS, groups, interval)
 
 
@@ -651,10 +651,11 @@ def _wire_part(models: Sequence[Model]) -> list[str]:
     for model in models:
         for pruned, groups, interval in COMBINATIONS:
             numbers = counts.fedsoda_round(model.u, paper.ADAPTER_LAYERS, groups, interval)
-            payloads = [
-                model.wire_bytes(payload, groups, interval) / counts.MIB for payload in _payloads()
+            wire_dtypes = [
+                model.wire_bytes(wire_dtype, groups, interval) / counts.MIB
+                for wire_dtype in _wire_dtypes()
             ]
-            sizes = [counts.four_bit_megabytes(numbers), *payloads]
+            sizes = [counts.four_bit_megabytes(numbers), *wire_dtypes]
             case = (f"({pruned}, {groups}), {interval}", f"{numbers / 1e6:.3f}")
             rows.append([model.title, *case, *(f"{size:.4f}" for size in sizes)])
     intro = [
@@ -668,12 +669,12 @@ def _wire_part(models: Sequence[Model]) -> list[str]:
         ),
     ]
     columns = ["model", "(n, p), r", "million numbers", "half a byte each (paper), MiB"]
-    columns += [f"our {payload}, MiB" for payload in _payloads()]
+    columns += [f"our {wire_dtype}, MiB" for wire_dtype in _wire_dtypes()]
     return ["## On the wire", "", *intro, "", *_markdown(columns, rows, (0, 1))]
 
 
-def _payloads() -> list[Payload]:
-    known: tuple[Payload, ...] = get_args(Payload)
+def _wire_dtypes() -> list[WireDtype]:
+    known: tuple[WireDtype, ...] = get_args(WireDtype)
     return sorted(known, key=["nf4", "bfloat16", "float32"].index)
 
 

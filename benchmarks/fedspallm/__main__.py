@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import STUDIES, WINDOWS, Bench
-from espalier.data.public_text import public_windows
-from espalier.data.windows import windows_sha256
+from benchmarks.fedspallm.studies import SAMPLES, STUDIES, Bench
+from espalier.data.public_text import public_samples
+from espalier.data.samples import samples_sha256
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
@@ -51,9 +51,9 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME=FILE",
         help="public text to evaluate on",
     )
-    parser.add_argument("--window-tokens", type=int, default=256)
+    parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument(
-        "--max-windows", type=int, default=32, help="windows of each public text; 0: all"
+        "--max-samples", type=int, default=32, help="samples of each public text; 0: all"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
@@ -72,10 +72,10 @@ def main() -> int:
         "device": given.device,
         "data.source": "text",
         "data.path": str(given.private[0]),
-        "data.window-tokens": given.window_tokens,
+        "data.sequence-length": given.sequence_length,
         "evaluation.texts": ",".join(given.text),
-        "evaluation.window-tokens": given.window_tokens,
-        "evaluation.max-windows": given.max_windows,
+        "evaluation.sequence-length": given.sequence_length,
+        "evaluation.max-samples": given.max_samples,
     }
     try:
         settings = parse(common)
@@ -83,7 +83,7 @@ def main() -> int:
         if missing := [str(file) for file in given.private if not file.is_file()]:
             raise InputError(f"--private {', '.join(missing)}: is no file")
         model = open_model(settings.model)
-        texts = public_windows(settings.evaluation, model.encode)
+        texts = public_samples(settings.evaluation, model.encode)
         bench = Bench(
             BlockStream(model, set_up(settings, Path())), texts, common, given.private, given.seeds
         )
@@ -95,11 +95,11 @@ def main() -> int:
             },
             "private": {file.name: sha256(file.read_bytes()) for file in given.private},
             "texts": {
-                name: {"windows": len(windows), "sha256": windows_sha256(windows)}
-                for name, windows in texts.items()
+                name: {"samples": len(samples), "sha256": samples_sha256(samples)}
+                for name, samples in texts.items()
             },
-            "windows": WINDOWS,
-            "window_tokens": given.window_tokens,
+            "samples": SAMPLES,
+            "sequence_length": given.sequence_length,
             "threads": given.threads,
             "device": bench.stream.computing.device.type,
         }

@@ -93,12 +93,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--private", required=True)
     parser.add_argument("--sparsity", type=float, default=0.5)
-    parser.add_argument("--windows", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--draws", type=int, default=400)
     given = parser.parse_args()
     flat = {
         "method": "fedspallm", "model": given.model, "num-clients": CLIENTS, "fedspallm.sparsity": given.sparsity,
-        "data.source": "text", "data.path": given.private, "data.windows": given.windows,
+        "data.source": "text", "data.path": given.private, "data.num-samples": given.num_samples,
     }  # fmt: skip
     settings = parse(flat)
     model = open_model(given.model)
@@ -117,12 +117,12 @@ def main() -> None:
             places = layers_per_client(num_layers, share, dict(enumerate(capabilities)))
             probability = torch.tensor([places[client] / num_layers for client in range(CLIENTS)])
             generator = np.random.default_rng(0)
-            samples = [
+            sampled = [
                 sample_layers(range(num_layers), places, generator) for _ in range(given.draws)
             ]
             draws = [
-                [client for client, layers in sample.items() if layer in layers]
-                for sample in samples
+                [client for client, layers in sampled.items() if layer in layers]
+                for sampled in sampled
             ]
             found = distance(partial(l0_mean, weights, keep), l0, draws)
             weighted = distance(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, replaced
@@ -48,18 +48,18 @@ class Clients:
         self._layers: dict[int, list[str]] = {}
 
     @cached_property
-    def windows(self) -> list[Tensor]:
-        """Calibration samples of each client, (data.windows, data.window-tokens), int64."""
+    def samples(self) -> list[Tensor]:
+        """Calibration samples of each client, (data.num-samples, data.sequence-length), int64."""
         encode = self.stream.model.encode
         return [
-            client_windows(self.settings, simulated_node(), encode, client)
+            client_samples(self.settings, simulated_node(), encode, client)
             for client in range(self.settings.num_clients)
         ]
 
     def layers(self, client: int) -> list[str]:
         """Return the hash of each layer as a client prunes it."""
         if client not in self._layers:
-            self._layers[client] = self._prune(self.windows[client])
+            self._layers[client] = self._prune(self.samples[client])
         return self._layers[client]
 
     def standalone(self, client: int) -> Edits:
@@ -68,7 +68,7 @@ class Clients:
 
     def centralized(self, clients: Sequence[int]) -> Edits:
         """Return the centralized baseline: one party with the samples of some clients."""
-        return self._edits(self._prune(torch.cat([self.windows[client] for client in clients])))
+        return self._edits(self._prune(torch.cat([self.samples[client] for client in clients])))
 
     def fold(self, clients: Sequence[int], settings: RunSettings) -> KeptResult:
         """Return the server's aggregation of some clients' layers with these settings."""
@@ -90,10 +90,10 @@ class Clients:
             votes.count(torch.stack([torch.from_numpy(mask) for mask in masks]).numpy())
             yield linear, mean, votes
 
-    def _prune(self, windows: Tensor) -> list[str]:
+    def _prune(self, samples: Tensor) -> list[str]:
         job = self.settings.of(FedSpaLLMSettings)
         pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
-        layers = prune_layers(self.stream, windows, pruning, range(len(self.plan.blocks)))
+        layers = prune_layers(self.stream, samples, pruning, range(len(self.plan.blocks)))
         return [self.store.put(pack_kept(layer.matrices)) for layer in layers]
 
     def _edits(self, hashes: list[str]) -> Edits:

@@ -24,8 +24,8 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
         (
             f"Mean ± sample standard deviation over {len(seeds)} seeds; a figure of fewer seeds"
             f" says so. Model `{conditions['model']['name']}`,"
-            f" {conditions['model']['weights']:,} prunable weights; {conditions['windows']}"
-            f" calibration samples of {conditions['window_tokens']} tokens per client."
+            f" {conditions['model']['weights']:,} prunable weights; {conditions['samples']}"
+            f" calibration samples of {conditions['sequence_length']} tokens per client."
             f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
         ),
         "",
@@ -37,7 +37,7 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
             rows,
             text,
             "perplexity",
-            f"{text} ({conditions['texts'][text]['windows']} samples): perplexity",
+            f"{text} ({conditions['texts'][text]['samples']} samples): perplexity",
         )
         lines += _paired(study, rows, text)
     for figure in study.figures[1:]:

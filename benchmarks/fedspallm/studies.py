@@ -25,7 +25,7 @@ Cell = dict[str, Any]
 
 FEDERATIONS = (4, 8, 16)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
-WINDOWS = 32
+SAMPLES = 32
 """Number of calibration samples of each client in the paper's tables 1 to 3.
 
 ``FEDERATIONS`` and ``SPARSITIES`` are those of the same tables.
@@ -57,10 +57,10 @@ class Bench:
 
     def perplexities(self, models: Iterable[Edits], texts: Iterable[str]) -> dict[str, float]:
         """Return the mean perplexity of several models, per text."""
-        windows = {text: self.texts[text] for text in texts}
-        found: dict[str, list[float]] = {text: [] for text in windows}
+        samples = {text: self.texts[text] for text in texts}
+        found: dict[str, list[float]] = {text: [] for text in samples}
         for edits in models:
-            for text, loss in mean_losses(self.stream, windows, edits).items():
+            for text, loss in mean_losses(self.stream, samples, edits).items():
                 found[text].append(perplexity(loss))
         return {text: float(np.mean(values)) for text, values in found.items()}
 
@@ -89,7 +89,7 @@ def tables(bench: Bench, rows: Rows) -> None:
             "seed": seed,
             "fedspallm.sparsity": sparsity,
             "num-clients": most,
-            "data.windows": WINDOWS,
+            "data.num-samples": SAMPLES,
         }
         wanted = [
             {"seed": seed, "sparsity": sparsity, "clients": n, "model": fold}
@@ -145,7 +145,7 @@ def domains(bench: Bench, rows: Rows) -> None:
                 "seed": seed,
                 "fedspallm.sparsity": sparsity,
                 "num-clients": number,
-                "data.windows": WINDOWS,
+                "data.num-samples": SAMPLES,
             }
             settings = parse({**bench.common, **varied, "data.path": path})
             clients = Clients(settings, bench.stream, Path(scratch) / "layers")
@@ -232,8 +232,8 @@ def _write(rows: Rows, cell: Cell, perplexities: Mapping[str, float], **figures:
 
 def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) -> None:
     flat = {
-        **bench.common, **varied, "num-clients": CLIENTS, "data.windows": WINDOWS, "seed": cell["seed"],
-        "fedspallm.sparsity": cell["sparsity"], "evaluation.local-only": False, "evaluation.centralized": "off",
+        **bench.common, **varied, "num-clients": CLIENTS, "data.num-samples": SAMPLES, "seed": cell["seed"],
+        "fedspallm.sparsity": cell["sparsity"], "evaluation.local-baseline": False, "evaluation.centralized": "off",
     }  # fmt: skip
     known = {text for text in bench.texts if not rows.missing(iter([{**cell, "text": text}]))}
     summary = app.run(flat)

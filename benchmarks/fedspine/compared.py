@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.smaller.bench import WINDOWS
+from benchmarks.smaller.bench import SAMPLES
 
 BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
@@ -23,7 +23,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "bandits, one ratio": {"fedspine.adaptive-pruning": False},
     "bandits, nothing pruned (w/o A_P)": {
         "fedspine.adaptive-pruning": False,
-        "fedspine.share": 0.0,
+        "fedspine.pruning-ratio": 0.0,
     },
     "chance": {"fedspine.allocation": "random"},
     "schedule": {"fedspine.allocation": "fixed"},
@@ -47,7 +47,7 @@ This and ``AT_ONCE_FIRST`` correspond to FedLoRA + Prune and LLMPruner + FedLoRA
 own cuts: each device by its own text, encoders too. In the paper both cut step by step; that is the
 schedule, with another score.
 """
-CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
+CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.num-samples": SAMPLES}
 MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
 """Name of one smaller model for all, cut before the rounds; the time of the cut does not count."""

@@ -21,7 +21,7 @@ from server_app.public_tests import public_tests
 
 FIRST = PRUNED_FIRST
 LAST: Mapping[str, tuple[str, Mapping[str, Any]]] = CUTS_LAST
-WINDOW_TOKENS = 128
+SEQUENCE_LENGTH = 128
 OF_TUNING = ("training", "lora", "task", "federation")
 """Tables of settings that a cut does not use."""
 
@@ -54,8 +54,8 @@ def cut_model(
     }
     own = {
         "seed": seed,
-        "llm-pruner.share": share,
-        "data.window-tokens": WINDOW_TOKENS,
+        "llm-pruner.pruning-ratio": share,
+        "data.sequence-length": SEQUENCE_LENGTH,
         "data.path": str(calibration),
     }
     chosen = {"model": str(model)} if model else {}

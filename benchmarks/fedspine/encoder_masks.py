@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.smaller.bench import WINDOWS
+from benchmarks.smaller.bench import SAMPLES
 from espalier.data.tasks.batches import Batch
 from espalier.evaluation.scores import score
 from espalier.hf.group_scores.mask_tuning import scales_or_none
@@ -67,7 +67,7 @@ def mask_tuned(
     job = LlmPrunerSettings.model_validate(
         {key.split(".")[1]: value for key, value in how.items() if "llm-pruner." in key}
     )
-    job = job.model_copy(update={"share": share})
+    job = job.model_copy(update={"pruning_ratio": share})
     model = open_model(settings.model)
     whole = (
         AutoModelForSequenceClassification.from_pretrained(tuned, dtype=torch.float32)
@@ -93,7 +93,7 @@ def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:
     size = settings.training.batch_size
     for client in range(settings.num_clients):
         sequences = client_sequences(settings, simulated_node(), model, client)
-        numbers = range(min(WINDOWS, len(sequences)))
+        numbers = range(min(SAMPLES, len(sequences)))
         yield from (sequences.batch(numbers[first : first + size]) for first in numbers[::size])
 
 

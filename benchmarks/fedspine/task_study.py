@@ -82,7 +82,7 @@ def work(given: argparse.Namespace) -> None:
     }  # fmt: skip
     common = {
         **trained, "model": given.model, "threads": given.threads, "data.path": _path(given), "task.test-path": str(given.test),
-        "evaluation.local-only": False, "evaluation.centralized": "off", "num-clients": tasks.DEVICES,
+        "evaluation.local-baseline": False, "evaluation.centralized": "off", "num-clients": tasks.DEVICES,
     }  # fmt: skip
     parsed = parse({**common, "method": "fedpetuning"})
     model = open_model(parsed.model)

@@ -248,7 +248,7 @@ def _shared(
 def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> Cell:
     own: dict[str, Any] = {
         "method": "fedspine",
-        "fedspine.share": share,
+        "fedspine.pruning-ratio": share,
         "federation.fleet": fleet,
         "fedspine.keep-models": False,
     }
@@ -374,7 +374,7 @@ def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, m
     Nothing is stored in between, so an interrupted run starts again.
     """
     found = list(
-        whole_tuning.looks(settings, cell.fleet, head_alone=cell.whole == "head", metric=metric)
+        whole_tuning.looks(settings, cell.fleet, only_head=cell.whole == "head", metric=metric)
     )
     for look in found:
         key = {**cell.key(seed), "round": look.round}

@@ -51,20 +51,20 @@ class Look:
 
 
 def looks(
-    settings: RunSettings, fleet_name: str, *, head_alone: bool, metric: str
+    settings: RunSettings, fleet_name: str, *, only_head: bool, metric: str
 ) -> Iterator[Look]:
     """Yield evaluations of a federation that trains all weights, or only the head.
 
     There is one every ``evaluation.every`` rounds.
     """
-    federation = _Federation(settings, head_alone)
+    federation = _Federation(settings, only_head)
     training = settings.training
     fleet = fleet_of(fleet_name)
     number = federation.num_trained
     assert fleet is not None
     tokens = training.batch_size * settings.task.max_tokens
     # With only the head trained, the backward pass stops at it, so frozen weights cost half.
-    frozen = federation.num_frozen // 2 if head_alone else federation.num_frozen
+    frozen = federation.num_frozen // 2 if only_head else federation.num_frozen
     seconds = 0.0
     waiting = 0.0
     up = 0
@@ -89,7 +89,7 @@ def looks(
 class _Federation:
     """Clients of the run, and the global values."""
 
-    def __init__(self, settings: RunSettings, head_alone: bool) -> None:
+    def __init__(self, settings: RunSettings, only_head: bool) -> None:
         self.settings = settings
         self.computing = Computing(torch.device("cpu"), torch.float32, settings.threads)
         model = open_model(settings.model)
@@ -110,7 +110,7 @@ class _Federation:
         )
         of_head = {id(value) for value in head.values()}
         self.parameters = {
-            name: value for name, value in every.items() if not head_alone or id(value) in of_head
+            name: value for name, value in every.items() if not only_head or id(value) in of_head
         }
         for name, value in every.items():
             value.requires_grad_(name in self.parameters)

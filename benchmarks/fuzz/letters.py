@@ -26,15 +26,15 @@ from espalier.messages.ledger import Ledger
 from espalier.messages.message import (
     Header,
     Kind,
-    Letter,
-    NoScalars,
+    MessageBody,
+    NoFields,
     num_bytes,
     read,
     validate,
     write,
 )
-from espalier.messages.payload import STYPE, TensorSpec
 from espalier.messages.signed_name import is_signed, statement
+from espalier.messages.tensor_blobs import STYPE, TensorSpec
 from espalier.methods.examples import (
     HASH,
     KINDS,
@@ -52,7 +52,7 @@ from espalier.storage.blobs import sha256
 
 SETTINGS = {
     "evaluation.texts": "public=public.txt",
-    "evaluation.window-tokens": 4,
+    "evaluation.sequence-length": 4,
     "part-bytes": PART_BYTES,
 }
 SITE_KEY = ec.derive_private_key(1, ec.SECP384R1()).public_key()
@@ -74,8 +74,8 @@ class Exchange:
     """Request and a reply that fits it."""
 
     settings: RunSettings
-    request: Letter
-    reply: Letter
+    request: MessageBody
+    reply: MessageBody
 
     def plan(self) -> ModelPlan:
         """Return the plan of the model that the letters refer to."""
@@ -85,29 +85,29 @@ class Exchange:
 def exchanges() -> list[Exchange]:
     """Return one exchange per method, kind and form."""
     return [
-        _exchange(run, kind, server_round, scalars)
+        _exchange(run, kind, server_round, fields)
         for method in METHODS
         for kind in KINDS
         if is_sent(method, kind)
         for more in ([{}, {"site-keys": ""}] if kind == "enrol" else [{}])
         for run in [parse({**settings_for(method, kind), **SETTINGS, **more})]
         for server_round in rounds(method, kind)
-        for scalars in asked(run, kind, server_round)
+        for fields in asked(run, kind, server_round)
     ]
 
 
 def _exchange(
-    run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any]
+    run: RunSettings, kind: Kind, server_round: int, fields: Mapping[str, Any]
 ) -> Exchange:
-    asking = request(run, kind, server_round, scalars)
+    asking = request(run, kind, server_round, fields)
     plan = partial(plan_of, run.method)
     down = contract_for(asking, plan, run).down
-    asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoScalars()).items()}
+    asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoFields()).items()}
     # This contract may depend on the request's blobs, so they are set first.
     up = contract_for(asking, plan, run).up
-    blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
+    blobs = {key: _blob(specs) for key, specs in up.specs(NoFields()).items()}
     if kind == "fetch":
-        asking.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
+        asking.fields["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(asking, plan, run)
     check(asking, contract.down)
     header = asking.header.model_copy(update={"num_parts": contract.num_parts})
@@ -115,12 +115,16 @@ def _exchange(
 
 
 def _reply(
-    run: RunSettings, asking: Letter, contract: Contract, header: Header, blobs: dict[str, bytes]
-) -> Letter:
+    run: RunSettings,
+    asking: MessageBody,
+    contract: Contract,
+    header: Header,
+    blobs: dict[str, bytes],
+) -> MessageBody:
     """Return the first reply that the contract allows."""
     mistakes = []
     for told in _told(run, asking, contract, blobs):
-        reply = Letter(header, told, blobs)
+        reply = MessageBody(header, told, blobs)
         try:
             check_reply(reply, asking, contract)
         except EspalierError as error:
@@ -131,10 +135,10 @@ def _reply(
 
 
 def _told(
-    run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]
+    run: RunSettings, asking: MessageBody, contract: Contract, blobs: Mapping[str, bytes]
 ) -> Iterator[dict[str, Any]]:
     kind = asking.header.kind
-    fields = contract.up.scalars.model_fields
+    fields = contract.up.fields.model_fields
     if kind == "enrol":
         who = {
             "site": "a",
@@ -172,7 +176,7 @@ def _values(kind: Any) -> Sequence[Any]:
 
 
 def _hashes(
-    run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]
+    run: RunSettings, asking: MessageBody, contract: Contract, blobs: Mapping[str, bytes]
 ) -> list[str]:
     """Return the hashes of the blobs of all parts of a reply, in order."""
     hashes = [sha256(blob) for blob in blobs.values()]
@@ -180,7 +184,7 @@ def _hashes(
     for part in range(1, contract.num_parts):
         fetch = request(run, "fetch", server_round, asked(run, "fetch", server_round)[0], part)
         fetch.blobs = asking.blobs
-        specs = contract_for(fetch, partial(plan_of, run.method), run).up.specs(NoScalars())
+        specs = contract_for(fetch, partial(plan_of, run.method), run).up.specs(NoFields())
         hashes += [sha256(_blob(of_blob)) for of_blob in specs.values()]
     return hashes
 
@@ -211,16 +215,16 @@ def _numel(spec: TensorSpec) -> int:
     return total
 
 
-def changed_records(random: Random, letter: Letter) -> RecordDict:
+def changed_records(random: Random, body: MessageBody) -> RecordDict:
     """Return the records of a message with some values, names or types changed."""
-    content: Records = dict(write(letter))
+    content: Records = dict(write(body))
     for _ in range(random.choice((0, 1, 1, 2, 4))):
         random.choice(_CHANGES)(random, content)
     return RecordDict(content)
 
 
 def _change_field(random: Random, content: Records) -> None:
-    record = content.get(random.choice(("header", "scalars")))
+    record = content.get(random.choice(("header", "fields")))
     if not isinstance(record, ConfigRecord):
         return
     name = random.choice([*record, _name(random)])
@@ -233,7 +237,7 @@ def _change_field(random: Random, content: Records) -> None:
 
 
 def _many_fields(random: Random, content: Records) -> None:
-    content["scalars"] = ConfigRecord(
+    content["fields"] = ConfigRecord(
         {f"{_name(random)}{number}": 1 for number in range(random.choice((5, 40, 400)))}
     )
 
@@ -259,7 +263,7 @@ def _many_blobs(random: Random, content: Records) -> None:
 
 
 def _change_records(random: Random, content: Records) -> None:
-    name = random.choice(("header", "scalars", "blobs", _name(random)))
+    name = random.choice(("header", "fields", "blobs", _name(random)))
     if random.random() < 0.3:
         content.pop(name, None)
     else:
@@ -293,25 +297,25 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
     if random.random() < 0.3:
         content = changed_records(random, exchange.request)
         yield
-        letter = read(content)
-        check(letter, contract_for(letter, exchange.plan, exchange.settings).down)
+        body = read(content)
+        check(body, contract_for(body, exchange.plan, exchange.settings).down)
         return
     content = changed_records(random, exchange.reply)
     yield
     num_bytes(content)
     ledger.record_refused(0, exchange.request.header, content)
-    letter = read(content)
+    body = read(content)
     check_reply(
-        letter, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings)
+        body, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings)
     )
-    if "nonce" in exchange.request.scalars and letter.header.status == "ok":
-        _require_unsigned(letter, exchange.request)
-    ledger.record("up", 0, letter, content)
+    if "nonce" in exchange.request.fields and body.header.status == "ok":
+        _require_unsigned(body, exchange.request)
+    ledger.record("up", 0, body, content)
 
 
-def _require_unsigned(letter: Letter, asking: Letter) -> None:
+def _require_unsigned(body: MessageBody, asking: MessageBody) -> None:
     """Check that a changed signature is not accepted."""
-    signed = validate(SignedEnrolment, letter.scalars)
-    text = statement(signed.told(), asking.scalars["nonce"], asking.header.lineage, 1)
+    signed = validate(SignedEnrolment, body.fields)
+    text = statement(signed.told(), asking.fields["nonce"], asking.header.lineage, 1)
     if is_signed(SITE_KEY, text, signed.signature):
         raise ValueError("a signature was found by chance")

@@ -17,7 +17,7 @@ from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.hf.tokenizer.rules import KNOWN_PATTERNS, require_known_parts
 from espalier.identity.code_hash import bundle_sha256
-from espalier.messages.payload import tensor_specs, views
+from espalier.messages.tensor_blobs import tensor_specs, views
 from espalier.methods.examples import PLAN
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan

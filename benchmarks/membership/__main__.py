@@ -1,6 +1,6 @@
 """Membership test: recognition of known samples of a client in one reply.
 
-    python -m benchmarks.membership [--clients 20] [--windows 32] [--tokens 64] [--out docs/studies]
+    python -m benchmarks.membership [--clients 20] [--samples 32] [--tokens 64] [--out docs/studies]
 
 Every client has its own text. All texts consist of passages that were shuffled before they were
 distributed, so clients differ only in their passages. Each client is a trial: the server has its
@@ -46,8 +46,8 @@ def _arguments() -> argparse.Namespace:
         help="text that is distributed over the clients",
     )
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--windows", type=int, default=32, help="of each client")
-    parser.add_argument("--tokens", type=int, default=64, help="of a window")
+    parser.add_argument("--samples", type=int, default=32, help="of each client")
+    parser.add_argument("--tokens", type=int, default=64, help="of a sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="directory for membership.md and membership.json")
     return parser.parse_args()
@@ -59,7 +59,7 @@ def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
     alone, compared = recognised_by_adapters(clients, computing)
     yield ADAPTERS, 1, alone
     yield COMPARED, 1, compared
-    known = sorted({1, max(1, clients.windows // QUARTER)})
+    known = sorted({1, max(1, clients.samples // QUARTER)})
     for name, kind in STATISTICS.items():
         for number, outcome in zip(
             known, recognised_by_statistics(clients, computing, kind, known), strict=True
@@ -69,13 +69,13 @@ def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
 
 def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
     """Return the table in Markdown."""
-    tokens = clients.windows * clients.tokens
+    tokens = clients.samples * clients.tokens
     lines = [
         "# Membership tests on one reply",
         "",
         (
             f"Model `{clients.opened.directory.name}`; {clients.number} clients with"
-            f" {clients.windows} samples of {clients.tokens} tokens each, {tokens} tokens, of"
+            f" {clients.samples} samples of {clients.tokens} tokens each, {tokens} tokens, of"
             f" Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server"
             " ranks what it knows of every client by how well it fits one reply."
         ),
@@ -88,7 +88,7 @@ def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
     ]
     for name, number, one in found:
         lines.append(
-            f"| {name} | {number} of {clients.windows} | {one.first} of {one.trials} |"
+            f"| {name} | {number} of {clients.samples} | {one.first} of {one.trials} |"
             f" {one.ahead:.0%} |"
         )
     return "\n".join([*lines, ""])
@@ -110,7 +110,7 @@ def main() -> int:
             given.source,
             Path(folder),
             given.clients,
-            given.windows,
+            given.num_samples,
             given.tokens,
             given.seed,
         )
@@ -131,7 +131,7 @@ def main() -> int:
         rows = [{"reply": name, "known": number, **vars(one)} for name, number, one in found]
         conditions = {
             name: getattr(clients, name)
-            for name in ("source", "number", "windows", "tokens", "seed")
+            for name in ("source", "number", "samples", "tokens", "seed")
         }
         write_json(
             given.out / "membership.json",

@@ -47,14 +47,14 @@ class Outcome:
         return Outcome(len(scores), first, float(beaten.sum()) / int(others.sum()))
 
 
-def window_losses(
+def sample_losses(
     stream: BlockStream,
-    windows: Tensor,
+    samples: Tensor,
     adapters: AdapterPlan | None = None,
     tensors: Tensors | None = None,
 ) -> Tensor:
-    """Return the loss of each sample, (windows,), float64, with adapters or without."""
-    texts = {str(number): window[None] for number, window in enumerate(windows)}
+    """Return the loss of each sample, (samples,), float64, with adapters or without."""
+    texts = {str(number): sample[None] for number, sample in enumerate(samples)}
     if adapters is None or tensors is None:
         return torch.tensor(list(mean_losses(stream, texts).values()), dtype=torch.float64)
     edits = merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})))
@@ -62,12 +62,12 @@ def window_losses(
 
 
 def falls_of_loss(
-    stream: BlockStream, windows: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]
+    stream: BlockStream, samples: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]
 ) -> Tensor:
-    """Return the decrease of each known sample's loss by each reply: (replies, windows)."""
-    before = window_losses(stream, windows)
+    """Return the decrease of each known sample's loss by each reply: (replies, samples)."""
+    before = sample_losses(stream, samples)
     return torch.stack(
-        [before - window_losses(stream, windows, adapters, reply) for reply in replies]
+        [before - sample_losses(stream, samples, adapters, reply) for reply in replies]
     )
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from client_app.app import app
 from espalier.data.builtin.built_in import BUILT_IN, own_records
-from espalier.data.client_text import client_windows, training_windows
+from espalier.data.client_text import client_samples, training_samples
 from espalier.data.passages import split
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.identity.lineage import lineage_of
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from tests.in_process import InProcessGrid
@@ -37,7 +37,7 @@ class Clients:
     source : name of a built-in text
     folder : directory of the clients' texts and states
     number : number of clients
-    windows : number of samples of each client
+    samples : number of samples of each client
     tokens : number of tokens in a sample
     """
 
@@ -45,7 +45,7 @@ class Clients:
     source: str
     folder: Path
     number: int
-    windows: int
+    samples: int
     tokens: int
     seed: int = 0
 
@@ -73,18 +73,18 @@ class Clients:
         left = iter(passages)
         for client in range(self.number):
             own: list[str] = []
-            while (have := self._num_windows(own)) < self.windows:
+            while (have := self._num_samples(own)) < self.samples:
                 if (passage := next(left, None)) is None:
                     raise InputError(
                         f"--clients {self.number}: the text is enough for {client}; ask for fewer,"
-                        " or fewer --windows"
+                        " or fewer --samples"
                     )
-                if self._num_windows([*own, passage]) <= max(self.windows, have):
+                if self._num_samples([*own, passage]) <= max(self.samples, have):
                     own.append(passage)
             lines = "".join(json.dumps({"text": passage}) + "\n" for passage in own)
             (self.folder / f"{client}.jsonl").write_text(lines)
 
-    def _num_windows(self, passages: list[str]) -> int:
+    def _num_samples(self, passages: list[str]) -> int:
         """Return the number of samples in the passages that are not held out."""
         own, _ = split(passages)
         return len(self.opened.encode("\n\n".join(own))) // self.tokens
@@ -98,17 +98,17 @@ class Clients:
             "threads": 1,
             "data.source": "jsonl",
             "data.path": str(self.folder / "{client}.jsonl"),
-            "data.window-tokens": self.tokens,
-            **({} if "training.steps" in method else {"data.windows": self.windows}),
+            "data.sequence-length": self.tokens,
+            **({} if "training.steps" in method else {"data.num-samples": self.samples}),
             **method,
         }
 
     def known(self, run: RunSettings, client: int) -> Tensor:
-        """Return the samples that a client's reply uses: (windows, tokens), int64."""
-        own = training_windows if run.method == "fedpetuning" else client_windows
+        """Return the samples that a client's reply uses: (samples, tokens), int64."""
+        own = training_samples if run.method == "fedpetuning" else client_samples
         return own(run, simulated_node(), self.opened.encode, client)
 
-    def replies(self, method: Mapping[str, Any], scalars: Mapping[str, Any]) -> list[Letter]:
+    def replies(self, method: Mapping[str, Any], fields: Mapping[str, Any]) -> list[MessageBody]:
         """Return the reply of each client to the first round's request.
 
         Raises
@@ -131,13 +131,11 @@ class Clients:
                 client=client, attempt=1, part=0, num_parts=1,
             )  # fmt: skip
             (message,) = grid.push_messages(
-                [address(Letter(header, dict(scalars)), node_id, SECONDS)]
+                [address(MessageBody(header, dict(fields)), node_id, SECONDS)]
             )
             (reply,) = grid.pull_messages([message])
-            letter = read(reply.content)
-            if letter.header.status != "ok":
-                raise InputError(
-                    f"client {client}: {letter.scalars.get('reason', 'did not answer')}"
-                )
-            found.append(letter)
+            body = read(reply.content)
+            if body.header.status != "ok":
+                raise InputError(f"client {client}: {body.fields.get('reason', 'did not answer')}")
+            found.append(body)
         return found

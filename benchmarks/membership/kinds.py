@@ -20,7 +20,7 @@ from espalier.hf.stream.calibration import prune_by_block
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.adapters import sums, unpack_adapters
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
-from espalier.messages.payload import unpack_tensors
+from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.methods.fedpetuning.contract import trained
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.settings.run import RunSettings, parse
@@ -42,10 +42,10 @@ class Statistics:
     """Function from (model, place, blob, tokens) to the numbers in the blob, (numbers,)."""
 
 
-def _masks(stream: BlockStream, windows: Tensor, run: RunSettings) -> Iterator[bytes]:
+def _masks(stream: BlockStream, samples: Tensor, run: RunSettings) -> Iterator[bytes]:
     job = run.of(FedPrLLMSettings)
     pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
-    for _, masks in prune_by_block(stream, windows, pruning.prune_mask, watch_for(pruning)):
+    for _, masks in prune_by_block(stream, samples, pruning.prune_mask, watch_for(pruning)):
         yield pack_masks(masks)
 
 
@@ -55,8 +55,8 @@ def _read_masks(model: OpenedModel, place: int, blob: bytes, _: int) -> Tensor:
     )
 
 
-def _moments(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
-    return map(pack_moments, watched_moments(stream, windows))
+def _moments(stream: BlockStream, samples: Tensor, _: RunSettings) -> Iterator[bytes]:
+    return map(pack_moments, watched_moments(stream, samples))
 
 
 def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
@@ -69,8 +69,8 @@ def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
     )
 
 
-def _signals(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
-    return map(pack_signals, mean_moments(stream, windows))
+def _signals(stream: BlockStream, samples: Tensor, _: RunSettings) -> Iterator[bytes]:
+    return map(pack_signals, mean_moments(stream, samples))
 
 
 def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
@@ -111,9 +111,9 @@ def recognised_by_adapters(
     begun = initial_adapters(adapters, run.seed)
     shapes = adapters.shapes()
     found = []
-    for letter in clients.replies(method, {"rank_limit": run.lora.rank}):
+    for body in clients.replies(method, {"rank_limit": run.lora.rank}):
         read = {
-            key: unpack_adapters(shapes[key], letter.blobs[key], run.federation.payload)
+            key: unpack_adapters(shapes[key], body.blobs[key], run.federation.wire_dtype)
             for key in shapes
         }
         if run.federation.sends_differences:
@@ -140,15 +140,14 @@ def recognised_by_statistics(
     run = parse(clients.settings(kind.method))
     model = clients.opened
     stream = BlockStream(model, computing)
-    windows = [clients.known(run, client) for client in range(clients.number)]
+    samples = [clients.known(run, client) for client in range(clients.number)]
     sent = [
-        [letter.blobs[key] for key in sorted(letter.blobs)]
-        for letter in clients.replies(kind.method, {})
+        [body.blobs[key] for key in sorted(body.blobs)] for body in clients.replies(kind.method, {})
     ]
     outcomes = []
     for number in known:
-        made = [list(kind.recompute(stream, own[:number], run)) for own in windows]
-        read_sent = partial(_numbers, kind, model, sent, clients.windows * clients.tokens)
+        made = [list(kind.recompute(stream, own[:number], run)) for own in samples]
+        read_sent = partial(_numbers, kind, model, sent, clients.samples * clients.tokens)
         read_made = partial(_numbers, kind, model, made, number * clients.tokens)
         outcomes.append(Outcome.of(resemblances(read_sent, read_made, len(sent[0]))))
     return outcomes

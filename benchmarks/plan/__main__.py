@@ -42,15 +42,15 @@ FIGURES = (
 )  # fmt: skip
 TOKENS = 128
 COMMON = {
-    "num-clients": 2, "threads": 1, "evaluation.max-windows": 4, "evaluation.window-tokens": TOKENS,
-    "data.window-tokens": TOKENS, "data.source": "text", "evaluation.centralized": "off",
+    "num-clients": 2, "threads": 1, "evaluation.max-samples": 4, "evaluation.sequence-length": TOKENS,
+    "data.sequence-length": TOKENS, "data.source": "text", "evaluation.centralized": "off",
 }  # fmt: skip
-PRUNING = {"data.windows": 4}
+PRUNING = {"data.num-samples": 4}
 TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
 OWN: Mapping[str, Mapping[str, Any]] = {
     "fedspallm": {"federation.rounds": 2, "fedspallm.sampled-layers": 0.75},
     "fedsoda": {
-        "fedsoda.public-windows": 4, "fedsoda.pre-align-steps": 2,
+        "fedsoda.public-samples": 4, "fedsoda.pre-align-steps": 2,
         "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
         "fedsoda.adapter-layers": 1,
     },

@@ -29,7 +29,7 @@ from server_app.estimate.flower_processes import superlink, supernode
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6
-ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
+ENOUGH: dict[str, Any] = {"evaluation.max-samples": 8}
 """Settings with enough predictions of the evaluation text for real sites."""
 
 
@@ -69,7 +69,7 @@ def measured(
     """
     sites = [f"site-{number}" for number in range(clients)]
     words, chosen, plan = plan_of(method, model, clients, folder)
-    data = f'model-path="{model}" data-path="{chosen["data.path"]}" most-model-bytes=4000000000'
+    data = f'model-path="{model}" data-path="{chosen["data.path"]}" max-model-bytes=4000000000'
     with federation(folder, sites, dict.fromkeys(sites, data), warm=sites) as started:
         done = espalier(
             folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600

@@ -39,16 +39,16 @@ def _client(pipe: Connection) -> None:
     busy: dict[str, float] = {}
     peaks: dict[str, int] = {}
     while (asked := pipe.recv()) is not None:
-        letter, context = asked
+        body, context = asked
         started = time.process_time()
-        kind = letter.header.kind
+        kind = body.header.kind
         forget_peak()
         with playing_a_node():
-            reply = app(address(letter, 1, 3600.0), Context(*context))
+            reply = app(address(body, 1, 3600.0), Context(*context))
         busy[kind] = busy.get(kind, 0.0) + time.process_time() - started
         peaks[kind] = max(peaks.get(kind, 0), peak())
         pipe.send(read(reply.content))
-        del letter, asked, reply
+        del body, asked, reply
     pipe.send({"peaks": peaks, "seconds": busy})
 
 

@@ -24,11 +24,11 @@ SHARES = (0.2, 0.5)
 MIXED = (0.2, 0.5, 0.5)
 """Pruning ratios of three clients."""
 TRAINED = {
-    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.window-tokens": 128,
+    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.sequence-length": 128,
     "federation.rounds": 10, "training.steps": 20,
 }  # fmt: skip
 """Settings that SFT-P and the tuning of all other methods share."""
-MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-only": True}
+MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-baseline": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "SFT-P NOC/NOA": {"sft-p.conditioned": False, "sft-p.adapters": False},
     "SFT-P NOC/+A": {"sft-p.conditioned": False},
@@ -159,7 +159,7 @@ def _masks(
         **MASKS,
         "sft-p.keep-models": False,
         **own,
-        "sft-p.shares": ",".join(map(str, shares)),
+        "sft-p.pruning-ratios": ",".join(map(str, shares)),
     }
     run = bench.run(
         f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)}
@@ -222,14 +222,16 @@ def _one_for_all(
         given = {
             "method": "slicegpt",
             "slicegpt.multiple": 1,
-            "slicegpt.slicing": slicing_for(open_model(bench.model).plan, share),
+            "slicegpt.width-pruning-ratio": slicing_for(open_model(bench.model).plan, share),
         }
     text = _text(bench, seed)
-    windows = 32
+    samples = 32
     if where == CENTRAL:
         text = text | {"num-clients": 1, "data.path": str(bench.pooled())}
-        windows = windows * len(bench.private)
-    made = bench.run(f"{seed}-{share:g}-{name}{where}", {**given, **text, "data.windows": windows})
+        samples = samples * len(bench.private)
+    made = bench.run(
+        f"{seed}-{share:g}-{name}{where}", {**given, **text, "data.num-samples": samples}
+    )
     tuning = {**TRAINED, "method": "fedpetuning", "lora.merge": True, "model": str(made)}
     tuned = bench.run(f"{seed}-{share:g}-{name}{where}{TUNED}", {**tuning, **text})
     for label, runs in (("", [made]), (TUNED, [made, tuned])):

@@ -15,7 +15,7 @@ from benchmarks.sft_p import paper
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 from espalier.models.mask_generator import GeneratorShape, Heads
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
 
@@ -138,7 +138,7 @@ def report() -> str:
         "Generator and LoRA are sent up and down in every round. There is one head for each gate, or "
         "one for each kind (`shared`).",
         "",
-        *_table(("model", "heads", "generator", "LoRA", *(f"one way, {payload}, MiB" for payload in get_args(Payload)),
+        *_table(("model", "heads", "generator", "LoRA", *(f"one way, {wire_dtype}, MiB" for wire_dtype in get_args(WireDtype)),
                  "without LoRA, float32, MiB"), _shared()),
         "",
         "## What stays at a client",
@@ -184,7 +184,9 @@ def _shared() -> Iterator[Sequence[str]]:
                 for adapters in (True, False)
             )
             lora = whole.trained - masks.trained
-            sizes = [sum(whole.blob_bytes(payload).values()) for payload in get_args(Payload)]
+            sizes = [
+                sum(whole.blob_bytes(wire_dtype).values()) for wire_dtype in get_args(WireDtype)
+            ]
             sizes.append(sum(masks.blob_bytes("float32").values()))
             yield (
                 name,

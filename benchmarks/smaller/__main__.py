@@ -43,7 +43,7 @@ def main() -> int:
     path = given.out / f"smaller-{given.study}"
     try:
         rows, conditions = measure(
-            given, study, path, {"data.window-tokens": given.window_tokens}, {}
+            given, study, path, {"data.sequence-length": given.sequence_length}, {}
         )
     except EspalierError as error:
         print(f"{error}", file=sys.stderr)

@@ -15,8 +15,8 @@ from flwr.app import Context, RecordDict
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from client_app.app import app
-from espalier.data.public_text import public_windows
-from espalier.data.windows import windows_sha256
+from espalier.data.public_text import public_samples
+from espalier.data.samples import samples_sha256
 from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -25,7 +25,7 @@ from espalier.storage.blobs import sha256
 from server_app.app import run_method
 from tests.in_process import InProcessGrid
 
-WINDOWS = 32
+SAMPLES = 32
 """Number of calibration samples of a client."""
 
 
@@ -152,10 +152,10 @@ def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> N
         help="public text to evaluate on",
     )
     parser.add_argument(
-        "--window-tokens", type=int, default=256, help="of windows that models are compared on"
+        "--sequence-length", type=int, default=256, help="of samples that models are compared on"
     )
     parser.add_argument(
-        "--max-windows", type=int, default=32, help="windows of each public text; 0: all"
+        "--max-samples", type=int, default=32, help="samples of each public text; 0: all"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=threads)
@@ -194,15 +194,15 @@ def measure(
         "model": given.model,
         "threads": given.threads,
         "evaluation.texts": ",".join(given.text),
-        "evaluation.window-tokens": given.window_tokens,
-        "evaluation.max-windows": given.max_windows,
-        "evaluation.local-only": False,
+        "evaluation.sequence-length": given.sequence_length,
+        "evaluation.max-samples": given.max_samples,
+        "evaluation.local-baseline": False,
         "evaluation.centralized": "off",
         **settings,
     }
     parsed = parse(common)
     model = open_model(parsed.model)
-    texts = public_windows(parsed.evaluation, model.encode)
+    texts = public_samples(parsed.evaluation, model.encode)
     conditions = {
         "model": {
             "name": model.directory.name,
@@ -211,11 +211,11 @@ def measure(
         },
         "private": {file.name: sha256(_read(file)) for file in given.private},
         "texts": {
-            name: {"windows": len(windows), "sha256": windows_sha256(windows)}
-            for name, windows in texts.items()
+            name: {"samples": len(samples), "sha256": samples_sha256(samples)}
+            for name, samples in texts.items()
         },
-        "windows": WINDOWS,
-        "window_tokens": given.window_tokens,
+        "samples": SAMPLES,
+        "sequence_length": given.sequence_length,
         **stated,
         "threads": given.threads,
     }

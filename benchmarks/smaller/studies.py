@@ -18,21 +18,21 @@ import torch
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import Pair
-from benchmarks.smaller.bench import WINDOWS, Bench
+from benchmarks.smaller.bench import SAMPLES, Bench
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
 from espalier.hf.whole.model import load_whole
 
 SHARES = (0.2, 0.5)
 METHODS: dict[str, dict[str, Any]] = {
-    "FLAP": {"method": "flap", "flap.share": None},
-    "LLM-Pruner": {"method": "llm-pruner", "llm-pruner.share": None, "llm-pruner.selection": "block"},
+    "FLAP": {"method": "flap", "flap.pruning-ratio": None},
+    "LLM-Pruner": {"method": "llm-pruner", "llm-pruner.pruning-ratio": None, "llm-pruner.selection": "block"},
     "LLM-Streamline": {
-        "method": "llm-streamline", "llm-streamline.share": None, "llm-streamline.learning-rate": 1e-3,
-        "llm-streamline.steps": 20, "llm-streamline.batch-windows": 4,
+        "method": "llm-streamline", "llm-streamline.pruning-ratio": None, "llm-streamline.learning-rate": 1e-3,
+        "llm-streamline.steps": 20, "llm-streamline.batch-size": 4,
     },
     "LLM-Streamline, no layer": {
-        "method": "llm-streamline", "llm-streamline.share": None, "llm-streamline.replacement": "none",
+        "method": "llm-streamline", "llm-streamline.pruning-ratio": None, "llm-streamline.replacement": "none",
     },
     "FedPrLLM": {"method": "fedprllm", "fedprllm.sparsity": None},
     "FedSpaLLM": {"method": "fedspallm", "fedspallm.sparsity": None},
@@ -41,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SPARSE = ("FedPrLLM", "FedSpaLLM")
 TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
-    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.window-tokens": 128,
+    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.sequence-length": 128,
 }  # fmt: skip
 DENSE = "dense"
 TUNED = ", tuned"
@@ -65,7 +65,7 @@ def recovery(bench: Bench, rows: Rows) -> None:
             continue
         made = bench.run(
             _name(seed, share, name),
-            {**_settings(name, share), **_text(bench, seed), "data.windows": WINDOWS},
+            {**_settings(name, share), **_text(bench, seed), "data.num-samples": SAMPLES},
         )
         keep = {"lora.keep-zeros": True} if name in SPARSE else {}
         varied = {**TUNING, **keep, **_text(bench, seed), "model": str(made)}

@@ -19,8 +19,8 @@ from benchmarks.studies.cells import STUDIES
 from benchmarks.studies.measure import LOCAL_CLIENTS, Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Rows
-from espalier.data.public_text import public_windows
-from espalier.data.windows import windows_sha256
+from espalier.data.public_text import public_samples
+from espalier.data.samples import samples_sha256
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
@@ -49,9 +49,9 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME=FILE",
         help="public text to evaluate on",
     )
-    parser.add_argument("--window-tokens", type=int, default=256)
+    parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument(
-        "--max-windows", type=int, default=64, help="windows of each public text; 0: all"
+        "--max-samples", type=int, default=64, help="samples of each public text; 0: all"
     )
     parser.add_argument(
         "--ties", default="magnitude", choices=("magnitude", "index", "random", PUBLISHED),
@@ -82,10 +82,10 @@ def main() -> int:
         "device": given.device,
         "data.source": "text",
         "data.path": given.private,
-        "data.window-tokens": given.window_tokens,
+        "data.sequence-length": given.sequence_length,
         "evaluation.texts": ",".join(given.text),
-        "evaluation.window-tokens": given.window_tokens,
-        "evaluation.max-windows": given.max_windows,
+        "evaluation.sequence-length": given.sequence_length,
+        "evaluation.max-samples": given.max_samples,
     }
     name = given.study if given.ties == "magnitude" else f"{given.study}-ties-{given.ties}"
     try:
@@ -94,7 +94,7 @@ def main() -> int:
         if not Path(given.private).is_file():
             raise InputError(f"--private {given.private}: is no file")
         model = open_model(settings.model)
-        texts = public_windows(settings.evaluation, model.encode)
+        texts = public_samples(settings.evaluation, model.encode)
         bench = Bench(
             BlockStream(model, computing := set_up(settings, Path())),
             texts,
@@ -112,10 +112,10 @@ def main() -> int:
                 "bytes": Path(given.private).stat().st_size,
             },
             "texts": {
-                name: {"windows": len(windows), "sha256": windows_sha256(windows)}
-                for name, windows in texts.items()
+                name: {"samples": len(samples), "sha256": samples_sha256(samples)}
+                for name, samples in texts.items()
             },
-            "window_tokens": given.window_tokens,
+            "sequence_length": given.sequence_length,
             "ties": given.ties,
             "threads": given.threads,
             "device": computing.device.type,

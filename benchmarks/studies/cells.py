@@ -6,9 +6,9 @@ from itertools import product
 
 GROUPS = ("layer", "row", "column")
 STRATEGIES = ("one-shot", "iterative")
-BASELINES = ("local-only", "centralized")
+BASELINES = ("local-baseline", "centralized")
 CLIENTS = 64
-WINDOWS = 2
+SAMPLES = 2
 """Number of calibration samples per client.
 
 The paper's federation has 64 clients with 2 samples each (section 4.1).
@@ -23,7 +23,7 @@ class Setting:
 
     seed: int
     clients: int = CLIENTS
-    windows: int = WINDOWS
+    samples: int = SAMPLES
     sparsity: float = 0.5
     local_group: str = "row"
 
@@ -62,7 +62,7 @@ def table_4(seeds: Sequence[int]) -> Iterator[Cell]:
 def figure_2(seeds: Sequence[int]) -> Iterator[Cell]:
     """Yield figure 2: 64 to 2 clients with 128 calibration samples in total."""
     for seed, clients in product(seeds, HALVINGS):
-        setting = Setting(seed, clients, CLIENTS * WINDOWS // clients)
+        setting = Setting(seed, clients, CLIENTS * SAMPLES // clients)
         yield from _common(setting)
         yield Cell(setting, "one-shot", "layer")
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
 from espalier.hf.stream.edits import Edits, masked
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.payload import unpack_tensors
+from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import BlockPlan
 from espalier.settings.node import simulated_node
@@ -75,27 +75,27 @@ class Clients:
         )
 
     @cached_property
-    def windows(self) -> list[Tensor]:
-        """Calibration samples of each client, (data.windows, data.window-tokens), int64."""
+    def samples(self) -> list[Tensor]:
+        """Calibration samples of each client, (data.num-samples, data.sequence-length), int64."""
         encode = self.stream.model.encode
         return [
-            client_windows(self.settings, simulated_node(), encode, client)
+            client_samples(self.settings, simulated_node(), encode, client)
             for client in range(self.settings.num_clients)
         ]
 
     @cached_property
     def masks(self) -> list[list[str]]:
         """Hash of each client's masks of each block."""
-        return [self._prune(windows) for windows in self.windows]
+        return [self._prune(samples) for samples in self.samples]
 
-    def local_only(self, client: int) -> Edits:
+    def local_baseline(self, client: int) -> Edits:
         """Return the local baseline of one client."""
         return self._masked(self.masks[client])
 
     @cached_property
     def centralized(self) -> Edits:
         """Centralized baseline: one party with the samples of all clients."""
-        return self._masked(self._prune(torch.cat(self.windows)))
+        return self._masked(self._prune(torch.cat(self.samples)))
 
     def decide(self, strategy: str, group: str) -> VoteResult:
         """Return the server's decision by the clients' votes.
@@ -143,7 +143,7 @@ class Clients:
 
         All clients vote on a block, the server decides, and all continue behind the pruned block.
         """
-        everybody: list[Activations] = [self.stream.start(windows) for windows in self.windows]
+        everybody: list[Activations] = [self.stream.start(samples) for samples in self.samples]
         for block in self.plan.blocks:
             votes = []
             for activations in everybody:
@@ -161,8 +161,8 @@ class Clients:
                 for activations in everybody:
                     activations.through(block.index, pruned)
 
-    def _prune(self, windows: Tensor) -> list[str]:
-        pruned = prune_by_block(self.stream, windows, self.choose, self.watch)
+    def _prune(self, samples: Tensor) -> list[str]:
+        pruned = prune_by_block(self.stream, samples, self.choose, self.watch)
         return [self.store.put(pack_masks(masks)) for _, masks in pruned]
 
     def _masked(self, hashes: list[str]) -> Edits:

@@ -17,7 +17,7 @@ from espalier.hf.stream.edits import Edits, masked
 from espalier.settings.run import RunSettings, parse
 
 LOCAL_CLIENTS = 8
-"""Maximum number of clients whose local baselines are evaluated; ``local-only`` is their mean."""
+"""Maximum number of clients whose local baselines are evaluated; ``local-baseline`` is their mean."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Bench:
         varied = {
             "seed": setting.seed,
             "num-clients": setting.clients,
-            "data.windows": setting.windows,
+            "data.num-samples": setting.samples,
             "fedprllm.sparsity": setting.sparsity,
             "fedprllm.local-comparison-group": setting.local_group,
         }
@@ -81,14 +81,14 @@ def _by_setting(cells: Iterable[Cell]) -> Iterator[tuple[Setting, list[Cell]]]:
 
 def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
     """Return the models of a cell, and the fraction of their prunable weights that is zero."""
-    if cell.method in ("local-only", "centralized"):
+    if cell.method in ("local-baseline", "centralized"):
         alone = clients.decide("one-shot", "layer").local_sparsity()
         if cell.method == "centralized":
             return [clients.centralized], alone
         numbers = np.linspace(
             0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)
         ).astype(int)
-        return [clients.local_only(client) for client in numbers], alone
+        return [clients.local_baseline(client) for client in numbers], alone
     result = clients.decide(cell.method, cell.server_group)
     masks = (result.prune_masks(block.index) for block in clients.plan.blocks)
     zeros = sum(int(mask.sum()) for block in masks for mask in block.values())

@@ -25,13 +25,13 @@ LABELS: dict[str, tuple[Label, Label]] = {
     "figure-2": (lambda cell: _model(cell), lambda cell: f"{cell.setting.clients} clients"),
     "figure-3": (
         lambda cell: _model(cell),
-        lambda cell: f"{cell.setting.clients * cell.setting.windows} samples",
+        lambda cell: f"{cell.setting.clients * cell.setting.samples} samples",
     ),
 }
 """Functions that return the name of a row and of a column, by study."""
 
 AGAINST_BASELINES = tuple(
-    Pair("layer, one-shot", baseline) for baseline in ("local-only", "centralized")
+    Pair("layer, one-shot", baseline) for baseline in ("local-baseline", "centralized")
 )
 AGAINST_LAYER = tuple(Pair(f"{group}, one-shot", "layer, one-shot") for group in ("row", "column"))
 ITERATIVE = tuple(
@@ -105,7 +105,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
     conditions: Any = rows.conditions
     seeds = sorted({row.cell.setting.seed for row in rows.rows})
     locals_asked = max(
-        (row.models for row in rows.rows if row.cell.method == "local-only"), default=0
+        (row.models for row in rows.rows if row.cell.method == "local-baseline"), default=0
     )
     lines = [
         f"# {TITLES[study]}",
@@ -113,8 +113,8 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
         (
             f"Perplexity: mean ± sample standard deviation over {len(seeds)} seeds. Model"
             f" `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
-            f" weights; samples of {conditions['window_tokens']} tokens; ties by"
-            f" {conditions['ties']}; `local-only` is the mean of up to {locals_asked} clients."
+            f" weights; samples of {conditions['sequence_length']} tokens; ties by"
+            f" {conditions['ties']}; `local-baseline` is the mean of up to {locals_asked} clients."
             f" [Figures](./{name}.csv), [conditions](./{name}.json)."
         ),
         "",
@@ -122,7 +122,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
     for text in rows.texts():
         figures = _figures(study, rows, text)
         models, columns = _names(figures)
-        lines += [f"## {text} ({conditions['texts'][text]['windows']} samples)", ""]
+        lines += [f"## {text} ({conditions['texts'][text]['samples']} samples)", ""]
         lines += ["| model | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
         for model in models:
             cells = [_cell(figures.get((model, column))) for column in columns]

@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from espalier.storage.atomic import write_bytes, write_json
 
 COLUMNS = (
-    "seed", "clients", "windows", "sparsity", "local_group", "method", "server_group", "weight_scaling", "text",
+    "seed", "clients", "samples", "sparsity", "local_group", "method", "server_group", "weight_scaling", "text",
     "perplexity", "achieved_sparsity", "models",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ class Row:
     achieved_sparsity: float
     """Fraction of the prunable weights that is zero."""
     models: int
-    """Number of evaluated models: 1, or for ``local-only`` one per evaluated client."""
+    """Number of evaluated models: 1, or for ``local-baseline`` one per evaluated client."""
 
 
 class Rows:
@@ -125,7 +125,7 @@ def _read(record: dict[str, str]) -> Row:
     setting = Setting(
         int(record["seed"]),
         int(record["clients"]),
-        int(record["windows"]),
+        int(record["samples"]),
         float(record["sparsity"]),
         record["local_group"],
     )

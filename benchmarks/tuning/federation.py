@@ -93,9 +93,9 @@ class Federation:
         limits: Sequence[int] | None = None,
         sequences: Mapping[int, Sequences] | None = None,
     ) -> None:
-        if settings.federation.payload != "float32":
+        if settings.federation.wire_dtype != "float32":
             raise ValueError(
-                f"a federation without messages sends float32, not {settings.federation.payload}"
+                f"a federation without messages sends float32, not {settings.federation.wire_dtype}"
             )
         self.settings = settings
         self.model = model

@@ -49,7 +49,7 @@ REPLACED = 0.1
 masked.
 """
 NOT_CHOSEN = -100
-MOST_HELD_OUT = 512
+MAX_HELD_OUT = 512
 """Maximum number of held-out sequences for the loss, equally spaced."""
 
 
@@ -246,7 +246,7 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
             f" {recipe.vocabulary}; lower it"
         )
     rows, held_rows = (sequences(tokenizer, part, recipe.tokens) for part in (training, held))
-    held_rows = held_rows[:: max(1, len(held_rows) // MOST_HELD_OUT)][:MOST_HELD_OUT]
+    held_rows = held_rows[:: max(1, len(held_rows) // MAX_HELD_OUT)][:MAX_HELD_OUT]
     if not (len(rows) and len(held_rows)):
         raise InputError(
             f"--text: gives {len(rows)} sequences to train on and {len(held_rows)} held out; give"

@@ -143,7 +143,7 @@ def dolly(bench: Bench, rows: Rows) -> None:
                         for test, items in tests.items()
                     ]
                     _put_down(rows, seed, setting, values)
-            if not _is_measured(rows, seed, "local-only", GLOBAL, "loss"):
+            if not _is_measured(rows, seed, "local-baseline", GLOBAL, "loss"):
                 models = {client: clients.alone(client) for client in clients.sequences}
                 values = [
                     (str(k), "loss", clients.score(models[k], items)["loss"])
@@ -152,7 +152,7 @@ def dolly(bench: Bench, rows: Rows) -> None:
                 everywhere = fmean(
                     clients.score(model, bench.public)["loss"] for model in models.values()
                 )
-                _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
+                _put_down(rows, seed, "local-baseline", [*values, (GLOBAL, "loss", everywhere)])
 
 
 # ----- ranks --------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def encoder(bench: Bench, rows: Rows) -> None:
                     pooled = float(known[0]) if known else accuracy(clients.centralized())
                 values = {
                     "federated": accuracy(clients.federated(Averaging("factors")).tensors),
-                    "local-only": fmean(
+                    "local-baseline": fmean(
                         accuracy(clients.alone(client)) for client in clients.sequences
                     ),
                     "centralized": pooled,
@@ -296,7 +296,9 @@ CLASSIFIER: dict[str, Any] = {
     "lora.alpha": 2.0 * RANK,
     "lora.targets": "all",
 }
-AGAINST_OTHERS = tuple(Pair("federated", other) for other in ("dense", "local-only", "centralized"))
+AGAINST_OTHERS = tuple(
+    Pair("federated", other) for other in ("dense", "local-baseline", "centralized")
+)
 AVERAGES = (
     Pair("ranks 2 to 32, svd", "ranks 2 to 32, zero-pad"),
     Pair("rank 8, svd", "rank 8, factors"),

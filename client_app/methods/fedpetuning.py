@@ -22,7 +22,7 @@ from client_app.protocol.answer_once import answer_once
 from client_app.protocol.client_state import FEEDBACK
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
-from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
@@ -32,8 +32,8 @@ from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Header, Letter, validate
-from espalier.messages.payload import tensor_specs
+from espalier.messages.message import Header, MessageBody, validate
+from espalier.messages.tensor_blobs import tensor_specs
 from espalier.methods.fedpetuning.contract import (
     Order,
     TuningReport,
@@ -77,10 +77,10 @@ class Beside:
 NOTHING = Beside()
 
 
-def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
+def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
     """Train the round's adapters and reply with the first part. Each round is answered once."""
     header = request.header
-    order = validate(beside.order, request.scalars)
+    order = validate(beside.order, request.fields)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState) -> TuningReport:
@@ -113,7 +113,7 @@ def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]
 def _train(
     site: Site,
     state: PrivateState,
-    request: Letter,
+    request: MessageBody,
     adapters: AdapterPlan,
     rank_limit: int,
     beside: Beside,
@@ -210,7 +210,7 @@ def begins_with(
     # The check of the order decoded its own blobs. Other parts come from the client state.
     decoded = {} if site.request is None else site.request.tensors
     found = {
-        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.payload)
+        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
         for key, shapes in adapters.shapes().items()
     }
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
@@ -268,7 +268,7 @@ def keep_blobs(
             name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()
         }
         blob, lost = pack_adapters(
-            cut_to_rank(block, rank), federation.payload, cut_to_rank(residuals, rank)
+            cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
         )
         hashes.append(store.put(blob))
         if feeds_back and lost:
@@ -278,14 +278,14 @@ def keep_blobs(
     return hashes
 
 
-def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
+def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
     """Compute the local baseline: adapters with the rank of this client's first order.
 
     They stay at this client.
     """
 
     def make(state: PrivateState) -> dict[str, Any]:
-        asked = validate(Alone, request.scalars).rank_limit
+        asked = validate(Alone, request.fields).rank_limit
         limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
             request.header.client, site.settings.lora
         )
@@ -294,13 +294,13 @@ def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
         return {
             "rank_limit": order["rank_limit"],
-            "blobs": _train_alone(site, state, request.header, adapters, beside),
+            "blobs": _train_local_baseline(site, state, request.header, adapters, beside),
         }
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
-def _train_alone(
+def _train_local_baseline(
     site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
 ) -> dict[str, str]:
     """Train for as many steps as this client has in all rounds, and store the adapters.
@@ -320,14 +320,14 @@ def _train_alone(
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 
-def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Evaluation:
+def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Evaluation:
     """Prepare to evaluate the local baseline on evaluation text, and all models on own text.
 
     The local baseline has the client's own rank. The federated adapters have the full rank.
     """
     header = request.header
     whole = trained(site.model.plan, site.settings)
-    made = kept_alone(site, request.header)
+    made = stored_local_baseline(site, request.header)
     adapters = trained(site.model.plan, site.settings, made["rank_limit"])
     store = site.state(header).blobs(header.server_round)
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
@@ -345,7 +345,7 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Evaluatio
             lambda: _edits(whole, federated(), beside),
             before,
         )
-    pushed: Tensors = federated() if request.scalars["own_text"] else {}
+    pushed: Tensors = federated() if request.fields["own_text"] else {}
 
     @cache
     def loaded() -> tuple[AdaptedModel, Tensors]:
@@ -358,7 +358,7 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Evaluatio
 
     def model_of(name: str) -> Any:
         adapted, base = loaded()
-        tensors = {"dense": base, "local_only": _padded(whole, alone), "federated": pushed}
+        tensors = {"dense": base, "local_baseline": _padded(whole, alone), "federated": pushed}
         adapted.set(tensors[name])
         return adapted.whole
 

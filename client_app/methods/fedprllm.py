@@ -14,19 +14,19 @@ import torch
 from client_app.protocol.answer_once import answer_once, is_answered, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
-from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
 from espalier.hf.stream.edits import Edits, WeightEdit, masked, masked_and_scaled
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import Report
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.fedprllm.contract import (
     Decision,
     decided_parts,
@@ -40,7 +40,7 @@ from espalier.storage.client_state import PrivateState
 from pruning_kernels.selection.local import LocalPruning
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Prune locally and reply with the first part of the masks. Each round is answered once."""
     header = request.header
     job = site.settings.of(FedPrLLMSettings)
@@ -72,12 +72,12 @@ def train(site: Site, request: Letter) -> Letter:
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:
     """Prune block by block and store each block's masks immediately (one-shot pruning)."""
     started = time.monotonic()
-    windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-    hashes = _prune_alone(site, windows, state.blobs(header.server_round))
+    samples = client_samples(site.settings, site.node, site.model.encode, header.client)
+    hashes = _prune_local_baseline(site, samples, state.blobs(header.server_round))
     return _report(hashes, started)
 
 
-def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Report:
+def _vote_on_one_block(site: Site, state: PrivateState, request: MessageBody) -> Report:
     """Vote on the next block of iterative pruning (section 3.2.3).
 
     The client applies the server's decision to the previous block, passes its hidden states through
@@ -90,14 +90,14 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Repo
     stream = BlockStream(site.model, site.computing)
     store = state.blobs(server_round)
     if server_round == 1:
-        windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
-        activations = stream.start(windows)
+        samples = client_samples(site.settings, site.node, site.model.encode, request.header.client)
+        activations = stream.start(samples)
     elif (left := _left_by(state, server_round - 1)) is not None:
         earlier = state.blobs(server_round - 1)
         before = server_round - 2
-        windows = _kept_windows(earlier, left)
+        samples = _kept_samples(earlier, left)
         with earlier.opened(left["hidden"]) as hidden:
-            activations = stream.resume(windows, hidden)
+            activations = stream.resume(samples, hidden)
         _walk(
             stream,
             activations,
@@ -106,11 +106,11 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Repo
         )
     else:
         decided_before = _delivered_again(site, request.header)
-        windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
-        activations = stream.start(windows)
+        samples = client_samples(site.settings, site.node, site.model.encode, request.header.client)
+        activations = stream.start(samples)
         _walk(stream, activations, range(server_round - 1), decided_before)
     kept = {
-        "windows": store.put(pack_tensors({"": windows.numpy()})),
+        "samples": store.put(pack_tensors({"": samples.numpy()})),
         "hidden": store.put_pieces(activations.pieces()),
     }
     state.save(server_round, "activations", kept)
@@ -144,7 +144,7 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
             activations.through(index, block)
 
 
-def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit]:
+def _decided(site: Site, request: MessageBody, index: int) -> Mapping[str, WeightEdit]:
     """Return the edits of a decided block that the client passes its hidden states through.
 
     The block is masked, or masked and scaled, as ``continue_behind`` says.
@@ -152,7 +152,7 @@ def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit
     masks = unpack_masks(site.model.plan.blocks[index], request.blobs[block_key(index)])
     if site.settings.of(FedPrLLMSettings).continue_behind == "masked":
         return masked(lambda _: masks)(index)
-    (voters,) = validate(Decision, request.scalars).num_voters
+    (voters,) = validate(Decision, request.fields).num_voters
     shares = kept_shares(unpack_tensors(request.blobs[votes_key(index)]), voters)
     return masked_and_scaled(lambda _: masks, lambda _: shares)(index)
 
@@ -178,11 +178,11 @@ def _delivered_again(site: Site, header: Header) -> Edits:
     )
 
 
-def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
-    return torch.from_numpy(unpack_tensors(store.get(kept["windows"]))[""])
+def _kept_samples(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
+    return torch.from_numpy(unpack_tensors(store.get(kept["samples"]))[""])
 
 
-def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[str]:
+def _prune_local_baseline(site: Site, samples: torch.Tensor, store: BlobStore) -> list[str]:
     """Prune all blocks with this client's calibration samples only.
 
     Returns
@@ -193,7 +193,7 @@ def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[st
     stream = BlockStream(site.model, site.computing)
     with mistakes_of_kernels():
         pruning = _local_pruning(site)
-        pruned = prune_by_block(stream, windows, pruning.prune_mask, watch_for(pruning))
+        pruned = prune_by_block(stream, samples, pruning.prune_mask, watch_for(pruning))
         return [store.put(pack_masks(masks)) for _, masks in pruned]
 
 
@@ -209,7 +209,7 @@ def _report(hashes: list[str], started: float) -> Report:
     )
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: prune without the other clients' decisions.
 
     The rounds of iterative pruning do not leave one. The masks stay at this client.
@@ -224,12 +224,12 @@ def alone(site: Site, request: Letter) -> Letter:
                 " again"
             )
         store = state.blobs(server_round)
-        return {"masks": _prune_alone(site, _kept_windows(store, kept), store)}
+        return {"masks": _prune_local_baseline(site, _kept_samples(store, kept), store)}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the client's own pruned model, and all models on its own text."""
     store, hashes = _own_masks(site, request.header)
     alone = masked(
@@ -278,5 +278,5 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     state = site.state(header)
     store = state.blobs(header.server_round)
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":
-        return store, kept_alone(site, header)["masks"]
+        return store, stored_local_baseline(site, header)["masks"]
     return store, validate(Report, kept_report(site, header, "masks")["report"]).blob_sha256

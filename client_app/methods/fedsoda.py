@@ -10,7 +10,7 @@ from client_app.site import Site
 from espalier.errors import StateLost
 from espalier.hf.opening.limits import require_within_limits
 from espalier.messages.blobs.adapters import sums, unpack_adapters
-from espalier.messages.message import Letter, validate
+from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedsoda.contract import SubModelOrder, emulator_adapters
 from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.models.adapters import AdapterPlan, Tensors
@@ -18,9 +18,9 @@ from espalier.storage.client_state import PrivateState
 from espalier.training.initial_values import initial_values
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Train the adapter's LoRA and reply with the first part. Each round is answered once."""
-    order = validate(SubModelOrder, request.scalars)
+    order = validate(SubModelOrder, request.fields)
     state = site.state(request.header)
     require_model(state, order)
     return fedpetuning.train(
@@ -28,13 +28,13 @@ def train(site: Site, request: Letter) -> Letter:
     )
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: train the adapter's LoRA on the sub-model without the others."""
     state = site.state(request.header)
     return fedpetuning.alone(site, request, _beside(site, state, held_emulator(state)))
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the sub-model with the local baseline and with the federated adapter."""
     state = site.state(request.header)
     return fedpetuning.evaluate(site, request, _beside(site, state, held_emulator(state)))
@@ -65,7 +65,7 @@ def _emulator(
             f"train: of the emulator's LoRA {', '.join(lacking)} was not sent to this site"
         )
     found = {
-        key: unpack_adapters(shapes, blobs[key], settings.federation.payload)
+        key: unpack_adapters(shapes, blobs[key], settings.federation.wire_dtype)
         for key, shapes in plan.shapes().items()
     }
     if not settings.of(FedSodaSettings).delivers_differences(settings.federation):

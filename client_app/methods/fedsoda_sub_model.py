@@ -7,7 +7,7 @@ from client_app.protocol.model_download import offered_sha256, take_offer, take_
 from client_app.protocol.push import take
 from client_app.site import Site, reply_to
 from espalier.errors import EspalierError, StateLost
-from espalier.messages.message import Letter, NoScalars, validate
+from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.methods.fedsoda.contract import NEVER, EmulatorPart, SubModelOrder
 from espalier.storage.client_state import PrivateState
 
@@ -24,9 +24,9 @@ It is kept apart from the alignments, so that a missing alignment is noticed.
 """
 
 
-def take_any(site: Site, request: Letter) -> Letter:
+def take_any(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``deliver`` for the sub-model, for its emulator's LoRA, or for the adapters."""
-    what = request.scalars.get("what")
+    what = request.fields.get("what")
     if what == "model":
         return take_offer(site, request)
     if what == "piece":
@@ -34,13 +34,13 @@ def take_any(site: Site, request: Letter) -> Letter:
     return _take_emulator(site, request) if what == "emulator" else take(site, request)
 
 
-def _take_emulator(site: Site, request: Letter) -> Letter:
+def _take_emulator(site: Site, request: MessageBody) -> MessageBody:
     """Store a part of the emulator's LoRA, and keep the previous alignment.
 
     An order of the previous round may be sent again and then needs the previous alignment.
     """
     state = site.state(request.header)
-    part = validate(EmulatorPart, request.scalars)
+    part = validate(EmulatorPart, request.fields)
     with state.locked():
         kept = _kept(state)
         store = state.blobs_of(EMULATOR)
@@ -55,7 +55,7 @@ def _take_emulator(site: Site, request: Letter) -> Letter:
         store.keep_only(
             {blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()}
         )
-    return reply_to(request, NoScalars())
+    return reply_to(request, NoFields())
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.site import Site
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.errors import InputError, StateLost
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, WeightEdit, replaced
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
-from espalier.messages.message import Letter, validate
+from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedspallm.contract import (
     PruneReport,
-    Sample,
+    SampledBlocks,
     sparsity_of,
 )
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
@@ -30,30 +30,34 @@ from espalier.storage.client_state import PrivateState
 from pruning_kernels.selection.local import LocalPruning
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Prune the sampled layers and reply with the first part. Each round is answered once."""
     header = request.header
-    sample = validate(Sample, request.scalars)
+    sampled = validate(SampledBlocks, request.fields)
 
     def prune(state: PrivateState) -> PruneReport:
         require_own_text(site, header)
-        return _prune(site, state, request, sample)
+        return _prune(site, state, request, sampled)
 
     def goes_through(state: PrivateState) -> dict[str, str]:
         held = held_in(state, header.server_round)
         return {
-            index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]
+            index: layer["blob"]
+            for index, layer in held.items()
+            if int(index) <= sampled.blocks[-1]
         }
 
     def require_layers(state: PrivateState) -> None:
         held = held_in(state, header.server_round)
-        if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
+        if not holds(state, held, sampled.versions, range(sampled.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
     return answer_once(site, request, prune, goes_through, require_layers)
 
 
-def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
+def _prune(
+    site: Site, state: PrivateState, request: MessageBody, sampled: SampledBlocks
+) -> PruneReport:
     """Prune the sampled layers of the global model, and store each layer as soon as it is pruned.
 
     The walk through the model ends at the last sampled layer.
@@ -62,7 +66,7 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     server_round = request.header.server_round
     held = held_in(state, server_round)
     hold(state, server_round, held)
-    windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
+    samples = client_samples(site.settings, site.node, site.model.encode, request.header.client)
     job = site.settings.of(FedSpaLLMSettings)
     store = state.blobs(server_round)
     hashes = []
@@ -76,32 +80,32 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
         for layer in prune_layers(
-            stream, windows, pruning, sample.blocks, _global(site, state, held)
+            stream, samples, pruning, sampled.blocks, _global(site, state, held)
         ):
             hashes.append(store.put(pack_kept(layer.matrices)))
             damping = max(damping, layer.damping)
     return PruneReport(
         seconds=time.monotonic() - started,
-        calibration_windows=(
-            len(windows) if site.settings.federation.client_weights == "samples" else 0
+        calibration_samples=(
+            len(samples) if site.settings.federation.client_weights == "samples" else 0
         ),
         damping=damping,
         blob_sha256=hashes,
     )
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the client's own model (equation 9), and all models on own text."""
     header = request.header
     state = site.state(header)
     kept = kept_report(site, header, "layers")
-    sample = validate(Sample, kept["order"])
+    sampled = validate(SampledBlocks, kept["order"])
     hashes = dict(
-        zip(sample.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True)
+        zip(sampled.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True)
     )
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
-    if not holds(state, held, sample.versions, others):
+    if not holds(state, held, sampled.versions, others):
         raise InputError(
             "evaluate: this client does not hold the layers that the server sent; run the round"
             " again"

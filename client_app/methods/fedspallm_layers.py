@@ -6,7 +6,7 @@ from typing import Any
 
 from client_app.site import Site, reply_to
 from espalier.errors import EspalierError
-from espalier.messages.message import Letter, NoScalars, validate
+from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.methods.fedspallm.contract import Update
 from espalier.models.plan import block_key
 from espalier.storage.client_state import PrivateState
@@ -15,9 +15,9 @@ Held = dict[str, dict[str, Any]]
 """Stored layers of the global model: index -> version and blob hash. Other layers are dense."""
 
 
-def take_layers(site: Site, request: Letter) -> Letter:
+def take_layers(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``deliver``: store layers that replace the base model's from this round on."""
-    update = validate(Update, request.scalars)
+    update = validate(Update, request.fields)
     state = site.state(request.header)
     server_round = request.header.server_round
     with state.locked():
@@ -28,7 +28,7 @@ def take_layers(site: Site, request: Letter) -> Letter:
                 "blob": state.lasting().put(request.blobs[block_key(index)]),
             }
         hold(state, server_round, held)
-    return reply_to(request, NoScalars())
+    return reply_to(request, NoFields())
 
 
 def held_in(state: PrivateState, server_round: int) -> Held:

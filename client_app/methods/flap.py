@@ -23,12 +23,12 @@ from espalier.hf.group_scores.flap import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.flap.contract import MomentsReport, biases
 from espalier.methods.flap.settings import FlapSettings
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Measure the moments and reply with the first part. Each round is answered once."""
 
     def moments(samples: Tensor) -> Iterator[bytes]:
@@ -37,7 +37,7 @@ def train(site: Site, request: Letter) -> Letter:
     return answer_from_samples(site, request, moments, lambda samples: {"tokens": samples.numel()})
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the local baseline, and all models on the client's own text."""
     return prepare_evaluation(
         site,

@@ -13,7 +13,7 @@ from client_app.methods.llm_pruner_cut import delivered_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
-from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.site import Site
 from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
@@ -25,7 +25,7 @@ from espalier.hf.group_scores.taylor import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import Report
 from espalier.methods.llm_pruner.contract import cut_blocks
 from espalier.methods.llm_pruner.mask_tuning import told_cut
@@ -37,7 +37,7 @@ CUT = "cut"
 """Key of the local baseline: hash of each block's blob."""
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Score all prunable groups, or measure the remaining ones, and reply with the first part.
 
     Each round is answered once.
@@ -45,32 +45,32 @@ def train(site: Site, request: Letter) -> Letter:
     return _score(site, request) if request.header.server_round == 1 else _measure(site, request)
 
 
-def _score(site: Site, request: Letter) -> Letter:
+def _score(site: Site, request: MessageBody) -> MessageBody:
     job = site.settings.of(LlmPrunerSettings)
 
-    def blobs(windows: Tensor) -> list[bytes]:
-        asked = site.settings.data.windows
-        scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
+    def blobs(samples: Tensor) -> list[bytes]:
+        asked = site.settings.data.num_samples
+        scores = taylor_scores(site.model, site.computing, samples, job, asked, max_rows=asked)
         return [pack_scores(own) for own in scores.values()]
 
     return answer_from_samples(site, request, blobs)
 
 
-def _measure(site: Site, request: Letter) -> Letter:
+def _measure(site: Site, request: MessageBody) -> MessageBody:
     job = site.settings.of(LlmPrunerSettings)
     cut = told_cut(request, site.model.plan)
     # A request without a valid cut was refused before, when its contract was checked.
     assert cut is not None
 
-    def blobs(windows: Tensor) -> list[bytes]:
+    def blobs(samples: Tensor) -> list[bytes]:
         stream = BlockStream(site.model, site.computing)
-        found = normal_equations(stream, windows, cut, job, site.settings.data.windows)
+        found = normal_equations(stream, samples, cut, job, site.settings.data.num_samples)
         return [pack_equations(equations) for equations in found]
 
     return answer_from_samples(site, request, blobs)
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: cut and rescale with own samples only.
 
     This is needed after a second round, which concerns the groups that all clients agreed on.
@@ -80,15 +80,19 @@ def alone(site: Site, request: Letter) -> Letter:
         header = request.header
         job = site.settings.of(LlmPrunerSettings)
         made = tuned_by_one(
-            site.model, site.computing, samples_of(site, header), job, site.settings.data.windows
+            site.model,
+            site.computing,
+            samples_of(site, header),
+            job,
+            site.settings.data.num_samples,
         )
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the local baseline, and all models on the client's own text."""
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
@@ -100,13 +104,13 @@ def evaluate(site: Site, request: Letter) -> Evaluation:
 def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
     job = site.settings.of(LlmPrunerSettings)
-    if job.makes_alone:
-        made: list[str] = kept_alone(site, header)[CUT]
+    if job.has_local_baseline:
+        made: list[str] = stored_local_baseline(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
     kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
     plan = site.model.plan
     scores = {
-        index: unpack_scores(store.get(blob), job, site.settings.data.windows)
+        index: unpack_scores(store.get(blob), job, site.settings.data.num_samples)
         for index, blob in zip(cut_blocks(plan, job), kept, strict=True)
     }
     structure = Groups.of(plan).structure(taylor_cut(site.model, scores, job))

@@ -16,7 +16,7 @@ from torch import Tensor
 from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
-from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
@@ -33,7 +33,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.adapters import differences, pack_adapters
 from espalier.messages.blobs.replacement_layer import read_layer
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.llm_streamline.contract import (
     LayerReport,
     Replace,
@@ -51,7 +51,7 @@ STRETCH = "stretch"
 """Name of the document with the hidden states around a stretch, for later rounds."""
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Compare blocks, or train the layer, and reply with the first part.
 
     Each round is answered once.
@@ -73,9 +73,9 @@ def train(site: Site, request: Letter) -> Letter:
     )
 
 
-def _cosines(site: Site, stream: BlockStream, windows: Tensor) -> Tensor:
+def _cosines(site: Site, stream: BlockStream, samples: Tensor) -> Tensor:
     job = site.settings.of(LlmStreamlineSettings)
-    return stretch_cosines(stream, windows, _span(site), after_norm=job.compares_after_norm)
+    return stretch_cosines(stream, samples, _span(site), after_norm=job.compares_after_norm)
 
 
 def _span(site: Site) -> int:
@@ -85,18 +85,18 @@ def _span(site: Site) -> int:
 # ----- training the layer -----
 
 
-def _train(site: Site, state: PrivateState, request: Letter) -> LayerReport:
+def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport:
     """Train, store the blob of each tensor, and return the report."""
     started = time.monotonic()
     header = request.header
     federation = site.settings.federation
     steps = site.settings.of(LlmStreamlineSettings).steps
-    start = validate(Replace, request.scalars).start
+    start = validate(Replace, request.fields).start
     first = first_layer(site.model, start)
     blobs = brought(site, request)
     begun = read_layer(blobs, first, federation) if blobs else first
-    windows = samples_of(site, header)
-    stretch = _stretch(site, state, windows, start)
+    samples = samples_of(site, header)
+    stretch = _stretch(site, state, samples, start)
     first_step = (header.server_round - 2) * steps
     tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
     sent = differences(tensors, begun) if federation.sends_differences else tensors
@@ -104,10 +104,10 @@ def _train(site: Site, state: PrivateState, request: Letter) -> LayerReport:
     return LayerReport(
         seconds=time.monotonic() - started,
         blob_sha256=[
-            store.put(pack_adapters({name: value}, federation.payload)[0])
+            store.put(pack_adapters({name: value}, federation.wire_dtype)[0])
             for name, value in sent.items()
         ],
-        samples=len(windows) if federation.client_weights == "samples" else 0,
+        samples=len(samples) if federation.client_weights == "samples" else 0,
         skipped_steps=outcome.skipped_steps,
     )
 
@@ -125,8 +125,8 @@ def _trained(
     seed = derive_seed(site.settings.seed, "training", client=header.client)
     training = Replacement(stretch, job.training, seed, rounds * job.steps)
     remedy = (
-        "give the site more data, raise data.windows, llm-streamline.steps or"
-        " llm-streamline.batch-windows"
+        "give the site more data, raise data.num-samples, llm-streamline.steps or"
+        " llm-streamline.batch-size"
     )
     require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
     # The check is repeated after training: skipped steps contribute no tokens.
@@ -135,14 +135,14 @@ def _trained(
     return tensors, outcome
 
 
-def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
+def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> Stretch:
     """Return the hidden states around a stretch, from the client state or computed again."""
     stream = BlockStream(site.model, site.computing)
     store = state.lasting()
     # These values determine the hidden states.
     walked = {
         "start": start,
-        "windows": sha256(windows.numpy().tobytes()),
+        "samples": sha256(samples.numpy().tobytes()),
         "settings": site.settings.digest(),
     }
     # A missing or damaged document is computed again.
@@ -152,12 +152,12 @@ def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> St
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
                 return Stretch(
                     stream,
-                    windows,
+                    samples,
                     start,
-                    stream.resume(windows, before),
-                    stream.resume(windows, behind),
+                    stream.resume(samples, before),
+                    stream.resume(samples, behind),
                 )
-    found = Stretch.walked(stream, windows, start, _span(site))
+    found = Stretch.walked(stream, samples, start, _span(site))
     hashes = {
         "before": store.put_pieces(found.before.pieces()),
         "behind": store.put_pieces(found.behind.pieces()),
@@ -170,7 +170,7 @@ def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> St
 # ----- local baseline and evaluation -----
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: blocks by own cosines, and a layer trained without the others.
 
     The layer is trained for as many steps as in all rounds together.
@@ -179,18 +179,18 @@ def alone(site: Site, request: Letter) -> Letter:
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
         job = site.settings.of(LlmStreamlineSettings)
-        windows = samples_of(site, header)
+        samples = samples_of(site, header)
         stream = BlockStream(site.model, site.computing)
-        start = likest(_cosines(site, stream, windows))
-        stretch = Stretch.walked(stream, windows, start, _span(site))
+        start = likest(_cosines(site, stream, samples))
+        stretch = Stretch.walked(stream, samples, start, _span(site))
         steps = site.settings.federation.rounds * job.steps
         tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
         return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the local baseline, and all models on the client's own text."""
     return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
@@ -199,8 +199,8 @@ def evaluate(site: Site, request: Letter) -> Evaluation:
 
 def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
-    if site.settings.job.makes_alone:
-        made = kept_alone(site, header)
+    if site.settings.job.has_local_baseline:
+        made = stored_local_baseline(site, header)
         return open_streamlined(
             site.model, made["start"], _span(site), load(store.get(made["layer"]))
         )

@@ -21,7 +21,7 @@ from client_app.protocol.evaluation import (
     require_many_at_a_site,
 )
 from client_app.protocol.kernel_errors import mistakes_of_kernels
-from client_app.protocol.local_baseline import make_alone
+from client_app.protocol.local_baseline import make_local_baseline
 from client_app.protocol.push import brought, pushed_hashes
 from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
@@ -29,7 +29,7 @@ from espalier.data.data_protection import require_tokens
 from espalier.errors import StateLost
 from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.fedpetuning.contract import Order, TuningReport, parts
 from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
 from espalier.methods.sft_p.settings import SftPSettings
@@ -67,12 +67,12 @@ def require_ready(site: Site) -> None:
         own_target(site, None)
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Train the round's generator and LoRA, and reply with the first part.
 
     Each round is answered once.
     """
-    order = validate(Order, request.scalars)
+    order = validate(Order, request.fields)
 
     def work(state: PrivateState) -> TuningReport:
         require_own_data(site, request.header)
@@ -85,7 +85,7 @@ def _first(site: Site) -> Tensors:
     return first_shared(site.model.plan, site.settings)
 
 
-def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) -> TuningReport:
+def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: int) -> TuningReport:
     started = time.monotonic()
     header = request.header
     settings = site.settings
@@ -131,14 +131,14 @@ def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> No
     require_tokens(site.node, training.rests_on(steps, site.node.fewest_tokens()), REMEDY)
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Write the client's smaller model, as the rounds left it, if its owner wants it.
 
     A client that took part in no round fits its embedding first.
     """
     header = request.header
     job = site.settings.of(SftPSettings)
-    order = validate(Alone, request.scalars)
+    order = validate(Alone, request.fields)
 
     def make(state: PrivateState) -> dict[str, Any]:
         if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
@@ -148,7 +148,7 @@ def alone(site: Site, request: Letter) -> Letter:
             write_own(site, mine.model, mine.edits, target)
         return {}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
 def _fit(site: Site, state: PrivateState, header: Header) -> None:
@@ -187,7 +187,7 @@ def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tens
     job = site.settings.of(SftPSettings)
     if (
         job.conditioned
-        and job.makes_alone
+        and job.has_local_baseline
         and EMBEDDING not in _conditioning(state, _after(header))
     ):
         raise StateLost(
@@ -256,7 +256,7 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     )
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the client's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the client's own held-out data.

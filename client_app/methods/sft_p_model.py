@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client_app.site import Site
-from espalier.data.client_text import validation_windows
+from espalier.data.client_text import validation_samples
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
@@ -63,13 +63,13 @@ class SmallerModel:
     def validated(self, site: Site, header: Header) -> float | None:
         """Return its perplexity on the client's own held-out text, which is not sent.
 
-        The result is None without ``validation_windows``, or if the text is too short.
+        The result is None without ``validation_samples``, or if the text is too short.
         """
-        number = site.settings.of(SftPSettings).validation_windows
+        number = site.settings.of(SftPSettings).validation_samples
         if not number:
             return None
         try:
-            windows = validation_windows(
+            samples = validation_samples(
                 site.settings, site.node, site.model.encode, header.client, number
             )
         # The perplexity is only informative, so a missing one must not cost a round.
@@ -77,7 +77,7 @@ class SmallerModel:
             logging.getLogger("espalier").warning("no validation: %s", error)
             return None
         return perplexity(
-            mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""]
+            mean_losses(BlockStream(self.model, site.computing), {"": samples}, self.edits)[""]
         )
 
     def loaded(self, site: Site) -> Any:
@@ -119,12 +119,12 @@ def own_target(site: Site, header: Header | None) -> int:
     job = site.settings.of(SftPSettings)
     own = site.node.pruned_share
     run_s = (
-        job.share_of_client(header.client)
+        job.pruning_ratio_of_client(header.client)
         if header is not None and site.node.simulated
-        else job.share
+        else job.pruning_ratio
     )
     try:
-        return ResidualGates(site.model.plan).target(own or run_s, job.share_of)
+        return ResidualGates(site.model.plan).target(own or run_s, job.pruning_ratio_of)
     except EspalierError as error:
         if own:
             raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None

@@ -10,10 +10,10 @@ from typing import Any
 
 from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
-from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.opened_sliced import SlicedModel
 from espalier.hf.sliced.signals import (
@@ -25,7 +25,7 @@ from espalier.hf.sliced.signals import (
     read_moments,
 )
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt.contract import (
     MomentsReport,
@@ -43,7 +43,7 @@ BASES = "bases"
 """Name of a per-round document: hashes of the bases from the client's own moments."""
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Compute the moments and reply with the first part.
 
     If the run uses a public text, the reply contains no moments. Each round is answered once.
@@ -56,32 +56,32 @@ def train(site: Site, request: Letter) -> Letter:
         require_own_text(site, header)
         if not moment_specs(site.model.plan, settings):
             return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
-        windows = client_windows(settings, site.node, site.model.encode, header.client)
+        samples = client_samples(settings, site.node, site.model.encode, header.client)
         store = state.blobs(header.server_round)
         stream = BlockStream(site.model, site.computing)
-        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, windows)]
-        samples = len(windows) if settings.federation.client_weights == "samples" else 0
+        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, samples)]
+        num_samples = len(samples) if settings.federation.client_weights == "samples" else 0
         return MomentsReport(
-            seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples
+            seconds=time.monotonic() - started, blob_sha256=hashes, samples=num_samples
         )
 
     return answer_once(site, request, watch)
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Compute the local baseline: bases from own samples, if the round did not request moments."""
 
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
-        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
+        samples = client_samples(site.settings, site.node, site.model.encode, header.client)
         store = state.blobs(header.server_round)
-        moments = mean_moments(BlockStream(site.model, site.computing), windows)
+        moments = mean_moments(BlockStream(site.model, site.computing), samples)
         return {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the local baseline, and all models on the client's own text."""
     return prepare_evaluation(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
@@ -99,8 +99,8 @@ def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
 def _alone(site: Site, header: Header) -> OpenedModel:
     state = site.state(header)
     store = state.blobs(header.server_round)
-    if site.settings.job.makes_alone:
-        return _sliced(site, store, kept_alone(site, header)[BASES])
+    if site.settings.job.has_local_baseline:
+        return _sliced(site, store, stored_local_baseline(site, header)[BASES])
     report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
     # The bases are stored, because their eigendecompositions take long.
     known = state.load(header.server_round, BASES)

@@ -33,19 +33,19 @@ def accepts(site: Site) -> Iterator[str]:
     """Yield the site policy, each limit next to the value that the run requests."""
     node = site.node
     asked = amounts(site, UNREAD)
-    yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
+    yield f"methods {node.allowed_methods or 'all'}; the run's is {site.settings.method}"
     for limit in MOST:
         request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
-        if limit == "most_runs":
+        if limit == "max_runs":
             request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
-    brought = node.most_bytes_of_models()
+    brought = node.max_bytes_of_models()
     yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
     own = "may leave" if node.own_text else "do not leave"
     yield (
         f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"
     )
-    yield f"hold-replies: {HOLDS[node.hold_replies]}"
+    yield f"require-approval: {HOLDS[node.require_approval]}"
 
 
 def device(site: Site) -> Iterator[str]:
@@ -99,7 +99,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
         )
     if outlook.more_rounds:
         more = count(outlook.more_rounds, "more round")
-        yield f"  (and at most {more} while work remains; most-rounds limits them)"
+        yield f"  (and at most {more} while work remains; max-rounds limits them)"
     yield "what a reader of the messages can learn:"
     for group in groups:
         yield from textwrap.wrap(
@@ -130,7 +130,7 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
         _called(group),
         f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
         _tensors(first, plan) or "none",
-        ", ".join(first.scalars),
+        ", ".join(first.fields),
     )
 
 

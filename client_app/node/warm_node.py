@@ -127,12 +127,12 @@ def main(order: dict[str, Any]) -> int:
 
     Parameters
     ----------
-    order : has ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret`` (hexadecimal)
+    order : has ``address``, ``warm-seconds``, ``max-idle-bytes`` and ``secret`` (hexadecimal)
     """
     # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = json.dumps(
-        {key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")}
+        {key: order[key] for key in ("address", "warm-seconds", "max-idle-bytes")}
     )
     desk = Desk(order["address"])
     worker = Worker(

@@ -76,7 +76,7 @@ def main(order: dict[str, Any]) -> NoReturn:
     """
     desk = Desk(order["address"])
     warm_seconds = float(order["warm-seconds"])
-    most_idle = int(order["most-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
+    max_idle = int(order["max-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
     # All other output belongs in the node's log, so it must not reach the original stdout.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -98,7 +98,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"),
         )
         gc.collect()
-        keeps = fits_idle(most_idle)
+        keeps = fits_idle(max_idle)
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
 
 

@@ -1,4 +1,4 @@
-"""Approval of replies: with ``hold-replies``, a reply waits at the site until a person approves it.
+"""Approval of replies: with ``require-approval``, a reply waits at the site until a person approves it.
 
 A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and recorded in
 the egress log. The process waits until ``espalier release`` decides, or until the server stops
@@ -25,8 +25,8 @@ from client_app.protocol.node_error import NoAnswerError
 from client_app.site import Site
 from espalier.errors import EspalierError
 from espalier.messages.lifetime import seconds_of
-from espalier.messages.message import Letter
-from espalier.messages.payload import tensor_specs
+from espalier.messages.message import MessageBody
+from espalier.messages.tensor_blobs import tensor_specs
 from espalier.storage.blobs import BlobStore
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies
 
@@ -43,16 +43,16 @@ class Refused(EspalierError):
     """Decision of a person that a reply does not leave."""
 
 
-def is_to_be_held(site: Site, letter: Letter) -> bool:
+def is_to_be_held(site: Site, body: MessageBody) -> bool:
     """Return whether a reply of this site needs approval."""
-    holds = site.node.hold_replies
-    header = letter.header
+    holds = site.node.require_approval
+    header = body.header
     if not holds or header.kind == "enrol" or header.status == "failed":
         return False
-    return bool(letter.blobs) or (holds == "all" and bool(letter.scalars))
+    return bool(body.blobs) or (holds == "all" and bool(body.fields))
 
 
-def released(site: Site, letter: Letter, entry: Mapping[str, Any], waits_until: float) -> str:
+def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_until: float) -> str:
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
@@ -70,22 +70,22 @@ def released(site: Site, letter: Letter, entry: Mapping[str, Any], waits_until: 
     StillHeldError
         There was no decision in time.
     """
-    state = site.state(letter.header)
+    state = site.state(body.header)
     replies = HeldReplies(state.held())
-    kept = state.blobs(letter.header.server_round)
+    kept = state.blobs(body.header.server_round)
     hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
-    if letter.header.kind == "fetch":
-        decided = replies.blobs_decided(letter.header.server_round)
+    if body.header.kind == "fetch":
+        decided = replies.blobs_decided(body.header.server_round)
         words = [decided.get(digest) for digest in hashes.values()]
         if False in words:
             raise Refused(REFUSED)
         if all(words):
             return "with its first part"
-    held = _of(site, letter, entry, hashes, kept)
+    held = _of(site, body, entry, hashes, kept)
     decision = replies.decision(held)
     if decision is None and not replies.has(held):
         _log(site, held, "held")
-        replies.add(held, {hashes[key]: blob for key, blob in letter.blobs.items()}, kept)
+        replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
     if decision is None:
         decision = _awaited(site, held, replies, waits_until)
     if not decision.released:
@@ -128,7 +128,7 @@ pause: Callable[[float], None] = time.sleep
 
 def _of(
     site: Site,
-    letter: Letter,
+    body: MessageBody,
     entry: Mapping[str, Any],
     hashes: Mapping[str, str],
     kept: BlobStore,
@@ -138,11 +138,11 @@ def _of(
     They include the blobs of further parts: a report lists all hashes, and the blobs are at the
     site.
     """
-    others = letter.scalars.get("blob_sha256", [])
+    others = body.fields.get("blob_sha256", [])
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
-    whose = {"lineage": letter.header.lineage, "site": site.name, "time": now()}
-    return Held({**entry, **whose}, letter.scalars, later)
+    whose = {"lineage": body.header.lineage, "site": site.name, "time": now()}
+    return Held({**entry, **whose}, body.fields, later)
 
 
 def _log(site: Site, held: Held, what: str) -> None:

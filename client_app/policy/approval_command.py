@@ -21,7 +21,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "waiting since")
-LEAST_OF_ID = 4
+MIN_OF_ID = 4
 """Minimum number of characters of an abbreviated id."""
 SHOWN_TENSORS = 12
 """Maximum number of tensors shown per blob; the log lists all."""
@@ -46,10 +46,10 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     Raises
     ------
     InputError
-        No reply or several replies match, or an id has fewer than ``LEAST_OF_ID`` characters.
+        No reply or several replies match, or an id has fewer than ``MIN_OF_ID`` characters.
     """
-    if short := [word for word in ids if len(word) < LEAST_OF_ID]:
-        raise InputError(f"release: {short[0]!r}: give at least {LEAST_OF_ID} characters of an id")
+    if short := [word for word in ids if len(word) < MIN_OF_ID]:
+        raise InputError(f"release: {short[0]!r}: give at least {MIN_OF_ID} characters of an id")
     several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
     for word, pairs in several.items():
         if len(pairs) != 1:
@@ -148,7 +148,7 @@ def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
     """Yield a description of all contents of a reply that waits for approval."""
     yield f"{held.id}  {_what(held.entry)}"
     yield f"sha256 {held.digest}, waiting since {held.entry['time']}"
-    for name, value in sorted(held.scalars.items()):
+    for name, value in sorted(held.fields.items()):
         yield f"  {name} = {value}"
     for blob in held.blobs:
         file = replies.folder / held.id / f"{blob['sha256']}.blob"

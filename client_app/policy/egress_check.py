@@ -22,10 +22,10 @@ from client_app.policy.egress_log import egress_log, now, reply_entry
 from client_app.site import Site
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.messages.contract import FAILED, check, check_reply
-from espalier.messages.message import Letter, failure, write
+from espalier.messages.message import MessageBody, failure, write
 
 
-def egress(site: Site, letter: Letter, waits_until: float) -> RecordDict:
+def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     """Check, approve and log a reply, and return the records that leave the site.
 
     Parameters
@@ -47,16 +47,14 @@ def egress(site: Site, letter: Letter, waits_until: float) -> RecordDict:
     """
     assert site.request is not None
     try:
-        failed = letter.header.status == "failed"
+        failed = body.header.status == "failed"
         side = FAILED if failed else site.contract.up
-        fields = (
-            check(letter, FAILED) if failed else check_reply(letter, site.request, site.contract)
-        )
-        content = write(letter)
-        entry = reply_entry(letter, content, side, fields)
-        if hold.is_to_be_held(site, letter):
-            entry["released"] = hold.released(site, letter, entry, waits_until)
-        _log(site, letter, entry)
+        fields = check(body, FAILED) if failed else check_reply(body, site.request, site.contract)
+        content = write(body)
+        entry = reply_entry(body, content, side, fields)
+        if hold.is_to_be_held(site, body):
+            entry["released"] = hold.released(site, body, entry, waits_until)
+        _log(site, body, entry)
     except hold.StillHeldError:
         raise
     except hold.Refused as refused:
@@ -87,10 +85,10 @@ def _failed(site: Site, reason: str) -> RecordDict:
     It is sent even if the log cannot be written, so that the server learns of that error.
     """
     assert site.request is not None
-    letter = failure(site.request.header, reason)
-    content = write(letter)
+    body = failure(site.request.header, reason)
+    content = write(body)
     try:
-        _log(site, letter, reply_entry(letter, content, FAILED, check(letter, FAILED)))
+        _log(site, body, reply_entry(body, content, FAILED, check(body, FAILED)))
     except INTERRUPTS:
         raise
     except BaseException as error:
@@ -98,10 +96,10 @@ def _failed(site: Site, reason: str) -> RecordDict:
     return content
 
 
-def _log(site: Site, letter: Letter, entry: dict[str, object]) -> None:
+def _log(site: Site, body: MessageBody, entry: dict[str, object]) -> None:
     """Append one entry to the site's egress log."""
     try:
-        egress_log(site.node.state_root(), letter.header.lineage, site.name).append(
+        egress_log(site.node.state_root(), body.header.lineage, site.name).append(
             {"time": now(), **entry}
         )
     except OSError as error:

@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import RecordDict
 
 from espalier.messages.contract import Side
-from espalier.messages.message import Letter, Scalars, num_bytes
-from espalier.messages.payload import TensorSpec
+from espalier.messages.message import Fields, MessageBody, num_bytes
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import OWNER_ONLY_FILE, private_folder
 from espalier.storage.hash_chain import HashChain
@@ -34,7 +34,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def reply_entry(letter: Letter, content: RecordDict, side: Side, fields: Scalars) -> dict[str, Any]:
+def reply_entry(
+    body: MessageBody, content: RecordDict, side: Side, fields: Fields
+) -> dict[str, Any]:
     """Return the log entry of a reply.
 
     It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
@@ -47,7 +49,7 @@ def reply_entry(letter: Letter, content: RecordDict, side: Side, fields: Scalars
     side : side of the contract against which it was checked
     fields : fields that the check returned
     """
-    header = letter.header
+    header = body.header
     specs = side.specs(fields)
     hashes = {} if side.blob_sha256 is None else side.blob_sha256(fields)
     return {
@@ -58,11 +60,11 @@ def reply_entry(letter: Letter, content: RecordDict, side: Side, fields: Scalars
         "kind": header.kind,
         "part": header.part,
         "status": header.status,
-        "scalars": sorted(letter.scalars),
+        "fields": sorted(body.fields),
         "bytes": num_bytes(content),
         "blobs": [
             described(key, blob, hashes.get(key) or sha256(blob), specs[key])
-            for key, blob in sorted(letter.blobs.items())
+            for key, blob in sorted(body.blobs.items())
         ],
     }
 

@@ -14,7 +14,7 @@ from client_app.site import Site
 from espalier.errors import InputError
 from espalier.identity.site_keys import private_key
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment
-from espalier.messages.message import Letter, validate
+from espalier.messages.message import MessageBody, validate
 from espalier.messages.signed_name import sign, statement
 
 
@@ -35,9 +35,9 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
 
 
 def said_with_key(
-    site: Site, request: Letter, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
+    site: Site, request: MessageBody, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
     """Return the enrolment with a signature that is valid for this request only."""
-    nonce = validate(Challenge, request.scalars).nonce
+    nonce = validate(Challenge, request.fields).nonce
     signature = sign(key, statement(enrolment, nonce, request.header.lineage, site.node_id))
     return SignedEnrolment(**enrolment.model_dump(), signature=signature)

@@ -27,13 +27,13 @@ def require_allowed(site: Site, header: Header) -> None:
     lines = []
     if not site.node.allows_method(site.settings.method):
         lines.append(
-            f"allow-methods = '{site.node.allow_methods}': the run's method is"
+            f"allowed-methods = '{site.node.allowed_methods}': the run's method is"
             f" '{site.settings.method}'"
         )
-    most_threads = site.node.most_threads()
-    if most_threads is not None and site.settings.threads > most_threads:
+    max_threads = site.node.max_threads()
+    if max_threads is not None and site.settings.threads > max_threads:
         lines.append(
-            f"threads = {site.settings.threads}: at most {most_threads} are allowed here, unless the"
+            f"threads = {site.settings.threads}: at most {max_threads} are allowed here, unless the"
             " owner sets threads"
         )
     for limit, (asked, amount) in amounts(site, header).items():
@@ -42,7 +42,7 @@ def require_allowed(site: Site, header: Header) -> None:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     if _is_one_run_too_many(site, header.lineage):
         lines.append(
-            f"most-runs = {site.node.most('most_runs')}: this number of runs was already"
+            f"max-runs = {site.node.most('max_runs')}: this number of runs was already"
             " answered within keep-days"
         )
     if site.node.require_site_keys and not site.settings.site_keys:
@@ -62,8 +62,8 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
     found = dict(settings.job.asked_of_sites(settings))
-    if not settings.tunes and not site.node.windows:
-        found["most_windows"] = ("data.windows", settings.data.windows)
+    if not settings.tunes and not site.node.num_samples:
+        found["max_samples"] = ("data.num-samples", settings.data.num_samples)
     # The number of rounds of other methods follows from the model.
     if "rounds" in settings.job.FEDERATION:
         rounds = settings.job.num_rounds(settings.federation)
@@ -71,7 +71,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
         )
         asked = "requested round" if header.server_round > rounds else planned
-        found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
+        found["max_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
     return found
 
 
@@ -81,12 +81,12 @@ def _beyond(header: Header) -> int:
 
 
 def runs_answered(site: Site) -> int:
-    """Return the number of runs that count for ``most-runs``."""
+    """Return the number of runs that count for ``max-runs``."""
     return len(lineages_of(site.node.state_root(), site.name))
 
 
 def _is_one_run_too_many(site: Site, lineage: str) -> bool:
-    most = site.node.most("most_runs")
+    most = site.node.most("max_runs")
     if most is None:
         return False
     runs = lineages_of(site.node.state_root(), site.name)

@@ -12,7 +12,7 @@ that the answer depends on, apart from the client's own data. The hash of the re
 the other files of its round are deleted.
 
 Does not cover: what a single answer reveals (see ``observer`` of the contracts), further runs (the
-site's ``most-runs``), and a node whose owner deletes its state.
+site's ``max-runs``), and a node whose owner deletes its state.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
-from espalier.messages.message import Header, Kind, Letter, Scalars, validate
+from espalier.messages.message import Fields, Header, Kind, MessageBody, validate
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
@@ -36,11 +36,11 @@ ONCE_IN_A_RUN = ("evaluate",)
 
 def answer_once(
     site: Site,
-    request: Letter,
-    work: Callable[[PrivateState], Scalars],
+    request: MessageBody,
+    work: Callable[[PrivateState], Fields],
     rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {},
     require_ready: Callable[[PrivateState], None] = lambda _: None,
-) -> Letter:
+) -> MessageBody:
     """Answer a request with the fields and the first part of the blobs that its contract names.
 
     Parameters
@@ -70,11 +70,11 @@ def answer_once(
             # as an answer.
             _note(state, header, asked)
             report = work(state).model_dump()
-            saved = {"asked": asked, "order": request.scalars, "report": report}
+            saved = {"asked": asked, "order": request.fields, "report": report}
             state.save(header.server_round, header.kind, saved)
         state.collect_garbage(header.server_round)
     side = site.contract.up
-    told = validate(side.scalars, saved["report"])
+    told = validate(side.fields, saved["report"])
     if side.blob_sha256 is None:
         return reply_to(request, told)
     store = state.blobs(header.server_round)
@@ -104,13 +104,13 @@ def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
     return saved
 
 
-def _asked(site: Site, request: Letter, rests_on: Mapping[str, Any]) -> str:
+def _asked(site: Site, request: MessageBody, rests_on: Mapping[str, Any]) -> str:
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
     number = request.header.server_round
     order = [
         site.settings.digest(),
         number,
-        sorted(request.scalars.items()),
+        sorted(request.fields.items()),
         blobs,
         sorted(rests_on.items()),
     ]

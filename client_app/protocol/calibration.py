@@ -10,26 +10,26 @@ from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.stream.edits import BlobEdits, edits_from
 from espalier.messages.contract import Contract
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter
+from espalier.messages.message import Header, MessageBody
 from espalier.messages.parts import Report
 from espalier.storage.client_state import PrivateState
 
 
 def samples_of(site: Site, header: Header) -> Tensor:
     """Return the calibration samples of a client: token ids, shape (samples, tokens), int64."""
-    return client_windows(site.settings, site.node, site.model.encode, header.client)
+    return client_samples(site.settings, site.node, site.model.encode, header.client)
 
 
 def answer_from_samples(
     site: Site,
-    request: Letter,
+    request: MessageBody,
     blobs: Callable[[Tensor], Iterable[bytes]],
     fields: Callable[[Tensor], Mapping[str, Any]] = lambda _: {},
-) -> Letter:
+) -> MessageBody:
     """Answer a ``train`` with tensors about the calibration samples. Each round is answered once.
 
     Parameters
@@ -38,7 +38,7 @@ def answer_from_samples(
     fields : function of the samples that returns the fields of the report apart from those of
         ``Report``
     """
-    report: Any = site.contract.up.scalars
+    report: Any = site.contract.up.fields
     header = request.header
 
     def work(state: PrivateState) -> Report:
@@ -55,14 +55,14 @@ def answer_from_samples(
     return answer_once(site, request, work)
 
 
-def evaluate_edits(site: Site, request: Letter, edits: BlobEdits) -> Evaluation:
+def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evaluation:
     """Prepare to evaluate a method that edits weights by tensors which are those of a reply.
 
     The local baseline is the base model edited by the client's own tensors.
     """
     header = request.header
     train = header.model_copy(update={"kind": "train"})
-    contract = contract_for(Letter(train), lambda: site.model.plan, site.settings)
+    contract = contract_for(MessageBody(train), lambda: site.model.plan, site.settings)
     own = site.state(header).blobs(header.server_round)
     hashes = kept_report(site, header, "reply")["report"]["blob_sha256"]
     sent = {key: own.get(blob) for key, blob in zip(_keys(contract), hashes, strict=True)}

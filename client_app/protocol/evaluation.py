@@ -12,7 +12,7 @@ import torch
 
 from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
-from espalier.data.client_text import held_out_windows
+from espalier.data.client_text import held_out_samples
 from espalier.errors import InputError
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.opening.opened import OpenedModel
@@ -22,37 +22,37 @@ from espalier.messages.evaluation import (
     LOSS_DIGITS,
     OWN_LOSS_LIMIT,
     OWN_TEXT_MODELS,
-    WINDOWS_BLOB,
+    SAMPLES_BLOB,
     Losses,
     Texts,
     require_many,
 )
-from espalier.messages.message import Header, Letter, validate
-from espalier.messages.payload import unpack_tensors
+from espalier.messages.message import Header, MessageBody, validate
+from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.storage.client_state import PrivateState
 
 
 def require_own_text(site: Site, header: Header) -> None:
     """Check before the first round that there is enough held-out text, if it will be evaluated."""
     if site.settings.evaluation.own_text and header.server_round == 1:
-        held_out_windows(site.settings, site.node, site.model.encode, header.client)
+        held_out_samples(site.settings, site.node, site.model.encode, header.client)
 
 
-def require_many_at_a_site(site: Site, request: Letter) -> None:
+def require_many_at_a_site(site: Site, request: MessageBody) -> None:
     """Raise InputError if a real site gets too few or too many evaluation texts or items.
 
     A mean loss over few predictions would reveal how the local model continues a single sentence.
-    The maximum number of sequences is set by the site policy (``most-windows``).
+    The maximum number of sequences is set by the site policy (``max-samples``).
     """
     if site.node.simulated:
         return
-    texts = validate(Texts, request.scalars)
-    most = site.node.most("most_windows")
+    texts = validate(Texts, request.fields)
+    most = site.node.most("max_samples")
     require_many(texts)
-    if most is not None and sum(texts.num_windows) > most:
+    if most is not None and sum(texts.num_samples) > most:
         raise InputError(
-            f"most-windows = {most}: the public texts of evaluation.texts have"
-            f" {sum(texts.num_windows)} windows; lower evaluation.max-windows, or have the site's"
+            f"max-samples = {most}: the public texts of evaluation.texts have"
+            f" {sum(texts.num_samples)} samples; lower evaluation.max-samples, or have the site's"
             " owner change --node-config"
         )
 
@@ -64,7 +64,7 @@ Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
 """Model to evaluate: edits of the base model, a smaller model, or edits of a smaller model."""
 
 
-def evaluate_once(site: Site, request: Letter, evaluation: Evaluation) -> Letter:
+def evaluate_once(site: Site, request: MessageBody, evaluation: Evaluation) -> MessageBody:
     """Answer an evaluation, which is answered once in a run."""
     number = request.header.server_round
 
@@ -80,7 +80,7 @@ def evaluate_once(site: Site, request: Letter, evaluation: Evaluation) -> Letter
 
 def prepare_evaluation(
     site: Site,
-    request: Letter,
+    request: MessageBody,
     alone: Evaluated,
     federated: Callable[[], Evaluated],
     before: Evaluated = dense,
@@ -95,15 +95,14 @@ def prepare_evaluation(
     """
     require_many_at_a_site(site, request)
     texts: dict[str, torch.Tensor] = {}
-    if WINDOWS_BLOB in request.blobs:
-        arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
+    if SAMPLES_BLOB in request.blobs:
+        arrays = unpack_tensors(request.blobs[SAMPLES_BLOB])
         texts = {
-            name: torch.from_numpy(arrays[name]).to(torch.int64)
-            for name in request.scalars["names"]
+            name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.fields["names"]
         }
     models: dict[str, Evaluated] = {}
-    if request.scalars["own_text"]:
-        models = {"dense": before, "local_only": alone, "federated": federated()}
+    if request.fields["own_text"]:
+        models = {"dense": before, "local_baseline": alone, "federated": federated()}
 
     def evaluation() -> Losses:
         started = time.monotonic()
@@ -112,11 +111,11 @@ def prepare_evaluation(
             losses = _losses(site, texts, alone).values()
             report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
         if models:
-            windows = held_out_windows(
+            samples = held_out_samples(
                 site.settings, site.node, site.model.encode, request.header.client
             )
             own = [
-                _losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""]
+                _losses(site, {"": samples}, models[name], OWN_LOSS_LIMIT)[""]
                 for name in OWN_TEXT_MODELS
             ]
             report.own_losses = [round(loss, LOSS_DIGITS) for loss in own]

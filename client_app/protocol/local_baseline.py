@@ -8,16 +8,16 @@ from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import InputError
 from espalier.messages.local_baseline import AloneReport
-from espalier.messages.message import Header, Letter
+from espalier.messages.message import Header, MessageBody
 from espalier.storage.client_state import PrivateState
 
 BASELINE = "local-baseline"
 """Name of a per-round document: what ``make`` returned."""
 
 
-def make_alone(
-    site: Site, request: Letter, make: Callable[[PrivateState], dict[str, Any]]
-) -> Letter:
+def make_local_baseline(
+    site: Site, request: MessageBody, make: Callable[[PrivateState], dict[str, Any]]
+) -> MessageBody:
     """Answer an ``alone`` request: call ``make`` and store its result for ``kept_alone``."""
 
     def work(state: PrivateState) -> AloneReport:
@@ -28,7 +28,7 @@ def make_alone(
     return answer_once(site, request, work)
 
 
-def kept_alone(site: Site, header: Header) -> dict[str, Any]:
+def stored_local_baseline(site: Site, header: Header) -> dict[str, Any]:
     """Return the stored result of ``make``.
 
     Raises

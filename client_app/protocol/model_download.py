@@ -6,7 +6,7 @@ used for as long as the node keeps the state of runs is deleted with them.
 
 Covers: in one run a site accepts one model, so that no request is repeated with another model or
 tokenizer. A real site accepts a model only if its owner permits it and limits the total size
-(``most-model-bytes``). The size of an offer counts before its pieces arrive (``model_room``), and
+(``max-model-bytes``). The size of an offer counts before its pieces arrive (``model_room``), and
 at most that size plus one piece is on the disk at any time. A file is opened only after its bytes
 matched the hash from which the folder's own hash is computed. A file that was changed later is
 hashed again, and the model is downloaded again if the hash differs.
@@ -20,13 +20,13 @@ from client_app.model_quota import reserve
 from client_app.site import Site, reply_to
 from espalier.errors import InputError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece
-from espalier.messages.message import Letter, NoScalars, validate
-from espalier.messages.payload import views
+from espalier.messages.message import MessageBody, NoFields, validate
+from espalier.messages.tensor_blobs import views
 from espalier.storage.blobs import sha256
 from espalier.storage.directory_lock import in_turn
 
 
-def take_offer(site: Site, request: Letter) -> Letter:
+def take_offer(site: Site, request: MessageBody) -> MessageBody:
     """Answer an offer of a model with the indices of the pieces that are missing here.
 
     Raises
@@ -34,7 +34,7 @@ def take_offer(site: Site, request: Letter) -> Letter:
     InputError
         The model is larger than the site's owner permits, or another model was offered in this run.
     """
-    manifest = validate(Offer, request.scalars).manifest()
+    manifest = validate(Offer, request.fields).manifest()
     state = site.state(request.header)
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
@@ -44,7 +44,7 @@ def take_offer(site: Site, request: Letter) -> Letter:
             )
         reserve(site.node, manifest)
         kept = ModelFolder(site.node.state_root(), manifest.sha256)
-        state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
+        state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.fields})
     with in_turn(kept.folder):
         # Delete pieces from another division of the same files.
         kept.store.keep_only(manifest.piece_sha256)
@@ -57,7 +57,7 @@ def take_offer(site: Site, request: Letter) -> Letter:
     return reply_to(request, Lacking(pieces=lacking))
 
 
-def take_piece(site: Site, request: Letter) -> Letter:
+def take_piece(site: Site, request: MessageBody) -> MessageBody:
     """Store a piece of the offered model; after the last piece, build and check the files.
 
     Raises
@@ -67,7 +67,7 @@ def take_piece(site: Site, request: Letter) -> Letter:
     InputError
         The bytes do not have the size or the hash in the offer.
     """
-    piece = validate(Piece, request.scalars)
+    piece = validate(Piece, request.fields)
     state = site.state(request.header)
     offered = state.load_lasting(MODEL)
     if offered is None or offered["sha256"] != piece.model_sha256:
@@ -89,4 +89,4 @@ def take_piece(site: Site, request: Letter) -> Letter:
             kept.store.put(data)
             if kept.has_all(manifest):
                 kept.put_together(manifest)
-    return reply_to(request, NoScalars())
+    return reply_to(request, NoFields())

@@ -2,11 +2,11 @@
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
-from espalier.messages.message import Header, Letter, NoScalars
+from espalier.messages.message import Header, MessageBody, NoFields
 from espalier.storage.blobs import BlobStore
 
 
-def take(site: Site, request: Letter) -> Letter:
+def take(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``deliver``: store the part.
 
     A part that is sent again has the same content and overwrites the first copy.
@@ -17,9 +17,9 @@ def take(site: Site, request: Letter) -> Letter:
         store = state.blobs(header.server_round)
         hashes = {key: store.put(blob) for key, blob in request.blobs.items()}
         state.save(
-            header.server_round, _name(header.part), {"blobs": hashes, "scalars": request.scalars}
+            header.server_round, _name(header.part), {"blobs": hashes, "fields": request.fields}
         )
-    return reply_to(request, NoScalars())
+    return reply_to(request, NoFields())
 
 
 def taken(
@@ -51,10 +51,10 @@ def taken(
             " delivered"
         )
     hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
-    return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
+    return state.blobs(header.server_round), hashes, [part["fields"] for part in found]
 
 
-def brought(site: Site, request: Letter, first: int = 0) -> dict[str, bytes]:
+def brought(site: Site, request: MessageBody, first: int = 0) -> dict[str, bytes]:
     """Return the blobs that the work on a ``train`` request begins with.
 
     All parts but the last were pushed before; the last part is in the request. Without blobs in the
@@ -70,7 +70,7 @@ def brought(site: Site, request: Letter, first: int = 0) -> dict[str, bytes]:
     return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
 
 
-def pushed_hashes(site: Site, request: Letter, first: int = 0) -> dict[str, str]:
+def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str, str]:
     """Return the SHA-256 of the blobs in the pushed parts of ``brought``, by key.
 
     Both directions have the same parts, and ``first`` is the number of the first one.

@@ -8,8 +8,8 @@ from espalier.hf.opening.limits import require_within_limits
 from espalier.settings.methods import METHODS, part
 
 NO_MODEL_FROM_OUTSIDE = (
-    "most-model-bytes: this site accepts no model from a run's server; its owner can allow it,"
-    " with for instance most-model-bytes=8000000000 in --node-config"
+    "max-model-bytes: this site accepts no model from a run's server; its owner can allow it,"
+    " with for instance max-model-bytes=8000000000 in --node-config"
 )
 
 
@@ -26,7 +26,7 @@ def require_ready(site: Site) -> None:
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
-    if not site.settings.job.NEEDS_BASE_MODEL and node.most_bytes_of_models() == 0:
+    if not site.settings.job.NEEDS_BASE_MODEL and node.max_bytes_of_models() == 0:
         raise InputError(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
     # Without a base model there is no tokenizer either, until the server pushes one.
     if not site.settings.job.NEEDS_BASE_MODEL:

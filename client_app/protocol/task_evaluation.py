@@ -19,8 +19,8 @@ from espalier.messages.evaluation import (
     TEST_BLOB,
     Losses,
 )
-from espalier.messages.message import Header, Letter
-from espalier.messages.payload import unpack_tensors
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.settings.task import TEXT
 
 
@@ -70,7 +70,7 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
 
 
 def prepare_task_evaluation(
-    site: Site, request: Letter, model_of: Callable[[str], Any]
+    site: Site, request: MessageBody, model_of: Callable[[str], Any]
 ) -> Evaluation:
     """Prepare to score the client's local result on public items, and all models on its own items.
 
@@ -92,16 +92,16 @@ def prepare_task_evaluation(
         device = site.computing.device
         report = Losses(losses=[], own_losses=[], seconds=0.0)
         if items is not None:
-            scores = score(model_of("local_only"), items, classes, size, device)
+            scores = score(model_of("local_baseline"), items, classes, size, device)
             if not all(map(math.isfinite, scores.values())):
                 raise InputError(
                     "evaluate: the scores of this client's model on the public test items are NaN"
                     " or infinite; set dtype to 'float32', or lower training.learning-rate"
                 )
             report.test_scores = [
-                round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]
+                round(scores[metric], LOSS_DIGITS) for metric in request.fields["test_metrics"]
             ]
-        if request.scalars["own_text"]:
+        if request.fields["own_text"]:
             own = _own_items(site, request.header)
             for name in OWN_TEXT_MODELS:
                 loss = score(model_of(name), own, classes, size, device, OWN_LOSS_LIMIT)["loss"]

@@ -18,7 +18,7 @@ def add_release(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Add ``espalier release`` to the parser."""
     parser = commands.add_parser(
         "release",
-        help="list the replies that wait for approval (hold-replies), and release or refuse them",
+        help="list the replies that wait for approval (require-approval), and release or refuse them",
     )
     parser.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
     parser.add_argument(

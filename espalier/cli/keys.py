@@ -41,7 +41,7 @@ from espalier.launch.authority import (
     pem_of,
     read_authority,
 )
-from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
+from espalier.settings.node import MAX_NAME, SITE_NAME, is_site_name
 
 OWNER_ONLY = 0o600
 EVERYBODY = 0o644
@@ -242,7 +242,7 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
     for name in dict.fromkeys(sites):
         if not is_site_name(name) or name in ("", ".", ".."):
             lines.append(
-                f"--site {name!r}: is not a valid site name; it has at most {MOST_NAME}"
+                f"--site {name!r}: is not a valid site name; it has at most {MAX_NAME}"
                 f" characters of {SITE_NAME[1:-2]}"
             )
         elif sites.count(name) > 1:

@@ -39,9 +39,9 @@ NODE_CONFIG = "--node-config"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
 """Seconds for a SuperNode to tell the SuperLink that it leaves."""
-MOST_WARM_SECONDS = 7 * 86_400
+MAX_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
 def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -64,7 +64,7 @@ def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="seconds after which a worker without a task ends; default 900",
     )
     parser.add_argument(
-        "--most-idle-megabytes",
+        "--max-idle-megabytes",
         type=int,
         default=0,
         metavar="N",
@@ -86,12 +86,12 @@ def node(given: argparse.Namespace) -> int:
     """Run a SuperNode; options that the command does not know go to ``flower-supernode``."""
     take_interrupts()
     return run_node(
-        installed_app(), given.further, given.port, given.warm_seconds, given.most_idle_megabytes
+        installed_app(), given.further, given.port, given.warm_seconds, given.max_idle_megabytes
     )
 
 
 def run_node(
-    app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0
+    app: Path, words: Sequence[str], port: int, warm_seconds: float, max_idle_megabytes: int = 0
 ) -> int:
     """Run a node until it ends or is ended, and return the SuperNode's exit code.
 
@@ -109,14 +109,14 @@ def run_node(
     InputError
         The command sets one of the options itself, or a number is out of range.
     """
-    _check(words, port, warm_seconds, most_idle_megabytes)
+    _check(words, port, warm_seconds, max_idle_megabytes)
     address = f"{LOOPBACK}:{port or free_port()}"
     secret = secrets.token_bytes(32)
     order = {
         "address": address,
         "warm-seconds": warm_seconds,
         "secret": secret.hex(),
-        "most-idle-bytes": most_idle_megabytes * MEGA,
+        "max-idle-bytes": max_idle_megabytes * MEGA,
     }
     with (
         tempfile.TemporaryDirectory(prefix="espalier-node-") as folder,
@@ -165,7 +165,7 @@ def _supernode(
     )
 
 
-def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
+def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megabytes: int) -> None:
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     if own := sorted(
         {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
@@ -177,17 +177,17 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     for config in _values_of(NODE_CONFIG, words):
         parse_node(read_node_config(config))
-    if not 0 < warm_seconds <= MOST_WARM_SECONDS:
+    if not 0 < warm_seconds <= MAX_WARM_SECONDS:
         raise InputError(
-            f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}"
+            f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MAX_WARM_SECONDS}"
         )
-    if most_idle_megabytes < 0:
+    if max_idle_megabytes < 0:
         raise InputError(
-            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 means half of"
+            f"--max-idle-megabytes {max_idle_megabytes}: must be 0 or more; 0 means half of"
             " the machine's memory"
         )
-    if not 0 <= port <= MOST_PORT:
-        raise InputError(f"--port {port}: must be from 1 to {MOST_PORT}, or 0 for a free port")
+    if not 0 <= port <= MAX_PORT:
+        raise InputError(f"--port {port}: must be from 1 to {MAX_PORT}, or 0 for a free port")
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:

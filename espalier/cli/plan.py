@@ -11,8 +11,8 @@ from espalier.launch.configuration import configuration
 
 PLAN = "server_app.estimate.command"
 """Module of the app that makes the estimate."""
-LEAST_SPEED = 1e-6
-MOST_SPEED = 1e9
+MIN_SPEED = 1e-6
+MAX_SPEED = 1e9
 
 
 def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,8 +50,8 @@ def plan(given: argparse.Namespace) -> int:
     app = find_app(given.app)
     speeds = {"teraflops": given.teraflops, "megabits": given.megabits}
     for name, value in speeds.items():
-        if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
-            raise InputError(f"--{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
+        if value is not None and not MIN_SPEED <= value <= MAX_SPEED:
+            raise InputError(f"--{name} {value:g}: must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
     if given.measure and given.teraflops is not None:
         raise InputError(
             f"--teraflops {given.teraflops:g} --measure: give the speed or measure it, not both"

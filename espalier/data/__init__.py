@@ -1,4 +1,4 @@
-"""Text of one client: sources, partitions, splits and token windows.
+"""Text of one client: sources, partitions, splits and token samples.
 
 The modules take a tokenizer and open no model.
 """

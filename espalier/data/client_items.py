@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from espalier.data.client_text import LEAST_PREDICTIONS, own_file
+from espalier.data.client_text import MIN_PREDICTIONS, own_file
 from espalier.data.data_protection import no_data, not_allowed, require_own_data, told_at_the_site
 from espalier.data.files.hub import TEST_SPLIT
 from espalier.data.partition import Partition
@@ -23,10 +23,10 @@ from espalier.settings.run import RunSettings
 
 UNLIMITED = 1 << 30
 """Maximum number of tokens of an item if the model has no limit."""
-LEAST_ITEMS = 100
+MIN_ITEMS = 100
 """Minimum number of a client's items over which a loss must be averaged.
 
-It holds in addition to ``LEAST_PREDICTIONS``, because a few long answers come from few people.
+It holds in addition to ``MIN_PREDICTIONS``, because a few long answers come from few people.
 """
 
 
@@ -132,10 +132,10 @@ def held_out_items(
     predictions = (
         len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
     )
-    if predictions < LEAST_PREDICTIONS or len(found) < LEAST_ITEMS:
+    if predictions < MIN_PREDICTIONS or len(found) < MIN_ITEMS:
         text = (
-            f"evaluation.own-text: the client has fewer than {LEAST_ITEMS} held-out items, or"
-            f" they give fewer than {LEAST_PREDICTIONS} predictions (answer tokens or classes),"
+            f"evaluation.own-text: the client has fewer than {MIN_ITEMS} held-out items, or"
+            f" they give fewer than {MIN_PREDICTIONS} predictions (answer tokens or classes),"
             " and their mean would reveal too much about single items; give the client more"
             f" items, or raise task.max-test-items = {settings.task.max_test_items} (0 means"
             " all)"

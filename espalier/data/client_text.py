@@ -1,4 +1,4 @@
-"""Text of one client: its passages, calibration samples and training windows."""
+"""Text of one client: its passages, calibration samples and training samples."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,12 +18,12 @@ from espalier.data.files.hub import read_dataset
 from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import split
-from espalier.data.windows import (
+from espalier.data.samples import (
     ONCE,
     Encode,
-    all_windows,
-    calibration_windows,
-    evaluation_windows,
+    all_samples,
+    calibration_samples,
+    evaluation_samples,
 )
 from espalier.environment.home_folder import at_home
 from espalier.errors import InputError
@@ -32,7 +32,7 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
 from espalier.storage.client_state import private_folder
 
-LEAST_PREDICTIONS = 1000
+MIN_PREDICTIONS = 1000
 """Minimum number of predicted tokens over which a loss on a client's own text is averaged.
 
 A mean over fewer predictions does not leave the client.
@@ -123,47 +123,47 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
 
 
 @told_at_the_site
-def client_windows(
+def client_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """Return the calibration samples of one client: (num_windows, data.window-tokens), int64.
+    """Return the calibration samples of one client: (num_samples, data.sequence-length), int64.
 
-    They are drawn with a seed of this client. Their number is the node's ``windows`` or else
-    ``data.windows``.
+    They are drawn with a seed of this client. Their number is the node's ``num-samples`` or else
+    ``data.num-samples``.
 
     Raises
     ------
     InputError
         The source or file is wrong, there is too little text, or the samples have fewer tokens than
-        ``least-tokens``.
+        ``min-tokens``.
     """
     data = settings.data
-    number = node.windows or settings.data.windows
+    number = node.num_samples or settings.data.num_samples
     require_tokens(
         node,
-        number * data.window_tokens,
-        "raise data.windows or data.window-tokens, or the site's windows",
+        number * data.sequence_length,
+        "raise data.num-samples or data.sequence-length, or the site's samples",
     )
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", client=client)
-    return calibration_windows(own, encode, number, data.window_tokens, seed)
+    return calibration_samples(own, encode, number, data.sequence_length, seed)
 
 
 @told_at_the_site
-def training_windows(
+def training_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """Return all windows of one client's text without the held-out passages.
+    """Return all samples of one client's text without the held-out passages.
 
     Returns
     -------
     Tensor
-        (windows, data.window-tokens), int64
+        (samples, data.sequence-length), int64
 
     Raises
     ------
     InputError
-        The source or file is wrong, or the text is shorter than one window.
+        The source or file is wrong, or the text is shorter than one sample.
     """
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
@@ -173,21 +173,21 @@ def training_windows(
         else None
     )
     what = f"data: the client's text ({ONCE})"
-    return all_windows(own, encode, data.window_tokens, what, "data.window-tokens", folder)
+    return all_samples(own, encode, data.sequence_length, what, "data.sequence-length", folder)
 
 
 @told_at_the_site
-def held_out_windows(
+def held_out_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """Return windows of the client's own held-out passages for evaluation.
+    """Return samples of the client's own held-out passages for evaluation.
 
-    No calibration sample or training window has a token of these passages.
+    No calibration sample or training sample has a token of these passages.
 
     Returns
     -------
     Tensor
-        (at most evaluation.max-windows, evaluation.window-tokens), int64
+        (at most evaluation.max-samples, evaluation.sequence-length), int64
 
     Raises
     ------
@@ -198,30 +198,30 @@ def held_out_windows(
     if not node.allows_own_text():
         raise not_allowed()
     what = "evaluation.own-text: the client's held-out text"
-    windows = _held_out(settings, node, encode, client, settings.evaluation.max_windows, what)
-    predictions = len(windows) * (settings.evaluation.window_tokens - 1)
-    if predictions < LEAST_PREDICTIONS:
+    samples = _held_out(settings, node, encode, client, settings.evaluation.max_samples, what)
+    predictions = len(samples) * (settings.evaluation.sequence_length - 1)
+    if predictions < MIN_PREDICTIONS:
         text = (
-            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and their mean would"
+            f"{what} gives fewer than {MIN_PREDICTIONS} predictions, and their mean would"
             " reveal too much about single words; give the client more text, or raise"
-            " evaluation.max-windows or evaluation.window-tokens"
+            " evaluation.max-samples or evaluation.sequence-length"
         )
         raise InputError(text, text)
-    return windows
+    return samples
 
 
 @told_at_the_site
-def validation_windows(
+def validation_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int
 ) -> Tensor:
-    """Return up to ``most`` windows of the client's held-out passages, int64.
+    """Return up to ``most`` samples of the client's held-out passages, int64.
 
     They are for figures that do not leave the client, so no minimum number of predictions holds.
 
     Raises
     ------
     InputError
-        The source or file is wrong, or the held-out passages are shorter than one window.
+        The source or file is wrong, or the held-out passages are shorter than one sample.
     """
     return _held_out(
         settings,
@@ -229,7 +229,7 @@ def validation_windows(
         encode,
         client,
         most,
-        f"{settings.method}.validation-windows: the client's held-out text",
+        f"{settings.method}.validation-samples: the client's held-out text",
     )
 
 
@@ -237,4 +237,4 @@ def _held_out(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str
 ) -> Tensor:
     _, held_out = split_passages(settings.data, node, client, settings.num_clients, settings.seed)
-    return evaluation_windows(held_out, encode, settings.evaluation.window_tokens, most, what)
+    return evaluation_samples(held_out, encode, settings.evaluation.sequence_length, most, what)

@@ -2,7 +2,7 @@
 
 Covers: outside a simulation only data that the site's own configuration names is read, in the
 format that it names, and Python's own texts, which every installation has. The site's log has the
-full text of errors about the data. Errors that leave the site omit numbers of lines, bytes, windows
+full text of errors about the data. Errors that leave the site omit numbers of lines, bytes, samples
 and records, and the path. An answer must be based on a minimum number of tokens.
 Does not cover: a failure reveals that the data cannot be used at all. A run that asks for much data
 learns roughly how much there is.
@@ -96,12 +96,12 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
     Raises
     ------
     InputError
-        There are fewer tokens than ``least-tokens``.
+        There are fewer tokens than ``min-tokens``.
     """
     if tokens < (least := node.fewest_tokens()):
         _refuse(
-            f"least-tokens = {least}: the answer would be computed from fewer tokens; {remedy},"
-            " or lower least-tokens in --node-config"
+            f"min-tokens = {least}: the answer would be computed from fewer tokens; {remedy},"
+            " or lower min-tokens in --node-config"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 LONGEST_PASSAGE = 1 << 16
 """Maximum size of a passage in bytes of UTF-8, about ten thousand words."""
 BLANK = b" \t\r\n"
-MOST_BYTES = 4
+MAX_BYTES = 4
 """Maximum number of bytes of a character in UTF-8."""
 
 
@@ -45,7 +45,7 @@ def parts(data: bytes | bytearray, first: int, end: int) -> Iterator[tuple[int, 
 
 def text_parts(passage: str) -> Iterator[str]:
     """Yield the parts of a passage in memory."""
-    if MOST_BYTES * len(passage) <= LONGEST_PASSAGE:
+    if MAX_BYTES * len(passage) <= LONGEST_PASSAGE:
         yield passage
         return
     data = passage.encode()
@@ -63,6 +63,6 @@ def _cut(data: bytes | bytearray, first: int) -> tuple[int, int]:
         return end, end + 1
     end = limit
     # Bytes ``10xxxxxx`` continue a character of UTF-8, so the cut moves before its first byte.
-    while end > max(first + 1, limit - MOST_BYTES) and data[end] & 0xC0 == 0x80:
+    while end > max(first + 1, limit - MAX_BYTES) and data[end] & 0xC0 == 0x80:
         end -= 1
     return end, end

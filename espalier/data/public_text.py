@@ -4,7 +4,7 @@ from torch import Tensor
 
 from espalier.data.builtin.built_in import public_part
 from espalier.data.files.file_text import FileText
-from espalier.data.windows import Encode, evaluation_windows
+from espalier.data.samples import Encode, evaluation_samples
 from espalier.settings.run import EvaluationSettings
 
 
@@ -25,10 +25,10 @@ def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | Fi
     return public_part(name)
 
 
-def public_windows(
+def public_samples(
     chosen: EvaluationSettings, encode: Encode, *, built_in: bool = True
 ) -> dict[str, Tensor]:
-    """Return windows of the texts in ``evaluation.texts`` by name: (windows, tokens), int64.
+    """Return samples of the texts in ``evaluation.texts`` by name: (samples, tokens), int64.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ def public_windows(
     Raises
     ------
     InputError
-        A file is missing, empty or not UTF-8, or is shorter than one window.
+        A file is missing, empty or not UTF-8, or is shorter than one sample.
     """
     return {
-        name: evaluation_windows(
+        name: evaluation_samples(
             public_text(name, path),
             encode,
-            chosen.window_tokens,
-            chosen.max_windows,
+            chosen.sequence_length,
+            chosen.max_samples,
             f"evaluation.texts: '{name}'",
         )
         for name, path in chosen.named_texts().items()

@@ -13,7 +13,7 @@ from espalier.errors import InputError
 
 _PROBES = ("a", "b", "0", ".", "the")
 """Texts that most tokenizers encode without special tokens."""
-_MOST_PROBES = 64
+_MAX_PROBES = 64
 """Number of tokens of the vocabulary that are tried after ``_PROBES``."""
 
 
@@ -74,7 +74,7 @@ def _probes(tokenizer: Any) -> Iterator[str]:
     special = set(tokenizer.all_special_ids)
     ordinary = [
         number
-        for number in range(min(len(tokenizer), _MOST_PROBES + len(special)))
+        for number in range(min(len(tokenizer), _MAX_PROBES + len(special)))
         if number not in special
     ]
     yield from (tokenizer.decode([number]) for number in ordinary)

@@ -11,13 +11,13 @@ from contextlib import suppress
 from itertools import islice
 
 from espalier.data.client_items import client_items
-from espalier.data.client_text import client_windows, site_records, training_windows
+from espalier.data.client_text import client_samples, site_records, training_samples
 from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
 from espalier.data.passages import split
+from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import read_items
 from espalier.data.tasks.sharing import split_items
-from espalier.data.windows import Encode
 from espalier.environment.home_folder import at_home
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
@@ -60,15 +60,15 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
             if (
                 _begins_with_items(settings, node)
                 if on_items
-                else _begins_with_windows(settings, node, encode, tunes)
+                else _begins_with_samples(settings, node, encode, tunes)
             ):
                 return
     if on_items:
         client_items(settings, node, ANY_CLIENT)
     elif tunes:
-        training_windows(settings, node, encode, ANY_CLIENT)
+        training_samples(settings, node, encode, ANY_CLIENT)
     else:
-        client_windows(settings, node, encode, ANY_CLIENT)
+        client_samples(settings, node, encode, ANY_CLIENT)
 
 
 @told_at_the_site
@@ -108,18 +108,20 @@ def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     return bool(train)
 
 
-def _begins_with_windows(
+def _begins_with_samples(
     settings: RunSettings, node: NodeSettings, encode: Encode, tunes: bool
 ) -> bool:
-    """Return whether the file's beginning has as many windows as the run needs.
+    """Return whether the file's beginning has as many samples as the run needs.
 
     A token has at least one character, so the search starts with as many characters as tokens.
     """
     require_own_data(node, settings.data)
-    wanted = settings.data.window_tokens * (1 if tunes else node.windows or settings.data.windows)
+    wanted = settings.data.sequence_length * (
+        1 if tunes else node.num_samples or settings.data.num_samples
+    )
     if not tunes:
         require_tokens(
-            node, wanted, "raise data.windows or data.window-tokens, or the site's windows"
+            node, wanted, "raise data.num-samples or data.sequence-length, or the site's samples"
         )
     for texts in _beginnings((record.text for record in site_records(settings.data, node)), wanted):
         own, _ = split(texts)

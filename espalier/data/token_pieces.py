@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.progress.beats import Share, beat, in_shares
+from espalier.progress.beats import Share, beat, with_progress
 
 Encode = Callable[[str], Sequence[int]]
 """Tokenizer: a function from text to token ids."""
@@ -35,10 +35,10 @@ CONTEXT_CHARACTERS = 256
 """Minimum number of characters of a context, which consists of whole passages."""
 LONGEST_CONTEXT = 4096
 """Maximum number of characters that are compared before and after a cut."""
-MOST_FAILURES = 16
+MAX_FAILURES = 16
 """Number of consecutive failed cuts after which the rest of the text is one piece."""
 BETWEEN = "\n\n"
-MOST_MOVED = 2
+MAX_MOVED = 2
 """Maximum number of blanks before a cut that can move to the text after it."""
 IN_MEMORY = 1 << 24
 """Number of tokens from which the tokens of a text are stored in a file."""
@@ -103,8 +103,8 @@ class TokenPieces:
         """Return ``length`` tokens from each start: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self._pieces]
-        for place in in_shares(
-            sorted(range(len(starts)), key=lambda place: starts[place]), "encoding windows"
+        for place in with_progress(
+            sorted(range(len(starts)), key=lambda place: starts[place]), "encoding samples"
         ):
             begin = starts[place]
             end = starts[place] + length
@@ -177,7 +177,7 @@ class TokenPieces:
         failures = 0
         share = Share("tokenising", len(self.passages))
         for number, passage in enumerate(self.passages):
-            if size >= PIECE_CHARACTERS and failures < MOST_FAILURES:
+            if size >= PIECE_CHARACTERS and failures < MAX_FAILURES:
                 following = self._cut(open_piece, body, passage, number)
                 failures = 0 if following else failures + 1
                 share(number)
@@ -210,7 +210,7 @@ class TokenPieces:
         context = _context_of(body)
         before = self._before(body[len(body) - context :])
         blanks = len(before) - len(before.rstrip())
-        for moved in range(min(blanks, MOST_MOVED) + 1):
+        for moved in range(min(blanks, MAX_MOVED) + 1):
             stem = before[: len(before) - moved]
             rest = before[len(before) - moved :]
             alone = _encoded(self.encode, stem, ending)

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Maximum nesting depth of lists and objects."""
-MOST_CHARACTERS = 1 << 28
+MAX_CHARACTERS = 1 << 28
 """Maximum length of a document; the largest tokenizers, with 250,000 words, have 40 MB."""
 
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?+|[\[{]|[\]}]', re.DOTALL)
@@ -28,7 +28,7 @@ class UnboundedJsonError(ValueError):
 
 def read_json(
     text: str | bytes,
-    most_characters: int = MOST_CHARACTERS,
+    max_characters: int = MAX_CHARACTERS,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parse a JSON text.
@@ -38,12 +38,12 @@ def read_json(
     ValueError
         The text is not JSON.
     UnboundedJsonError
-        The text is longer than ``most_characters`` or nested deeper than ``MOST_DEPTH``.
+        The text is longer than ``most_characters`` or nested deeper than ``MAX_DEPTH``.
     """
     if isinstance(text, bytes):
-        require_short(len(text), most_characters)
+        require_short(len(text), max_characters)
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    require_short(len(text), most_characters)
+    require_short(len(text), max_characters)
     require_flat(text)
     return json.loads(text, parse_constant=parse_constant)
 
@@ -55,21 +55,21 @@ def require_short(characters: int, most: int) -> None:
 
 
 def require_flat(text: str) -> None:
-    """Raise UnboundedJsonError if brackets outside strings are nested deeper than ``MOST_DEPTH``.
+    """Raise UnboundedJsonError if brackets outside strings are nested deeper than ``MAX_DEPTH``.
 
     The text is scanned and not parsed.
     """
     # A text with so few opening brackets cannot be nested deeper; most texts end here.
-    if text.count("[") + text.count("{") <= MOST_DEPTH:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
     for found in _STRINGS_AND_BRACKETS.finditer(text):
         first = text[found.start()]
         if first in "[{":
             depth += 1
-            if depth > MOST_DEPTH:
+            if depth > MAX_DEPTH:
                 raise UnboundedJsonError(
-                    f"its lists and objects are nested more than {MOST_DEPTH} levels deep"
+                    f"its lists and objects are nested more than {MAX_DEPTH} levels deep"
                 )
         elif first in "]}":
             depth -= 1

@@ -1,7 +1,7 @@
-"""Perplexity over non-overlapping windows, computed block by block.
+"""Perplexity over non-overlapping samples, computed block by block.
 
 As in the papers (Wanda, FedPrLLM), it is the exponential of the mean next-token loss of each
-window, averaged over windows. A window of n tokens has n - 1 predictions. Logits are computed for a
+sample, averaged over samples. A sample of n tokens has n - 1 predictions. Logits are computed for a
 few hundred tokens at a time.
 """
 
@@ -32,7 +32,7 @@ def mean_losses(
 
     Parameters
     ----------
-    texts : name -> windows (windows, tokens), int64, all with the same number of tokens
+    texts : name -> samples (samples, tokens), int64, all with the same number of tokens
     edits : changes of each block's dense weights
     loss_limit : maximum loss of one prediction in nats, see ``bounded``; None: no limit
 
@@ -41,23 +41,23 @@ def mean_losses(
     dict
         name -> loss
     """
-    windows = torch.cat(list(texts.values()))
-    activations = run_through(stream, windows, edits)
-    # ``roll`` makes a window's first token the successor of its last one; below, this prediction is
+    samples = torch.cat(list(texts.values()))
+    activations = run_through(stream, samples, edits)
+    # ``roll`` makes a sample's first token the successor of its last one; below, this prediction is
     # left out.
     following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()
     found = []
     for logits in stream.logits(activations):
-        beat(f"scoring, {len(following)} of {windows.numel()} tokens left")
+        beat(f"scoring, {len(following)} of {samples.numel()} tokens left")
         wanted, following = following.split((len(logits), len(following) - len(logits)))
         found.append(token_losses(logits, wanted))
-    per_token = bounded(torch.cat(found), loss_limit).view(windows.shape)[:, :-1]
-    per_window = per_token.to(torch.float64).mean(dim=1).tolist()
+    per_token = bounded(torch.cat(found), loss_limit).view(samples.shape)[:, :-1]
+    per_sample = per_token.to(torch.float64).mean(dim=1).tolist()
     losses = {}
     start = 0
-    for name, windows in texts.items():
-        losses[name] = math.fsum(per_window[start : start + len(windows)]) / len(windows)
-        start += len(windows)
+    for name, samples in texts.items():
+        losses[name] = math.fsum(per_sample[start : start + len(samples)]) / len(samples)
+        start += len(samples)
     return losses
 
 

@@ -35,5 +35,5 @@ def read_node_config(text: str) -> dict[str, Any]:
         # The library that Flower uses may raise any exception.
         raise InputError(
             f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or"
-            " a string in quotes, for example 'site=\"hospital-a\" windows=16'"
+            " a string in quotes, for example 'site=\"hospital-a\" num-samples=16'"
         ) from None

@@ -12,16 +12,16 @@ from pathlib import Path
 
 PACKAGES = ("client_app", "espalier", "pruning_kernels")
 """Packages that run on a node."""
-MOST_BYTES = 64 * 1024**2
+MAX_BYTES = 64 * 1024**2
 """Maximum size in bytes of a bundle, and of all Python files in it that run on a node."""
-MOST_ENTRIES = 8192
+MAX_ENTRIES = 8192
 """Maximum number of files in a bundle; ours has about 500.
 
 Python's ``zipfile`` creates an object for each listed file before the number is known.
 """
-MOST_DIRECTORY_BYTES = 1 << 21
+MAX_DIRECTORY_BYTES = 1 << 21
 """Maximum size in bytes of the list of files at the end of a bundle."""
-MOST_VERDICTS = 64
+MAX_VERDICTS = 64
 """Number of bundles whose result a process remembers.
 
 A node receives the bundle of its run with every message.
@@ -70,7 +70,7 @@ def bundle_sha256(bundle: bytes) -> str:
     """Return the hash of the program in a Flower bundle, as ``code_sha256`` computes it.
 
     The bundle is a ZIP file. Nothing in it is written to disk, imported or run. The sizes that the
-    archive claims are not trusted: it is unpacked in pieces, up to ``MOST_BYTES``. Overlapping
+    archive claims are not trusted: it is unpacked in pieces, up to ``MAX_BYTES``. Overlapping
     files, which could be unpacked many times, are refused. A bundle with the same bytes is read
     once.
 
@@ -78,17 +78,17 @@ def bundle_sha256(bundle: bytes) -> str:
     ------
     zipfile.BadZipFile
         If the bundle is not a ZIP file, is damaged, uses a compression method that cannot be
-        unpacked in pieces, is larger than ``MOST_BYTES``, has more than ``MOST_ENTRIES`` files, or
-        if its program is larger than ``MOST_BYTES``.
+        unpacked in pieces, is larger than ``MAX_BYTES``, has more than ``MAX_ENTRIES`` files, or
+        if its program is larger than ``MAX_BYTES``.
     """
-    if len(bundle) > MOST_BYTES:
-        raise zipfile.BadZipFile(f"the bundle has more than {MOST_BYTES} bytes")
+    if len(bundle) > MAX_BYTES:
+        raise zipfile.BadZipFile(f"the bundle has more than {MAX_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
     known = _verdicts.pop(key) if key in _verdicts else _verdict(bundle)
     # Move the bundle to the end, since the oldest ones at the beginning are removed below.
     _verdicts[key] = known
     found, fault = known
-    while len(_verdicts) > MOST_VERDICTS:
+    while len(_verdicts) > MAX_VERDICTS:
         _verdicts.pop(next(iter(_verdicts)))
     if fault:
         raise zipfile.BadZipFile(fault)
@@ -124,12 +124,12 @@ def _require_few_entries(bundle: bytes) -> None:
         raise zipfile.BadZipFile("the bundle is a ZIP64 file, which Flower's bundles are not")
     size = END_RECORD.unpack_from(bundle, start)[5]
     if (
-        size > min(MOST_DIRECTORY_BYTES, start)
-        or bundle.count(ENTRY, start - size, start) > MOST_ENTRIES
+        size > min(MAX_DIRECTORY_BYTES, start)
+        or bundle.count(ENTRY, start - size, start) > MAX_ENTRIES
     ):
         raise zipfile.BadZipFile(
-            f"the bundle lists more than {MOST_ENTRIES} files, or its list has more than"
-            f" {MOST_DIRECTORY_BYTES} bytes"
+            f"the bundle lists more than {MAX_ENTRIES} files, or its list has more than"
+            f" {MAX_DIRECTORY_BYTES} bytes"
         )
 
 
@@ -147,7 +147,7 @@ def _of_program(bundle: bytes) -> str:
                 f"{strange[0][:200]!r} in the bundle is not packed as in Flower's bundles"
             )
         found = list[tuple[str, bytes]]()
-        left = MOST_BYTES
+        left = MAX_BYTES
         for file in files:
             found.append((file.filename, _unpacked(archive, file, left)))
             left -= len(found[-1][1])
@@ -160,7 +160,7 @@ def _unpacked(archive: zipfile.ZipFile, file: zipfile.ZipInfo, most: int) -> byt
         while piece := opened.read(PIECE):
             pieces += piece
             if len(pieces) > most:
-                raise zipfile.BadZipFile(f"the bundle's program has more than {MOST_BYTES} bytes")
+                raise zipfile.BadZipFile(f"the bundle's program has more than {MAX_BYTES} bytes")
     return bytes(pieces)
 
 

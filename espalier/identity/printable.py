@@ -8,15 +8,15 @@ Does not cover: the meaning of the text, or letters that look like others.
 
 import unicodedata
 
-MOST_CHARACTERS = 600
+MAX_CHARACTERS = 600
 """Maximum number of characters of a reason; a longer one is cut with a note."""
-MOST_MARKS = 2
+MAX_MARKS = 2
 """Maximum number of combining marks on a character; no composed text of any script needs more."""
 UNPRINTABLE = "?"
 """Replacement for a character that cannot be printed."""
 
 
-def printable(text: str, most: int = MOST_CHARACTERS) -> str:
+def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return ``text`` as one line of at most ``most`` characters, with a note if it was cut.
 
     Unprintable characters become question marks. A line end becomes a semicolon, or a blank after a
@@ -41,6 +41,6 @@ def without_control(text: str, keep: str = "\n") -> str:
     # Compose characters first, so that ordinary accents do not count as marks.
     for character in unicodedata.normalize("NFC", text):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
-        fine = (character.isprintable() or character in keep) and marks <= MOST_MARKS
+        fine = (character.isprintable() or character in keep) and marks <= MAX_MARKS
         found.append(character if fine else UNPRINTABLE)
     return "".join(found)

@@ -32,7 +32,7 @@ PRIVATE = ".key"
 PUBLIC = ".key.pub"
 """Suffixes of a site's key files, after the site's name."""
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 """Maximum number of bytes that are read of a key file."""
 MAKE_ONE = "make one with espalier keys DIRECTORY --site NAME"
 
@@ -52,7 +52,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     try:
         with open(at_home(path), "rb") as file:
             status = os.fstat(file.fileno())
-            data = file.read(MOST_BYTES)
+            data = file.read(MAX_BYTES)
     except OSError as error:
         raise InputError(
             f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
@@ -136,7 +136,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
         )
     try:
         with open(file, "rb") as opened:
-            key = load_ssh_public_key(opened.read(MOST_BYTES))
+            key = load_ssh_public_key(opened.read(MAX_BYTES))
     except OSError as error:
         raise InputError(f"{file.name}: cannot be read ({error.strerror})") from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):

@@ -15,7 +15,7 @@ POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
 """Name or IPv4 address, or IPv6 address in brackets, and port."""
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
 def require_address(address: str) -> None:
@@ -27,10 +27,10 @@ def require_address(address: str) -> None:
         It is not of the form ``host:port``, or there is no such port.
     """
     found = ADDRESS.fullmatch(address)
-    if found is None or not 1 <= int(found[1]) <= MOST_PORT:
+    if found is None or not 1 <= int(found[1]) <= MAX_PORT:
         raise InputError(
             f"--superlink {address!r}: is not HOST:PORT; write a name or address without"
-            f" http://, and a port from 1 to {MOST_PORT}, for example 127.0.0.1:9093"
+            f" http://, and a port from 1 to {MAX_PORT}, for example 127.0.0.1:9093"
         )
 
 

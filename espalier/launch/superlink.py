@@ -34,7 +34,7 @@ STOP_SECONDS = 120
 BY_SIGNAL = 128
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Variable that tells ``server_app.own_superlink`` not to check who started the SuperLink."""
-MOST_TMPDIR = 38
+MAX_TMPDIR = 38
 """Maximum length of TMPDIR in bytes.
 
 Ray creates sockets below TMPDIR, and the path of a socket has at most 107 bytes.
@@ -273,7 +273,7 @@ def _environment(flower_home: Path) -> dict[str, str]:
     }
     keep_on_loopback(environment)
     environment.pop("RAY_ADDRESS", None)
-    if len(os.fsencode(environment.get("TMPDIR", ""))) > MOST_TMPDIR:
+    if len(os.fsencode(environment.get("TMPDIR", ""))) > MAX_TMPDIR:
         environment.setdefault("RAY_TMPDIR", SHORT_TMPDIR)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment

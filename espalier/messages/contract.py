@@ -17,8 +17,8 @@ from typing import Any
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
-from espalier.messages.message import UNREAD, Failure, Header, Letter, Scalars, validate
-from espalier.messages.payload import TensorSpec, tensor_specs
+from espalier.messages.message import UNREAD, Failure, Fields, Header, MessageBody, validate
+from espalier.messages.tensor_blobs import TensorSpec, tensor_specs
 
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensor specs by blob key and tensor name."""
@@ -37,26 +37,26 @@ HEADER_ROOM = 64 * 1024
 class Side:
     """One direction of a contract."""
 
-    scalars: type[Scalars]
+    fields: type[Fields]
     """Description of the fields."""
-    blobs: BlockSpecs | Callable[[Scalars], BlockSpecs] = field(default_factory=dict)
+    blobs: BlockSpecs | Callable[[Fields], BlockSpecs] = field(default_factory=dict)
     """Specs of the blobs and tensors of the message, all of which are required.
 
     It is a function if they depend on the fields.
     """
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
-    check_scalars: Callable[[Scalars], None] | None = None
+    check_fields: Callable[[Fields], None] | None = None
     """Check that raises ``ProtocolError`` if fields contradict each other or the request."""
-    blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
+    blob_sha256: Callable[[Fields], Mapping[str, str]] | None = None
     """Function of the fields that returns the hexadecimal SHA-256 of each blob, by key.
 
     It may name further blobs.
     """
 
-    def specs(self, scalars: Scalars) -> BlockSpecs:
+    def specs(self, fields: Fields) -> BlockSpecs:
         """Return the specs of the blobs for these validated fields."""
-        return self.blobs(scalars) if callable(self.blobs) else self.blobs
+        return self.blobs(fields) if callable(self.blobs) else self.blobs
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Contract:
         return len(self.parts)
 
 
-def check(letter: Letter, side: Side, *, keep: bool = False) -> Scalars:
+def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
     """Check a message against one side of its contract and return its fields.
 
     Parameters
@@ -99,33 +99,33 @@ def check(letter: Letter, side: Side, *, keep: bool = False) -> Scalars:
         If the content differs from the contract. The error names the difference and quotes no
         value.
     """
-    scalars = validate(side.scalars, letter.scalars)
-    expected = side.specs(scalars)
-    surplus = set(letter.blobs) - set(expected)
-    missing = set(expected) - set(letter.blobs)
+    fields = validate(side.fields, body.fields)
+    expected = side.specs(fields)
+    surplus = set(body.blobs) - set(expected)
+    missing = set(expected) - set(body.blobs)
     if surplus or missing:
         raise ProtocolError(
             f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
         )
     # Check the total size before any blob is parsed.
-    size = sum(len(blob) for blob in letter.blobs.values())
+    size = sum(len(blob) for blob in body.blobs.values())
     limit = byte_limit(expected)
     if size > limit:
         raise ProtocolError(f"blobs: {size} bytes, at most {limit} are allowed")
-    for key, blob in letter.blobs.items():
+    for key, blob in body.blobs.items():
         _check_blob(key, blob, expected[key])
         if side.check_values is not None:
             tensors = side.check_values(key, blob)
             if keep and tensors is not None:
-                letter.tensors[key] = tensors
-    if side.check_scalars is not None:
-        side.check_scalars(scalars)
+                body.tensors[key] = tensors
+    if side.check_fields is not None:
+        side.check_fields(fields)
     if side.blob_sha256 is not None:
-        _check_hashes(letter.blobs, side.blob_sha256(scalars))
-    return scalars
+        _check_hashes(body.blobs, side.blob_sha256(fields))
+    return fields
 
 
-def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
+def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) -> Fields:
     """Check a reply against its request and contract and return its fields.
 
     A reply repeats the header of its request and matches ``contract.up``. A failed reply has only a

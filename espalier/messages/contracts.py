@@ -5,7 +5,7 @@ from types import ModuleType
 from espalier.errors import ProtocolError
 from espalier.messages import enrolment, evaluation, local_baseline, refusal
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter, validate
+from espalier.messages.message import MessageBody, validate
 from espalier.messages.round_check import last_rounds, require_round
 from espalier.models.plan import PlanOf
 from espalier.settings.methods import METHODS, part
@@ -21,7 +21,7 @@ def of_method(method: str) -> ModuleType:
     return found
 
 
-def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a request and its reply.
 
     Parameters
@@ -54,7 +54,7 @@ def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Con
     if header.kind == "alone":
         return local_baseline.contract(request, settings)
     if header.kind == "evaluate":
-        texts = validate(evaluation.Texts, request.scalars)
+        texts = validate(evaluation.Texts, request.fields)
         made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
         evaluation.require_of_run(texts, settings)
         return made

@@ -11,22 +11,22 @@ from typing import Literal
 from pydantic import Field
 
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import Fields, NoFields
 from espalier.messages.signed_name import NONCE_BYTES
 
-MOST_CAPABILITY = 1e9
+MAX_CAPABILITY = 1e9
 """Maximum value of a site's capability."""
 VERSION = r"^[A-Za-z0-9.+_-]*$"
 """Pattern of a version."""
 
-MOST_SIGNATURE = 264
+MAX_SIGNATURE = 264
 """Maximum number of hexadecimal digits of a signature: that of a 521-bit key."""
 
 NO_MODEL = "0" * 64
 """Value in place of the base model's hash if clients of the method need no base model."""
 
 
-class Enrolment(Scalars):
+class Enrolment(Fields):
     """Statement of a node about itself."""
 
     site: str = Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
@@ -34,7 +34,7 @@ class Enrolment(Scalars):
     model_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     device: Literal["cpu", "cuda"]
     threads: int = Field(ge=1)
-    capability: float = Field(gt=0, le=MOST_CAPABILITY)
+    capability: float = Field(gt=0, le=MAX_CAPABILITY)
     """Computing capability of the site, stated or measured."""
     measured: bool
     """True if the capability was measured; stated and measured values cannot be compared."""
@@ -44,7 +44,7 @@ class Enrolment(Scalars):
     torch: str = Field(max_length=64, pattern=VERSION)
 
 
-class Challenge(Scalars):
+class Challenge(Fields):
     """Request for a signed enrolment."""
 
     nonce: str = Field(pattern=rf"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")
@@ -54,7 +54,7 @@ class Challenge(Scalars):
 class SignedEnrolment(Enrolment):
     """Statement of a node about itself, signed with the site's key."""
 
-    signature: str = Field("", max_length=MOST_SIGNATURE, pattern=r"^([0-9a-f]{2})*$")
+    signature: str = Field("", max_length=MAX_SIGNATURE, pattern=r"^([0-9a-f]{2})*$")
     """Signature by the site's key, hexadecimal.
 
     It is empty if the node has no key. The server refuses such a node with a readable reason.
@@ -107,7 +107,7 @@ def contract(method: str, *, signed: bool) -> Contract:
     return Contract(
         kind="enrol",
         method=method,
-        down=Side(Challenge if signed else NoScalars),
+        down=Side(Challenge if signed else NoFields),
         up=Side(SignedEnrolment if signed else Enrolment),
         observer=TELLS + SIGNED if signed else TELLS,
     )

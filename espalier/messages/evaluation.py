@@ -1,10 +1,10 @@
-"""Contract of ``evaluate``: windows of the evaluation texts go down, mean losses come up.
+"""Contract of ``evaluate``: samples of the evaluation texts go down, mean losses come up.
 
-Covers: no text, window or item is scored beyond those of the run's settings. A real site also
+Covers: no text, sample or item is scored beyond those of the run's settings. A real site also
 refuses texts with few predictions and few test items (``require_many``), since a mean over few
 shows how the model continues single sentences.
 Does not cover: the content of the texts. A server may repeat one sentence, or put another one into
-each window; it learns one number per text.
+each sample; it learns one number per text.
 """
 
 from typing import Annotated
@@ -14,24 +14,24 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.identity.printable import printable
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import MOST_SECONDS, Scalars
-from espalier.messages.payload import TensorSpec
+from espalier.messages.message import MAX_SECONDS, Fields
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 
-OWN_TEXT_MODELS = ("dense", "local_only", "federated")
+OWN_TEXT_MODELS = ("dense", "local_baseline", "federated")
 """Models that a client evaluates on its held-out text, in the order of ``Losses.own_losses``."""
 
 
-class Texts(Scalars):
-    """Fields of the request: evaluation texts, their windows, and public test items."""
+class Texts(Fields):
+    """Fields of the request: evaluation texts, their samples, and public test items."""
 
     names: list[str]
     """Names of the evaluation texts."""
-    num_windows: list[Annotated[int, Field(ge=1)]]
-    """Number of windows of each text."""
-    window_tokens: int = Field(ge=2)
-    """Number of tokens in a window."""
+    num_samples: list[Annotated[int, Field(ge=1)]]
+    """Number of samples of each text."""
+    sequence_length: int = Field(ge=2)
+    """Number of tokens in a sample."""
     own_text: bool
     """True if the client also evaluates on its own held-out text."""
     test_metrics: list[str] = Field(default_factory=list)
@@ -44,7 +44,7 @@ class Texts(Scalars):
     """Number of tokens of all requests."""
 
 
-class Losses(Scalars):
+class Losses(Fields):
     """Fields of the reply: mean losses per token in nats, and scores."""
 
     losses: list[float]
@@ -53,23 +53,23 @@ class Losses(Scalars):
     """Losses of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if not requested."""
     test_scores: list[float] = Field(default_factory=list)
     """Scores of the client's local result, one per requested metric."""
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    seconds: float = Field(ge=0, le=MAX_SECONDS)
     """Duration of the evaluation in seconds."""
 
 
 METRICS = frozenset({"acc", "acc_norm", "loss"})
 """Scores that a client reports on public test items."""
 
-LEAST_PREDICTIONS = 1000
+MIN_PREDICTIONS = 1000
 """Minimum number of predictions over which a real site averages its loss on an evaluation text."""
-LEAST_ITEMS = 100
+MIN_ITEMS = 100
 """Minimum number of public test items over which a real site averages its scores."""
 
-WINDOWS_BLOB = "public-windows"
+SAMPLES_BLOB = "public-samples"
 TEST_BLOB = "public-test"
 
 
-MOST_LOSS = 700.0
+MAX_LOSS = 700.0
 """Maximum mean loss in nats; the perplexity of a larger one overflows."""
 
 LOSS_DIGITS = 3
@@ -86,7 +86,7 @@ OBSERVER = (
     "How well the client's local baseline predicts the evaluation texts, one number per"
     " text, or the public test items, one number per metric, rounded to three decimals and"
     " answered once per run. A server that makes up the texts learns which of them it"
-    " predicts better; `least-tokens` sets the minimum amount of data behind the model."
+    " predicts better; `min-tokens` sets the minimum amount of data behind the model."
     " With `evaluation.own-text`, if the site allows it: how well the dense, the client's"
     " own and the federated model predict its own held-out text or items, one number each."
     " It is a mean over at least 1000 predicted tokens of text, 1000 classified items, or"
@@ -100,7 +100,7 @@ OBSERVER = (
 
 
 def require_of_run(texts: Texts, run: RunSettings) -> None:
-    """Check that the request names no more texts, windows and items than the settings allow.
+    """Check that the request names no more texts, samples and items than the settings allow.
 
     Raises
     ------
@@ -111,24 +111,24 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     on_text = run.task.name == TEXT
     if texts.names and not (run.clients_evaluate and on_text):
         raise ProtocolError(
-            "Texts: texts are not allowed with evaluation.local-only or evaluation.baselines ="
+            "Texts: texts are not allowed with evaluation.local-baseline or evaluation.baselines ="
             " false, or a task"
         )
     if set(texts.names) - chosen.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")
-    if texts.names and texts.window_tokens != chosen.window_tokens:
-        told = f"evaluation.window-tokens = {chosen.window_tokens}"
-        raise ProtocolError(f"Texts: windows of {texts.window_tokens} tokens, {told}")
-    if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
+    if texts.names and texts.sequence_length != chosen.sequence_length:
+        told = f"evaluation.sequence-length = {chosen.sequence_length}"
+        raise ProtocolError(f"Texts: samples of {texts.sequence_length} tokens, {told}")
+    if chosen.max_samples and (most := max(texts.num_samples, default=0)) > chosen.max_samples:
         raise ProtocolError(
-            f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
+            f"Texts: {most} samples of a text, evaluation.max-samples = {chosen.max_samples}"
         )
     # 0 as ``task.max-test-items`` means no limit.
-    most_items = (
+    max_items = (
         run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
     )
-    if texts.test_items > most_items:
-        raise ProtocolError(f"Texts: {texts.test_items} test items, {most_items} are allowed")
+    if texts.test_items > max_items:
+        raise ProtocolError(f"Texts: {texts.test_items} test items, {max_items} are allowed")
     if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
         raise ProtocolError(
             f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once"
@@ -147,19 +147,19 @@ def require_many(texts: Texts) -> None:
     ProtocolError
         If a text or the test items are too few; the error has the numbers and the remedy.
     """
-    for name, number in zip(texts.names, texts.num_windows, strict=True):
-        if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
+    for name, number in zip(texts.names, texts.num_samples, strict=True):
+        if (predictions := number * (texts.sequence_length - 1)) < MIN_PREDICTIONS:
             raise ProtocolError(
                 f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
-                f" evaluate local baselines on {LEAST_PREDICTIONS} or more; take a longer"
-                " text, raise evaluation.max-windows or evaluation.window-tokens, or set"
-                " evaluation.local-only to false"
+                f" evaluate local baselines on {MIN_PREDICTIONS} or more; take a longer"
+                " text, raise evaluation.max-samples or evaluation.sequence-length, or set"
+                " evaluation.local-baseline to false"
             )
-    if 0 < texts.test_items < LEAST_ITEMS:
+    if 0 < texts.test_items < MIN_ITEMS:
         raise ProtocolError(
             f"task.test-path: there are {texts.test_items} test items, sites score local baselines"
-            f" on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
-            " evaluation.local-only to false"
+            f" on {MIN_ITEMS} or more; give more items, raise task.max-test-items, or set"
+            " evaluation.local-baseline to false"
         )
 
 
@@ -196,20 +196,20 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     """
     if texts.own_text != own_text:
         raise ProtocolError("Texts: own_text is not what evaluation.own-text says")
-    if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
+    if not len(set(texts.names)) == len(texts.names) == len(texts.num_samples):
         raise ProtocolError(
-            f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of"
-            " windows"
+            f"Texts: {len(set(texts.names))} different names, {len(texts.num_samples)} numbers of"
+            " samples"
         )
-    windows = {
-        name: TensorSpec("I32", (count, texts.window_tokens))
-        for name, count in zip(texts.names, texts.num_windows, strict=True)
+    samples = {
+        name: TensorSpec("I32", (count, texts.sequence_length))
+        for name, count in zip(texts.names, texts.num_samples, strict=True)
     }
-    blobs = {WINDOWS_BLOB: windows} if windows else {}
+    blobs = {SAMPLES_BLOB: samples} if samples else {}
     if texts.test_items:
         blobs[TEST_BLOB] = test_specs(texts)
 
-    def check(report: Scalars) -> None:
+    def check(report: Fields) -> None:
         if isinstance(report, Losses):
             _require_figures(report, texts)
 
@@ -217,7 +217,7 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
         kind="evaluate",
         method=method,
         down=Side(Texts, blobs),
-        up=Side(Losses, check_scalars=check),
+        up=Side(Losses, check_fields=check),
         observer=OBSERVER,
     )
 
@@ -245,8 +245,8 @@ def _require_figures(report: Losses, texts: Texts) -> None:
         raise ProtocolError(
             f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
         )
-    if any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
-        raise ProtocolError(f"Losses: losses are not between 0 and {MOST_LOSS}")
+    if any(not 0 <= loss <= MAX_LOSS for loss in report.losses):
+        raise ProtocolError(f"Losses: losses are not between 0 and {MAX_LOSS}")
     if not all(map(_is_score, texts.test_metrics, report.test_scores)):
         raise ProtocolError(
             "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from flwr.app import RecordDict
 
 from espalier.environment.bounded_json import read_json
-from espalier.messages.message import Header, Letter, num_bytes
-from espalier.messages.payload import DTYPE_BYTES, data_bytes
+from espalier.messages.message import Header, MessageBody, num_bytes
+from espalier.messages.tensor_blobs import DTYPE_BYTES, data_bytes
 from espalier.models.plan import ModelPlan, block_key
 
 
@@ -48,7 +48,7 @@ class Ledger:
         """Rounds and clients that have an entry for their duration."""
 
     def record(
-        self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict
+        self, direction: Literal["up", "down"], client: int, body: MessageBody, content: RecordDict
     ) -> None:
         """Record a message that matches its contract.
 
@@ -63,13 +63,13 @@ class Ledger:
         content
             The message as it was sent.
         """
-        size, common = self._counted(direction, client, letter.header, content)
-        blobs = sum(len(blob) for blob in letter.blobs.values())
+        size, common = self._counted(direction, client, body.header, content)
+        blobs = sum(len(blob) for blob in body.blobs.values())
         # The first entry has the bytes of header and fields; one entry per blob follows.
         self._append(
             {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
         )
-        for key, blob in sorted(letter.blobs.items()):
+        for key, blob in sorted(body.blobs.items()):
             dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
             self._append(
                 {

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import MOST_SECONDS, Letter, Scalars, validate
+from espalier.messages.message import MAX_SECONDS, Fields, MessageBody, validate
 from espalier.settings.run import RunSettings
 
 OBSERVER = (
@@ -21,7 +21,7 @@ OBSERVER = (
 )
 
 
-class Alone(Scalars):
+class Alone(Fields):
     """Fields of the request."""
 
     rank_limit: int = Field(0, ge=0)
@@ -30,14 +30,14 @@ class Alone(Scalars):
     """True if the client took part in no round and fits its embedding (SFT-P)."""
 
 
-class AloneReport(Scalars):
+class AloneReport(Fields):
     """Fields of the reply."""
 
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    seconds: float = Field(ge=0, le=MAX_SECONDS)
     """Duration of the work in seconds."""
 
 
-def contract(request: Letter, settings: RunSettings) -> Contract:
+def contract(request: MessageBody, settings: RunSettings) -> Contract:
     """Return the contract of an ``alone`` message, which belongs to the last round of a run.
 
     Raises
@@ -46,12 +46,12 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         If clients of this method compute nothing on their own, have nothing to fit, or if no
         adapter has such a rank.
     """
-    if not settings.job.makes_alone:
+    if not settings.job.has_local_baseline:
         raise ProtocolError(
             f"message: clients of {settings.method} compute no local baseline after their rounds"
         )
     largest = settings.lora.rank if settings.tunes else 0
-    order = validate(Alone, request.scalars)
+    order = validate(Alone, request.fields)
     if order.fits and not settings.job.fits_alone(settings.federation):
         raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
     if order.rank_limit > largest:

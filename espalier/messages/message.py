@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from espalier.errors import ProtocolError
 from espalier.identity.lineage import LINEAGE, NO_LINEAGE
 from espalier.identity.printable import printable, without_control
-from espalier.messages.payload import MOST_BLOBS, from_record, to_record
+from espalier.messages.tensor_blobs import MAX_BLOBS, from_record, to_record
 
 SCHEMA_VERSION = 3
 
-S = TypeVar("S", bound="Scalars")
+S = TypeVar("S", bound="Fields")
 
 Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate", "refused"]
 FLOWER_TYPES: dict[Kind, str] = {
@@ -35,32 +35,32 @@ FLOWER_TYPES: dict[Kind, str] = {
 """Message type in Flower, by kind."""
 
 
-MOST_FIELDS = 32
+MAX_FIELDS = 32
 """Maximum number of fields in a record."""
-MOST_NAME = 64
+MAX_NAME = 64
 """Maximum number of characters in the name of a field."""
-MOST_VALUES = 65_536
+MAX_VALUES = 65_536
 """Maximum number of values in a list; the longest lists have one value per matrix of the model."""
-MOST_TEXT = 64 * MOST_BLOBS
+MAX_TEXT = 64 * MAX_BLOBS
 """Maximum number of characters in a field, over all values; the longest has a hash per blob."""
 TOLD_NAMES = 8
 """Maximum number of wrong fields or records that an error names."""
 
-MOST_SECONDS = 1e9
+MAX_SECONDS = 1e9
 """Maximum duration in seconds that a client may report, about 30 years."""
 
 
-class Scalars(BaseModel):
+class Fields(BaseModel):
     """Base class of the fields of a message; undeclared fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class NoScalars(Scalars):
+class NoFields(Fields):
     """Fields of a message that has none."""
 
 
-class Failure(Scalars):
+class Failure(Fields):
     """Fields of a failed reply; they never quote data."""
 
     reason: str = Field(max_length=4000)
@@ -80,7 +80,7 @@ class Failure(Scalars):
         return reason
 
 
-class Header(Scalars):
+class Header(Fields):
     """Header of every message."""
 
     schema_version: int
@@ -102,7 +102,7 @@ class Header(Scalars):
     status: Literal["ok", "failed"] = "ok"
 
 
-RECORDS = ("header", "scalars", "blobs")
+RECORDS = ("header", "fields", "blobs")
 
 UNREAD = Header(
     schema_version=SCHEMA_VERSION,
@@ -119,11 +119,11 @@ UNREAD = Header(
 
 
 @dataclass
-class Letter:
+class MessageBody:
     """Content of a message without Flower's envelope."""
 
     header: Header
-    scalars: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     """Values of the fields by name."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     """Safetensors blobs by key."""
@@ -131,18 +131,18 @@ class Letter:
     """Decoded tensors of blobs, by key and name, if a check kept them (``contract.check``)."""
 
 
-def write(letter: Letter) -> RecordDict:
+def write(body: MessageBody) -> RecordDict:
     """Convert the content of a message to Flower's records."""
     return RecordDict(
         {
-            "header": ConfigRecord(letter.header.model_dump()),
-            "scalars": ConfigRecord(cast(Any, letter.scalars)),
-            "blobs": to_record(letter.blobs),
+            "header": ConfigRecord(body.header.model_dump()),
+            "fields": ConfigRecord(cast(Any, body.fields)),
+            "blobs": to_record(body.blobs),
         }
     )
 
 
-def read(content: RecordDict) -> Letter:
+def read(content: RecordDict) -> MessageBody:
     """Read the content of a message from Flower's records.
 
     Raises
@@ -154,22 +154,22 @@ def read(content: RecordDict) -> Letter:
     if set(content) != set(RECORDS):
         raise ProtocolError(
             f"message: records are {_named({str(name) for name in content})}, expected header,"
-            " scalars and blobs"
+            " fields and blobs"
         )
     header = content["header"]
-    scalars = content["scalars"]
+    fields = content["fields"]
     blobs = content["blobs"]
     if not (
         isinstance(header, ConfigRecord)
-        and isinstance(scalars, ConfigRecord)
+        and isinstance(fields, ConfigRecord)
         and isinstance(blobs, ArrayRecord)
     ):
         raise ProtocolError(
-            "message: header and scalars must be config records, blobs an array record"
+            "message: header and fields must be config records, blobs an array record"
         )
     # Limit the size of both records before any value is read.
     _require_bounded("header", header)
-    _require_bounded("scalars", scalars)
+    _require_bounded("fields", fields)
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ProtocolError(
@@ -177,10 +177,10 @@ def read(content: RecordDict) -> Letter:
             f" speaks version {SCHEMA_VERSION}; install the same release of espalier on server and"
             " nodes"
         )
-    return Letter(validate(Header, dict(header)), dict(scalars), from_record(blobs))
+    return MessageBody(validate(Header, dict(header)), dict(fields), from_record(blobs))
 
 
-def failure(header: Header, reason: str, lost: bool = False) -> Letter:
+def failure(header: Header, reason: str, lost: bool = False) -> MessageBody:
     """Return a failed reply.
 
     Parameters
@@ -194,7 +194,7 @@ def failure(header: Header, reason: str, lost: bool = False) -> Letter:
     """
     # Unicode normalization may lengthen the text, so cut it again afterwards.
     told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
-    return Letter(header.model_copy(update={"status": "failed"}), told.model_dump())
+    return MessageBody(header.model_copy(update={"status": "failed"}), told.model_dump())
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:
@@ -219,31 +219,31 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
 
 def _require_bounded(name: str, record: ConfigRecord) -> None:
     """Check the numbers of fields, values and characters of a record; errors quote no content."""
-    if len(record) > MOST_FIELDS:
+    if len(record) > MAX_FIELDS:
         raise ProtocolError(
-            f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed"
+            f"message: {name} has {len(record)} fields, at most {MAX_FIELDS} are allowed"
         )
     for key, value in record.items():
         values = value if isinstance(value, list) else [value]
-        if len(key) > MOST_NAME or len(values) > MOST_VALUES:
+        if len(key) > MAX_NAME or len(values) > MAX_VALUES:
             raise ProtocolError(
                 f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too"
                 " many"
             )
-        if sum(len(text) for text in values if isinstance(text, str | bytes)) > MOST_TEXT:
-            raise ProtocolError(f"message: {name} has a field of more than {MOST_TEXT} characters")
+        if sum(len(text) for text in values if isinstance(text, str | bytes)) > MAX_TEXT:
+            raise ProtocolError(f"message: {name} has a field of more than {MAX_TEXT} characters")
 
 
 def _named(names: set[str]) -> str:
     """Return the first few of the names that a sender chose, sorted and made printable."""
     rest = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
-    return ", ".join(printable(name, MOST_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
+    return ", ".join(printable(name, MAX_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
 
 
-def address(letter: Letter, node_id: int, ttl: float) -> Message:
+def address(body: MessageBody, node_id: int, ttl: float) -> Message:
     """Wrap a message for a node; Flower may delete it after ``ttl`` seconds."""
     return Message(
-        write(letter), dst_node_id=node_id, message_type=FLOWER_TYPES[letter.header.kind], ttl=ttl
+        write(body), dst_node_id=node_id, message_type=FLOWER_TYPES[body.header.kind], ttl=ttl
     )
 
 

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract, Side
-from espalier.messages.message import MOST_SECONDS, Letter, NoScalars, Scalars
-from espalier.messages.payload import views
+from espalier.messages.message import MAX_SECONDS, Fields, MessageBody, NoFields
+from espalier.messages.tensor_blobs import views
 from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.run import RunSettings
 
@@ -24,24 +24,24 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Hexadecimal SHA-256."""
 
 
-MOST_WINDOWS = 1_000_000
+MAX_SAMPLES = 1_000_000
 """Maximum number of calibration samples that a client may report.
 
 It does not depend on the run's settings, because a site may use more or fewer samples.
 """
 
 
-class PartRequest(Scalars):
+class PartRequest(Fields):
     """Fields of a request for blobs of an earlier reply."""
 
     blob_sha256: list[Sha256] = Field(min_length=1)
     """Hashes of the blobs, in the order of their keys."""
 
 
-class Report(Scalars):
+class Report(Fields):
     """Fields of the first part of a reply, for all methods."""
 
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    seconds: float = Field(ge=0, le=MAX_SECONDS)
     """Duration of the work in seconds."""
     blob_sha256: list[Sha256]
     """Hash of every blob of the reply, in order, by which later parts are requested."""
@@ -57,7 +57,7 @@ class Reply:
     """Description of what a person who reads the first part learns."""
     more: str = "the same of further blocks, as in train"
     """Description of what a person who reads a later part learns."""
-    order: type[Scalars] = NoScalars
+    order: type[Fields] = NoFields
     """Fields of ``train``."""
     part_order: type[PartRequest] = PartRequest
     """Fields of ``fetch``."""
@@ -73,12 +73,12 @@ class Reply:
     """Check of the values of a request's blobs."""
     check_values: CheckValues | None = None
     """Check of the values of a reply's blobs."""
-    check_order: Callable[[Scalars], None] | None = None
+    check_order: Callable[[Fields], None] | None = None
     """Check of the fields of a ``train`` or ``fetch`` request."""
-    check_report: Callable[[Scalars], None] | None = None
+    check_report: Callable[[Fields], None] | None = None
     """Check of the fields of a reply."""
 
-    def contract(self, request: Letter, run: RunSettings) -> Contract:
+    def contract(self, request: MessageBody, run: RunSettings) -> Contract:
         """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
         Raises
@@ -96,7 +96,7 @@ class Reply:
             )
         part = parts[header.part]
 
-        def check_down(asked: Scalars) -> None:
+        def check_down(asked: Fields) -> None:
             if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
                 raise ProtocolError(
                     f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
@@ -104,7 +104,7 @@ class Reply:
             if self.check_order is not None:
                 self.check_order(asked)
 
-        def check_up(told: Scalars) -> None:
+        def check_up(told: Fields) -> None:
             if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
                 raise ProtocolError(
                     f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
@@ -122,7 +122,7 @@ class Reply:
                 self.part_order if fetched else self.order, brought, self.check_brought, check_down
             ),
             up=Side(
-                NoScalars if fetched else self.report,
+                NoFields if fetched else self.report,
                 {key: self.specs[key] for key in part},
                 self.check_values,
                 check_up,
@@ -146,20 +146,20 @@ class Delivery:
         " `evaluation.own-text`."
     )
     """Description of what a person who reads the client's answer learns."""
-    order: type[Scalars] = NoScalars
+    order: type[Fields] = NoFields
     """Fields of every part."""
     parts: Sequence[Sequence[str]] | None = None
     """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
-    check_order: Callable[[Scalars], None] | None = None
+    check_order: Callable[[Fields], None] | None = None
     """Check of the fields of each part."""
     first: int = 0
     """Number of the first part; lower numbers belong to other messages."""
     beside: BlockSpecs = field(default_factory=dict)
     """Specs of blobs that every part includes."""
 
-    def contract(self, request: Letter, run: RunSettings) -> Contract:
+    def contract(self, request: MessageBody, run: RunSettings) -> Contract:
         """Return the contract of one part.
 
         Raises
@@ -176,7 +176,7 @@ class Delivery:
             )
         blobs = {key: self.specs[key] for key in parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
-        return Contract("deliver", run.method, down, Side(NoScalars), self.observer)
+        return Contract("deliver", run.method, down, Side(NoFields), self.observer)
 
 
 def values_within(most: float) -> CheckValues:
@@ -193,7 +193,7 @@ def values_within(most: float) -> CheckValues:
     return check
 
 
-MakeContract = Callable[[Letter, PlanOf, RunSettings], Contract]
+MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
 """Function of a request, of a function that returns the plan, and of the settings."""
 
 
@@ -205,10 +205,10 @@ def contracts_of(
     The result is pushed to clients that evaluate it on their own text.
     """
 
-    def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         return reply(plan_of(), run).contract(request, run)
 
-    def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         require_result_wanted(run)
         sent = reply(plan_of(), run)
         result = Delivery(sent.specs, parts=sent.parts, check_values=sent.check_values)
@@ -240,8 +240,8 @@ def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
 
 
 def hashes_of_part(
-    request: Letter, reply: Iterable[str], part: Iterable[str]
-) -> Callable[[Scalars], Mapping[str, str]]:
+    request: MessageBody, reply: Iterable[str], part: Iterable[str]
+) -> Callable[[Fields], Mapping[str, str]]:
     """Return a function of the fields of a reply that gives the SHA-256 of its blobs, by key.
 
     A report also names the hashes of later parts, which are compared when these are fetched.
@@ -260,8 +260,8 @@ def hashes_of_part(
     # A ``fetch`` names the hashes of its part, a report those of the whole reply.
     keys = sorted(part) if fetched else list(reply)
 
-    def named(scalars: Scalars) -> dict[str, str]:
-        hashes = (request.scalars if fetched else scalars.model_dump()).get("blob_sha256", [])
+    def named(fields: Fields) -> dict[str, str]:
+        hashes = (request.fields if fetched else fields.model_dump()).get("blob_sha256", [])
         if len(hashes) != len(keys):
             raise ProtocolError(
                 f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs"

@@ -10,18 +10,18 @@ from pydantic import Field, field_validator
 
 from espalier.identity.printable import printable, without_control
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.message import Fields, NoFields
 
-MOST_CHARACTERS = 2000
+MAX_CHARACTERS = 2000
 """Maximum number of characters of a reason."""
 OBSERVER = "That the node has received the refusal."
 
 
-class Refusal(Scalars):
+class Refusal(Fields):
     """Reason why a node cannot take part."""
 
     # ``printable`` may append a note after the last permitted character.
-    reason: str = Field(max_length=MOST_CHARACTERS + 40)
+    reason: str = Field(max_length=MAX_CHARACTERS + 40)
 
     @field_validator("reason")
     @classmethod
@@ -34,11 +34,11 @@ class Refusal(Scalars):
     @staticmethod
     def because(reason: str) -> "Refusal":
         """Return the refusal for a reason, which may quote text of a node."""
-        return Refusal(reason=printable(reason, MOST_CHARACTERS))
+        return Refusal(reason=printable(reason, MAX_CHARACTERS))
 
 
 def contract(method: str) -> Contract:
     """Return the contract of a refusal, which is the same for all methods."""
     return Contract(
-        kind="refused", method=method, down=Side(Refusal), up=Side(NoScalars), observer=OBSERVER
+        kind="refused", method=method, down=Side(Refusal), up=Side(NoFields), observer=OBSERVER
     )

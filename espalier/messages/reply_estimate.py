@@ -20,7 +20,7 @@ from espalier.identity.lineage import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
+from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody, NoFields
 from espalier.messages.parts import parts_of
 from espalier.messages.round_check import last_rounds
 from espalier.models.plan import ModelPlan
@@ -51,7 +51,7 @@ class Answer:
     """
     messages: int
     """Number of messages in which the reply is sent."""
-    scalars: tuple[str, ...]
+    fields: tuple[str, ...]
     """Names of the fields."""
     observer: str
     """Description of what a person who reads the reply learns."""
@@ -101,7 +101,7 @@ class Outlook:
         return [
             list(group)
             for _, group in groupby(
-                by_kind, lambda answer: (answer.kind, answer.scalars, answer.observer)
+                by_kind, lambda answer: (answer.kind, answer.fields, answer.observer)
             )
         ]
 
@@ -141,11 +141,11 @@ def _answers(
     yield _answer(run, plan_of, "enrol", 0, {})
     orders: Orders = getattr(of_method(run.method), "largest_orders", lambda *_: {"train": {}})
     for server_round in range(1, rounds + 1):
-        for kind, scalars in orders(plan, run, server_round).items():
-            yield _answer(run, plan_of, kind, server_round, scalars)
+        for kind, fields in orders(plan, run, server_round).items():
+            yield _answer(run, plan_of, kind, server_round, fields)
     evaluated = run.clients_evaluate or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
-    if run.job.makes_alone and (
+    if run.job.has_local_baseline and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
     ):
         yield _answer(run, plan_of, "alone", rounds, {})
@@ -160,8 +160,8 @@ def _texts(run: RunSettings) -> Texts:
     chosen = run.evaluation
     return Texts(
         names=names,
-        num_windows=[1] * len(names),
-        window_tokens=chosen.window_tokens,
+        num_samples=[1] * len(names),
+        sequence_length=chosen.sequence_length,
         own_text=chosen.own_text,
     )
 
@@ -171,7 +171,7 @@ def _answer(
     plan_of: Callable[[], ModelPlan],
     kind: Kind,
     server_round: int,
-    scalars: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> Answer:
     """Return the reply to a request without blobs.
 
@@ -184,7 +184,7 @@ def _answer(
     # An undivided reply shows all blobs in one contract.
     whole = run.model_copy(update={"part_bytes": WHOLE})
     try:
-        contract: Contract = contract_for(Letter(header, dict(scalars)), plan_of, whole)
+        contract: Contract = contract_for(MessageBody(header, dict(fields)), plan_of, whole)
     except _NoModelError:
         return Answer(
             kind,
@@ -194,13 +194,13 @@ def _answer(
             (),
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
-    specs = contract.up.specs(NoScalars())
+    specs = contract.up.specs(NoFields())
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
     return Answer(
         kind,
         server_round,
         specs,
         messages,
-        tuple(contract.up.scalars.model_fields),
+        tuple(contract.up.fields.model_fields),
         contract.observer,
     )

@@ -2,7 +2,7 @@
 
 Covers: a client works for no round beyond those of the run, for all methods and kinds of messages.
 Does not cover: additional rounds of FedSpaLLM. A site cannot know if they are needed; its
-``most-rounds`` limits them.
+``max-rounds`` limits them.
 """
 
 from espalier.errors import ProtocolError

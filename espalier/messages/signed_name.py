@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.hazmat.primitives.hashes import SHA384
 
-from espalier.messages.message import Scalars
+from espalier.messages.message import Fields
 
 LABEL = b"espalier: a site says its name (1)\n"
 """Label of the statement, with the version of its form."""
@@ -45,7 +45,7 @@ def new_nonce() -> str:
     return token_hex(NONCE_BYTES)
 
 
-def statement(told: Scalars, nonce: str, lineage: str, node_id: int) -> bytes:
+def statement(told: Fields, nonce: str, lineage: str, node_id: int) -> bytes:
     """Return the bytes that are signed.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from espalier.identity.lineage import NO_LINEAGE
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter
+from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
@@ -72,7 +72,7 @@ def is_sent(method: str, kind: Kind) -> bool:
     """
     if kind == "fetch":
         return bool(rounds(method, kind))
-    return kind != "alone" or parse(settings_for(method, kind)).job.makes_alone
+    return kind != "alone" or parse(settings_for(method, kind)).job.has_local_baseline
 
 
 def _comes_in_parts(method: str, server_round: int) -> bool:
@@ -123,27 +123,27 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
         own_text = run.evaluation.own_text
-        window_tokens = run.evaluation.window_tokens
+        sequence_length = run.evaluation.sequence_length
         texts = Texts(
             names=names,
-            num_windows=[2] * len(names),
-            window_tokens=window_tokens,
+            num_samples=[2] * len(names),
+            sequence_length=sequence_length,
             own_text=own_text,
         )
         return [texts.model_dump()]
     examples = _examples(run.method)
     found = examples.get((kind, server_round), examples.get(kind, {}))
     hashes = {"blob_sha256": [HASH]} if kind == "fetch" else {}
-    return [{**scalars, **hashes} for scalars in ([found] if isinstance(found, Mapping) else found)]
+    return [{**fields, **hashes} for fields in ([found] if isinstance(found, Mapping) else found)]
 
 
 def request(
     run: RunSettings,
     kind: Kind,
     server_round: int,
-    scalars: Mapping[str, Any],
+    fields: Mapping[str, Any],
     part: int | None = None,
-) -> Letter:
+) -> MessageBody:
     """Return a request without blobs.
 
     Parameters
@@ -154,7 +154,7 @@ def request(
         Kind of message.
     server_round
         Round of the request.
-    scalars
+    fields
         Fields of the request.
     part
         Part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
@@ -170,7 +170,7 @@ def request(
         part=part if part is not None else int(kind == "fetch"),
         num_parts=1,
     )
-    return Letter(header, dict(scalars))
+    return MessageBody(header, dict(fields))
 
 
 def methods_of(kind: Kind) -> list[str]:

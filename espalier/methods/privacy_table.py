@@ -9,7 +9,7 @@ from typing import Any, get_args
 from espalier.messages.blobs.group_bits import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Kind, NoScalars
+from espalier.messages.message import Kind, NoFields
 from espalier.methods.examples import (
     KINDS,
     PART_BYTES,
@@ -24,7 +24,7 @@ from espalier.methods.examples import (
 )
 from espalier.models.mask_generator import PREFIX
 from espalier.models.plan import ModelPlan
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import parse
 
@@ -37,7 +37,7 @@ CLASSIFIER = (
     },
 )
 """Plan and settings of an encoder with the same blocks; its classification head is sent too."""
-BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}
+BLOCK_AND_HEAD: dict[WireDtype, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}
 """Part size in bytes that holds the adapters of one block, or of the last block and the head."""
 HEAD = "an encoder's classification head"
 MASKS = "a generator of masks"
@@ -83,15 +83,15 @@ def _named(methods: list[str]) -> str:
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
     """Return the plans and settings that change the tensors of a method's messages."""
     plan = plan_of(method)
-    if "payload" not in settings_of(method).FEDERATION:
+    if "wire-dtype" not in settings_of(method).FEDERATION:
         return [(plan, {})]
-    payloads = [{"federation.payload": payload} for payload in get_args(Payload)]
+    wire_dtypes = [{"federation.wire-dtype": wire_dtype} for wire_dtype in get_args(WireDtype)]
     if not (METHODS[method].tunes and settings_of(method).NEEDS_BASE_MODEL):
-        return [(plan, payload) for payload in payloads]
+        return [(plan, wire_dtype) for wire_dtype in wire_dtypes]
     encoder, classes = CLASSIFIER
     return [
-        *((plan, payload) for payload in payloads),
-        *((encoder, {**classes, **payload}) for payload in payloads),
+        *((plan, wire_dtype) for wire_dtype in wire_dtypes),
+        *((encoder, {**classes, **wire_dtype}) for wire_dtype in wire_dtypes),
     ]
 
 
@@ -108,12 +108,12 @@ def _contract(
     method: str, kind: Kind, server_round: int, plan: ModelPlan, settings: dict[str, Any]
 ) -> Contract:
     """Return the contract of the first form of a request."""
-    size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else PART_BYTES
+    size = BLOCK_AND_HEAD[settings["federation.wire-dtype"]] if plan.head_features else PART_BYTES
     # Only a reply in several parts has a ``fetch``.
     cut = {"part-bytes": size} if kind == "fetch" else {}
     run = parse({**settings_for(method, kind), **settings, **cut})
-    letter = request(run, kind, server_round, asked(run, kind, server_round)[0])
-    return contract_for(letter, lambda: plan, run)
+    body = request(run, kind, server_round, asked(run, kind, server_round)[0])
+    return contract_for(body, lambda: plan, run)
 
 
 def _fields(sides: list[Side]) -> str:
@@ -122,7 +122,7 @@ def _fields(sides: list[Side]) -> str:
     for name, spec in (
         pair
         for side in sides
-        for specs in side.specs(NoScalars()).values()
+        for specs in side.specs(NoFields()).values()
         for pair in specs.items()
     ):
         dtypes.setdefault(_shown(name), set()).add(spec.dtype)
@@ -135,7 +135,7 @@ def _fields(sides: list[Side]) -> str:
         f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
         for (of_head, dtype), names in sorted(together.items())
     ]
-    return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
+    return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].fields.model_fields)])
 
 
 def _shown(name: str) -> str:

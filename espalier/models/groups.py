@@ -130,7 +130,9 @@ class Groups:
 
     def wanted(self, job: CutSettings) -> float:
         """Return the requested pruning ratio as a fraction of the groups that may be removed."""
-        return job.share * int(self.costs.sum()) / self._total(self.competitions("global")[0])
+        return (
+            job.pruning_ratio * int(self.costs.sum()) / self._total(self.competitions("global")[0])
+        )
 
     def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
         """Return True if each competition has the ratio ``share`` or nothing left to cut."""
@@ -175,7 +177,7 @@ class Groups:
             many = job.channel_multiple
             channels = f"{many} channels (channel-multiple)" if many > 1 else "one channel"
             raise InputError(
-                f"share = {job.share:g}: {share:.1%} of what can be removed would have to go, but"
+                f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed would have to go, but"
                 f" {staying} of {total} parameters must stay, one group and {channels} of each"
                 f" block; {self._remedy(share, job)}"
             )

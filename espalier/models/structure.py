@@ -435,7 +435,7 @@ def as_ranges(numbers: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-MOST_NUMBERS = 1 << 24
+MAX_NUMBERS = 1 << 24
 """Maximum length of a range; no model has as many groups of a kind in a block."""
 
 
@@ -463,7 +463,7 @@ def _from_ranges(text: str) -> Iterator[int]:
             raise ValueError(text)
         start = int(first)
         stop = int(last or first) + 1
-        if stop - start > MOST_NUMBERS:
+        if stop - start > MAX_NUMBERS:
             raise ValueError(text)
         yield from range(start, stop)
 

@@ -81,7 +81,7 @@ class Share:
         beat(f"{self._what}: {done / total:.0%}, {duration(left)} left")
 
 
-def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
+def with_progress(parts: Collection[T], what: str) -> Iterator[T]:
     """Iterate over many parts of a piece of work and report the percentage done."""
     share = Share(what, len(parts))
     for number, part in enumerate(parts):

@@ -11,7 +11,7 @@ AUTO = "auto"
 MEASURED = "measured"
 """Values of ``fleet`` that name no fleet."""
 
-Payload = Literal["float32", "bfloat16", "nf4"]
+WireDtype = Literal["float32", "bfloat16", "nf4"]
 
 
 class FederationSettings(Table):
@@ -62,7 +62,7 @@ class FederationSettings(Table):
             " no limit. The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
-    payload: Payload = Field(
+    wire_dtype: WireDtype = Field(
         "float32",
         description=(
             "Wire format of adapters and of llm-streamline's layer: 4 bytes per number, 2 with"
@@ -105,7 +105,7 @@ class FederationSettings(Table):
 
         The server then adds the change to its own global adapters.
         """
-        return self.payload != "float32"
+        return self.wire_dtype != "float32"
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty without virtual devices."""

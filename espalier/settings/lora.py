@@ -9,7 +9,7 @@ from espalier.settings.table import Table
 CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 """Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
 _LINEAR = r"[a-z]+\.[a-z]+"
-MOST_DROPOUT = 0.5
+MAX_DROPOUT = 0.5
 """Maximum dropout.
 
 With more, a step would depend on few tokens of a sequence, and the seed determines which ones.
@@ -40,7 +40,7 @@ class LoraSettings(Table):
     dropout: float = Field(
         0.0,
         ge=0,
-        le=MOST_DROPOUT,
+        le=MAX_DROPOUT,
         description="Fraction of an adapter's inputs that is dropped in training.",
     )
     targets: str = Field(

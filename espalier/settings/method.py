@@ -52,7 +52,7 @@ class MethodSettings(Table):
         return False
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if clients compute their local baseline in a message of its own (``alone``).
 
         It is false if the rounds already leave a local baseline.
@@ -113,10 +113,10 @@ class PublicTextSettings(MethodSettings):
             " has), or the path of a text file. It must not be one of `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(
+    public_samples: int = Field(
         64,
         ge=1,
         description=(
-            "Number of samples of the public text, of `evaluation.window-tokens` tokens each."
+            "Number of samples of the public text, of `evaluation.sequence-length` tokens each."
         ),
     )

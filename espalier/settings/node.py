@@ -20,25 +20,25 @@ from espalier.errors import EspalierError, InputError
 from espalier.settings.methods import METHODS
 from espalier.settings.table import Table, mistake_lines
 
-LEAST_TOKENS = 2048
+MIN_TOKENS = 2048
 """Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
 
-LEAST_THREADS = 8
+MIN_THREADS = 8
 """Maximum of a run's threads on a machine with fewer processors."""
 
 MOST = {
-    "most_steps": 10_000,
-    "most_batch_tokens": 262_144,
-    "most_windows": 4096,
-    "most_rounds": 1000,
-    "most_runs": 100,
+    "max_steps": 10_000,
+    "max_batch_tokens": 262_144,
+    "max_samples": 4096,
+    "max_rounds": 1000,
+    "max_runs": 100,
 }
 """Default limits of a site whose owner sets none."""
 
 SHOWN_PATH = 200
 """Maximum number of characters of an unusable path in an error."""
 
-MOST_PATH = 4096
+MAX_PATH = 4096
 LONGEST_BELOW = 512
 """Maximum bytes of a path on Linux, and bytes reserved below a state directory.
 
@@ -47,7 +47,7 @@ The reserved bytes are for the names of run, site, round and blob.
 
 
 SITE_NAME = r"^[A-Za-z0-9._-]*$"
-MOST_NAME = 64
+MAX_NAME = 64
 """Pattern and maximum length of a site's name."""
 
 
@@ -60,7 +60,7 @@ class NodeSettings(Table):
 
     site: str = Field(
         "",
-        max_length=MOST_NAME,
+        max_length=MAX_NAME,
         pattern=SITE_NAME,
         description="Name of the site; clients are numbered in the order of names.",
     )
@@ -112,13 +112,13 @@ class NodeSettings(Table):
             " passages of a large text file; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
         ),
     )
-    windows: int = Field(
+    num_samples: int = Field(
         0,
         ge=0,
         le=1_000_000,
         description=(
             "Number of calibration samples of this site, if it has more or less text than others;"
-            " 0: the run's `data.windows`."
+            " 0: the run's `data.num-samples`."
         ),
     )
     own_text: bool = Field(
@@ -129,7 +129,7 @@ class NodeSettings(Table):
             " allow it only to a server that you trust with counts of tokens and classes."
         ),
     )
-    least_tokens: int = Field(
+    min_tokens: int = Field(
         0,
         ge=0,
         description=(
@@ -137,10 +137,10 @@ class NodeSettings(Table):
             " samples, or of the sequences of a round's training; 0: 2048, in a simulation 1."
         ),
     )
-    allow_methods: str = Field(
+    allowed_methods: str = Field(
         "", description="Methods that runs may use, comma-separated; empty: all."
     )
-    most_steps: int = Field(
+    max_steps: int = Field(
         0,
         ge=0,
         description=(
@@ -148,7 +148,7 @@ class NodeSettings(Table):
             " simulation 0 means no limit, as for the next four keys."
         ),
     )
-    most_batch_tokens: int = Field(
+    max_batch_tokens: int = Field(
         0,
         ge=0,
         description=(
@@ -156,7 +156,7 @@ class NodeSettings(Table):
             " their length; 0: 262144."
         ),
     )
-    most_windows: int = Field(
+    max_samples: int = Field(
         0,
         ge=0,
         description=(
@@ -164,7 +164,7 @@ class NodeSettings(Table):
             " evaluation texts; 0: 4096."
         ),
     )
-    most_rounds: int = Field(
+    max_rounds: int = Field(
         0,
         ge=0,
         description=(
@@ -172,7 +172,7 @@ class NodeSettings(Table):
             " left; 0: 1000."
         ),
     )
-    most_runs: int = Field(
+    max_runs: int = Field(
         0,
         ge=0,
         description=(
@@ -180,7 +180,7 @@ class NodeSettings(Table):
             " from the site's check of its data on, even if the check fails."
         ),
     )
-    most_model_bytes: int = Field(
+    max_model_bytes: int = Field(
         0,
         ge=0,
         description=(
@@ -195,7 +195,7 @@ class NodeSettings(Table):
         le=0.95,
         description=(
             "Pruning ratio of this site's own model (sft-p), which never leaves the site; 0: the"
-            " run's `sft-p.share`."
+            " run's `sft-p.pruning-ratio`."
         ),
     )
     models_dir: str = Field(
@@ -215,7 +215,7 @@ class NodeSettings(Table):
             " bit."
         ),
     )
-    hold_replies: Literal["", "tensors", "all"] = Field(
+    require_approval: Literal["", "tensors", "all"] = Field(
         "",
         description=(
             "Replies that wait in the state directory for approval (`espalier release`):"
@@ -248,7 +248,7 @@ class NodeSettings(Table):
 
     _simulated: bool = PrivateAttr(False)
 
-    @field_validator("allow_methods")
+    @field_validator("allowed_methods")
     @classmethod
     def _are_methods(cls, value: str) -> str:
         if unknown := sorted(
@@ -279,11 +279,11 @@ class NodeSettings(Table):
             raise InputError(
                 f"{key} = {shortened(given)!r}: {error}; name another directory"
             ) from None
-        if (length := len(os.fsencode(root))) > MOST_PATH - LONGEST_BELOW:
+        if (length := len(os.fsencode(root))) > MAX_PATH - LONGEST_BELOW:
             raise InputError(
                 f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be"
                 " too long for this system; name a directory of at most"
-                f" {MOST_PATH - LONGEST_BELOW}"
+                f" {MAX_PATH - LONGEST_BELOW}"
             )
         return root
 
@@ -296,23 +296,23 @@ class NodeSettings(Table):
 
     def allows_method(self, method: str) -> bool:
         """Return whether a run may use a method at this site."""
-        return not self.allow_methods.strip() or method in {
-            part.strip() for part in self.allow_methods.split(",")
+        return not self.allowed_methods.strip() or method in {
+            part.strip() for part in self.allowed_methods.split(",")
         }
 
     def fewest_tokens(self) -> int:
         """Return the minimum number of tokens behind an answer; 1 at a simulated site."""
-        return self.least_tokens or (1 if self.simulated else LEAST_TOKENS)
+        return self.min_tokens or (1 if self.simulated else MIN_TOKENS)
 
-    def most_bytes_of_models(self) -> int | None:
+    def max_bytes_of_models(self) -> int | None:
         """Return the maximum number of bytes of downloaded models; None means no limit.
 
         The default is 0 at a real site.
         """
-        return None if self.simulated and not self.most_model_bytes else self.most_model_bytes
+        return None if self.simulated and not self.max_model_bytes else self.max_model_bytes
 
     def most(self, limit: str) -> int | None:
-        """Return a limit of the site policy, such as ``most_steps``; None means no limit.
+        """Return a limit of the site policy, such as ``max_steps``; None means no limit.
 
         It is the owner's value or the default; a simulated site has a limit only if its
         configuration names one.
@@ -323,14 +323,14 @@ class NodeSettings(Table):
             return None
         return MOST[limit]
 
-    def most_threads(self) -> int | None:
+    def max_threads(self) -> int | None:
         """Return the maximum number of threads that a run may ask for; None means no limit.
 
         It is one per processor, at least 8, unless the owner chose a number or the node is simulated.
         """
         if self.threads or self.simulated:
             return None
-        return max(LEAST_THREADS, os.cpu_count() or 1)
+        return max(MIN_THREADS, os.cpu_count() or 1)
 
     def file_format(self) -> Literal["text", "jsonl"]:
         """Return the format of ``data_path``, according to the file name's extension."""
@@ -380,9 +380,9 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
                 f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it"
                 " can read"
             )
-    if simulated and config.get("hold-replies"):
+    if simulated and config.get("require-approval"):
         mistakes.append(
-            "hold-replies: nobody can approve replies of a simulated node; leave it out"
+            "require-approval: nobody can approve replies of a simulated node; leave it out"
         )
     if not mistakes:
         try:
@@ -421,7 +421,7 @@ def is_site_name(name: object) -> bool:
     """Return whether a value is a valid site name."""
     return (
         isinstance(name, str)
-        and len(name) <= MOST_NAME
+        and len(name) <= MAX_NAME
         and re.fullmatch(SITE_NAME, name) is not None
     )
 

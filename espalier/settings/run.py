@@ -28,7 +28,7 @@ BUILT_IN_TEXTS = ("documentation", "code")
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out text among the evaluation texts."""
 
-MOST_TEXTS = 16
+MAX_TEXTS = 16
 """Maximum number of evaluation texts; each is one evaluation of every client's own result."""
 
 SIMULATED_QUORUM = 0.5
@@ -104,10 +104,10 @@ class DataSettings(Table):
             " uneven."
         ),
     )
-    windows: int = Field(
+    num_samples: int = Field(
         8, ge=1, description="Number of calibration samples per client, for methods that prune."
     )
-    window_tokens: int = Field(
+    sequence_length: int = Field(
         256,
         ge=2,
         description=(
@@ -129,20 +129,20 @@ class EvaluationSettings(Table):
             " for a text file."
         ),
     )
-    window_tokens: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
-    max_windows: int = Field(
+    sequence_length: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
+    max_samples: int = Field(
         48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
     )
     baselines: bool = Field(
         True,
         description=(
             "Compare the result with the local baselines and the centralized baseline. `false`"
-            " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
+            " leaves both out, like `local-baseline = false` and `centralized = 'off'` together. The"
             " dense model is always evaluated. With `sft-p` and `fedspine` so are the clients' own"
             " models, because they are the result."
         ),
     )
-    local_only: bool = Field(
+    local_baseline: bool = Field(
         True,
         description=(
             "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
@@ -189,8 +189,8 @@ class EvaluationSettings(Table):
             raise ValueError(f"{OWN_TEXT!r} is the name of the clients' own text; choose another")
         if len(set(names)) != len(names):
             raise ValueError("two texts have the same name")
-        if len(names) > MOST_TEXTS:
-            raise ValueError(f"{len(names)} texts, at most {MOST_TEXTS} are evaluated on")
+        if len(names) > MAX_TEXTS:
+            raise ValueError(f"{len(names)} texts, at most {MAX_TEXTS} are evaluated on")
         return value
 
     def named_texts(self) -> dict[str, str]:
@@ -322,7 +322,7 @@ class RunSettings(Table):
         Models of their own are the result and no baseline.
         """
         wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
-        return self.evaluation.local_only and wanted
+        return self.evaluation.local_baseline and wanted
 
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""

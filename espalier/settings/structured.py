@@ -25,7 +25,7 @@ class SmallerSettings(MethodSettings):
 class CutSettings(Table):
     """Settings of the pruning ratio and of the prunable groups that compete."""
 
-    share: float = Field(
+    pruning_ratio: float = Field(
         0.2,
         gt=0,
         lt=1,

@@ -9,18 +9,18 @@ from espalier.settings.table import Table
 BETAS = (0.9, 0.999)
 """Betas of AdamW."""
 
-MOST_LEARNING_RATE = 0.1
+MAX_LEARNING_RATE = 0.1
 """Maximum learning rate.
 
 An AdamW step changes a parameter by about the learning rate, independent of the gradient. Above
 this value the first step destroys any adapter, and the other sequences of the round have no effect.
 """
-MOST_DECAYED = 1.0
+MAX_DECAYED = 1.0
 """Maximum of learning rate times weight decay times steps of a round.
 
 At this value the effect of the first step is decayed to a third (1/e).
 """
-MOST_PULL = 1.0
+MAX_PULL = 1.0
 """Maximum weight of FedProx and of other loss terms that do not depend on the data.
 
 With a larger weight the loss on the text would hardly matter.
@@ -42,7 +42,7 @@ class TrainingSettings(Table):
     batch_size: int = Field(4, ge=1, description="Number of sequences in a forward pass.")
     accumulation: int = Field(1, ge=1, description="Number of forward passes in an optimiser step.")
     learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
+        1e-3, gt=0, le=MAX_LEARNING_RATE, description="Maximum learning rate of AdamW."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Schedule of the learning rate over all rounds together."
@@ -63,7 +63,7 @@ class TrainingSettings(Table):
     proximal: float = Field(
         0.0,
         ge=0,
-        le=MOST_PULL,
+        le=MAX_PULL,
         description="FedProx: strength of the pull towards the round's global adapters.",
     )
     gradient_checkpointing: bool = Field(
@@ -76,10 +76,10 @@ class TrainingSettings(Table):
     @model_validator(mode="after")
     def _no_step_is_forgotten(self) -> "TrainingSettings":
         decayed = self.learning_rate * self.weight_decay * self.steps
-        if decayed > MOST_DECAYED:
+        if decayed > MAX_DECAYED:
             raise ValueError(
                 f"weight-decay = {self.weight_decay}: learning-rate x weight-decay x steps ="
-                f" {decayed:g} is above {MOST_DECAYED:g}, so that a round's first steps are"
+                f" {decayed:g} is above {MAX_DECAYED:g}, so that a round's first steps are"
                 " forgotten; lower one of them"
             )
         return self

@@ -36,14 +36,14 @@ def not_read(
     task = flat["task.name"]
     source = flat["data.source"]
     if tunes:
-        note("method", one_of("method", pruning), "data.windows")
+        note("method", one_of("method", pruning), "data.num-samples")
         if task == TEXT:
             note("task.name", "another task", *(f"task.{key}" for key in OF_ITEMS))
         else:
             note(
                 "task.name",
                 f"task.name = '{TEXT}'",
-                "data.window-tokens",
+                "data.sequence-length",
                 "data.field",
                 "data.partition-field",
             )

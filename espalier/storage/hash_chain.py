@@ -37,7 +37,7 @@ OWN = "sha256"
 UNCHAINED = "unchained"
 CHAINED = {NUMBER, BEFORE, OWN}
 """Keys that every entry of a chain has."""
-LEAST_READ = 65_536
+MIN_READ = 65_536
 """Number of bytes that are read from the end of a log at first."""
 
 
@@ -159,7 +159,7 @@ class HashChain:
 
         An entry that lacks only its line end is intact.
         """
-        wanted = LEAST_READ
+        wanted = MIN_READ
         while True:
             start = max(0, size - wanted)
             data = os.pread(handle, size - start, start)

@@ -41,7 +41,7 @@ class Held:
 
     entry: Mapping[str, Any]
     """Entry of the reply in the egress log, with run, site and time."""
-    scalars: Mapping[str, Any]
+    fields: Mapping[str, Any]
     """Fields of the reply with their values."""
     later: Sequence[Mapping[str, Any]]
     """Blobs of later parts, which are approved together with the reply.
@@ -54,7 +54,7 @@ class Held:
         """Hash of the whole content of the reply."""
         which = {key: self.entry[key] for key in IDENTITY}
         blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
-        return digest([which, dict(self.scalars), blobs, [blob["sha256"] for blob in self.later]])
+        return digest([which, dict(self.fields), blobs, [blob["sha256"] for blob in self.later]])
 
     @property
     def id(self) -> str:
@@ -143,7 +143,7 @@ class HeldReplies:
         document = {
             "version": VERSION,
             "entry": held.entry,
-            "scalars": held.scalars,
+            "fields": held.fields,
             "later": held.later,
             "digest": held.digest,
         }
@@ -241,7 +241,7 @@ class HeldReplies:
 
     def _read(self, path: Path) -> Held:
         found = read_sealed(path, VERSION)
-        held = Held(found["entry"], found["scalars"], found["later"])
+        held = Held(found["entry"], found["fields"], found["later"])
         if found["digest"] != held.digest or path != self._document(held):
             raise InputError(
                 f"{path}: does not describe the reply that its name gives; remove it; the reply"

@@ -59,10 +59,10 @@ class Teacher:
     @staticmethod
     @torch.no_grad()
     def walked(
-        stream: BlockStream, windows: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits
+        stream: BlockStream, samples: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits
     ) -> "Teacher":
         """Pass samples through the edited full model, with one block in memory at a time."""
-        activations = stream.start(windows[list(numbers)])
+        activations = stream.start(samples[list(numbers)])
         outputs = dict[int, Activations]()
         for block_plan in beats(stream.model.plan.blocks, "teacher's block"):
             index = block_plan.index
@@ -97,7 +97,7 @@ class Alignment:
     ----------
     student : the sub-model, with LoRA in emulator and adapter
     family : family of both models
-    windows : public samples, (samples, tokens), int64
+    samples : public samples, (samples, tokens), int64
     places : block outputs that are compared
     settings : training settings; ``batch_size`` counts samples
     seed : seed of each step's samples and of dropout
@@ -105,14 +105,14 @@ class Alignment:
 
     student: AdaptedModel
     family: Family
-    windows: Tensor
+    samples: Tensor
     places: Places
     settings: TrainingSettings
     seed: int
 
     def numbers(self) -> list[int]:
         """Return the numbers of the samples that the steps use, ascending."""
-        number = len(self.windows)
+        number = len(self.samples)
         batch = self.settings.batch_size
         return sorted(
             {
@@ -149,7 +149,7 @@ class Alignment:
             self.student.whole,
             trained,
             self.settings,
-            len(self.windows),
+            len(self.samples),
             numbered,
             self.seed,
             self.settings.steps,
@@ -184,14 +184,14 @@ class Alignment:
         """
         numbers = batch.labels.tolist()
         wanted = [place[number] for number in numbers]
-        found = whole(input_ids=self.windows[numbers].to(device), output_hidden_states=True)
+        found = whole(input_ids=self.samples[numbers].to(device), output_hidden_states=True)
         pairs = [*self.places.between.items(), self.places.final]
         total = torch.zeros((), device=device)
         # The first hidden state is the embedding's, so the output of block i has index i + 1.
         for of_student, of_teacher in pairs:
-            target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
+            target = teacher.outputs[of_teacher].of_samples(wanted).to(device, torch.float32)
             total = total + _distances(found.hidden_states[of_student + 1], target).sum()
-        last = teacher.last.of_windows(wanted).to(device, next(whole.parameters()).dtype)
+        last = teacher.last.of_samples(wanted).to(device, next(whole.parameters()).dtype)
         total = total + self._divergences(whole, last, found.logits).sum()
         return total.to(torch.float32)
 
@@ -202,7 +202,7 @@ class Alignment:
         bounded.
         """
         at_once = tokens_at_once(logits.shape[-1])
-        windows = list[Tensor]()
+        samples = list[Tensor]()
         for hidden, own in zip(last, logits, strict=True):
             pieces = []
             for some, mine in zip(hidden.split(at_once), own.split(at_once), strict=True):
@@ -213,8 +213,8 @@ class Alignment:
                         mine.float().log_softmax(-1), target, reduction="sum", log_target=True
                     )
                 )
-            windows.append(torch.stack(pieces).sum() / len(hidden))
-        return torch.stack(windows)
+            samples.append(torch.stack(pieces).sum() / len(hidden))
+        return torch.stack(samples)
 
 
 def _distances(made: Tensor, wanted: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from espalier.amounts import count
 from espalier.data.client_items import held_out_items
-from espalier.data.client_text import client_windows, held_out_windows
+from espalier.data.client_text import client_samples, held_out_samples
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
@@ -24,11 +24,11 @@ def read_client_data(
     """
     tunes = settings.tunes
     held_out = settings.evaluation.own_text
-    tokens = settings.data.window_tokens
+    tokens = settings.data.sequence_length
     task = settings.task.name
     if not tunes:
         found = [
-            f"{count(len(client_windows(settings, node, model.encode, client)), 'calibration window')}"
+            f"{count(len(client_samples(settings, node, model.encode, client)), 'calibration sample')}"
             f" of {tokens} tokens"
         ]
     elif task == TEXT:
@@ -42,9 +42,9 @@ def read_client_data(
             f" {task} to train on"
         ]
     if held_out and (not tunes or task == TEXT):
-        windows = held_out_windows(settings, node, model.encode, client)
+        samples = held_out_samples(settings, node, model.encode, client)
         found.append(
-            f"{count(len(windows), 'held-out window')} of {settings.evaluation.window_tokens}"
+            f"{count(len(samples), 'held-out sample')} of {settings.evaluation.sequence_length}"
             " tokens"
         )
     elif held_out:

@@ -8,7 +8,7 @@ loss must keep this contract:
   gradient's size before it divides by it, so the gradients of a much smaller loss would not be
   normalised and could be read from the update.
 - It depends on nothing but the model and the batch. A step counts as having used its sequences
-  (``Trained.weighed``, on which a site's ``least-tokens`` is based) if the loss has a gradient. A
+  (``Trained.weighed``, on which a site's ``min-tokens`` is based) if the loss has a gradient. A
   term that does not depend on the batch would have one without them; it belongs in the loop's
   ``penalty``.
 - No prediction counts much more than another: a loss with weights bounds them.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.batches import Batch
-from espalier.hf.stream.block_stream import Activations, BlockStream, Call, windows_per_batch
+from espalier.hf.stream.block_stream import Activations, BlockStream, Call, samples_per_batch
 from espalier.progress.beats import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
@@ -25,7 +25,7 @@ class Stretch:
     """Hidden states before and after consecutive blocks, for one party's samples."""
 
     stream: BlockStream
-    windows: Tensor
+    samples: Tensor
     """(samples, tokens), int64."""
     start: int
     before: Activations
@@ -33,7 +33,7 @@ class Stretch:
 
     @staticmethod
     @torch.no_grad()
-    def walked(stream: BlockStream, windows: Tensor, start: int, span: int) -> "Stretch":
+    def walked(stream: BlockStream, samples: Tensor, start: int, span: int) -> "Stretch":
         """Pass samples through the model up to the end of the replaced blocks.
 
         Parameters
@@ -41,13 +41,13 @@ class Stretch:
         start : first replaced block
         span : number of replaced blocks
         """
-        activations = before = stream.start(windows)
+        activations = before = stream.start(samples)
         for index in beats(range(start + span), "passing block"):
             if index == start:
                 before = activations.copied()
             with stream.block(index, following=index + 1) as block:
                 activations.through(index, block)
-        return Stretch(stream, windows, start, before, activations)
+        return Stretch(stream, samples, start, before, activations)
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Replacement:
                 block,
                 parameters,
                 self._in_passes(),
-                len(self.stretch.windows),
+                len(self.stretch.samples),
                 numbered,
                 self.seed,
                 self.total_steps,
@@ -122,10 +122,10 @@ class Replacement:
     def _in_passes(self) -> TrainingSettings:
         """Return settings with the same steps but smaller forward passes of equal size.
 
-        A pass has at most as many samples as ``windows_per_batch`` allows.
+        A pass has at most as many samples as ``samples_per_batch`` allows.
         """
         batch = self.settings.batch_size
-        at_once = windows_per_batch(self.stretch.windows.shape[1])
+        at_once = samples_per_batch(self.stretch.samples.shape[1])
         together = max(
             number for number in range(1, min(batch, at_once) + 1) if batch % number == 0
         )
@@ -143,30 +143,30 @@ class Replacement:
 
     def _gathered(self, activations: Activations, numbers: Tensor) -> Tensor:
         """Return the hidden states of some samples: (samples, tokens, hidden size), float32."""
-        return activations.of_windows(numbers.tolist()).to(
+        return activations.of_samples(numbers.tolist()).to(
             self.stretch.stream.computing.device, torch.float32
         )
 
-    def _call(self, windows: int) -> Call:
+    def _call(self, samples: int) -> Call:
         """Return the block's other arguments for this number of samples, in float32."""
-        if windows not in self._calls:
-            args, kwargs = self.stretch.stream.start(self.stretch.windows[:windows]).call(
+        if samples not in self._calls:
+            args, kwargs = self.stretch.stream.start(self.stretch.samples[:samples]).call(
                 self.stretch.start
             )
-            self._calls[windows] = (
+            self._calls[samples] = (
                 tuple(map(_in_float32, args)),
                 {name: _in_float32(value) for name, value in kwargs.items()},
             )
-        return self._calls[windows]
+        return self._calls[samples]
 
     def rests_on(self, steps: Sequence[int]) -> int:
         """Return the number of tokens of the samples that some steps use, each sample once."""
-        number = len(self.stretch.windows)
+        number = len(self.stretch.samples)
         batch = self.settings.batch_size * self.settings.accumulation
         seen = {
-            window for step in steps for window in sequences_of_step(number, batch, step, self.seed)
+            sample for step in steps for sample in sequences_of_step(number, batch, step, self.seed)
         }
-        return len(seen) * self.stretch.windows.shape[1]
+        return len(seen) * self.stretch.samples.shape[1]
 
 
 def _in_float32(value: object) -> object:

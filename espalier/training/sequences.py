@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from espalier.data.client_items import client_items
-from espalier.data.client_text import training_windows
+from espalier.data.client_text import training_samples
 from espalier.data.data_protection import told_at_the_site
 from espalier.data.special_tokens import prompt_encoder
 from espalier.data.tasks.batches import Batch, collate, collate_texts, require_padding
@@ -17,7 +17,7 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import cut
 from espalier.data.token_pieces import Encode
 from espalier.hf.opening.opened import OpenedModel
-from espalier.progress.beats import in_shares
+from espalier.progress.beats import with_progress
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -54,29 +54,29 @@ class TokenSequences:
 
 
 @dataclass(frozen=True)
-class WindowSequences:
-    """Windows of text for a language model; every token counts."""
+class TextSequences:
+    """Samples of text for a language model; every token counts."""
 
-    windows: tuple[Tensor, ...]
-    """Windows of each party: (windows, tokens), int64."""
+    samples: tuple[Tensor, ...]
+    """Samples of each party: (samples, tokens), int64."""
 
     def __len__(self) -> int:
-        return sum(map(len, self.windows))
+        return sum(map(len, self.samples))
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch of some windows, which all have one length."""
+        """Return a batch of some samples, which all have one length."""
         return collate([self._encoded(number) for number in numbers], 0)
 
     def _encoded(self, number: int) -> Encoded:
-        for windows in self.windows:
-            if number < len(windows):
-                return Encoded(tuple(windows[number].tolist()), windows.shape[1])
-            number -= len(windows)
-        raise IndexError("there is no such window")
+        for samples in self.samples:
+            if number < len(samples):
+                return Encoded(tuple(samples[number].tolist()), samples.shape[1])
+            number -= len(samples)
+        raise IndexError("there is no such sample")
 
-    def joined(self, other: "WindowSequences") -> "WindowSequences":
-        """Return these windows followed by another party's."""
-        return WindowSequences(self.windows + other.windows)
+    def joined(self, other: "TextSequences") -> "TextSequences":
+        """Return these samples followed by another party's."""
+        return TextSequences(self.samples + other.samples)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def client_sequences(
 ) -> Sequences:
     """Return a client's training sequences.
 
-    They are all windows of its text, of which every token counts, or its items of the task.
+    They are all samples of its text, of which every token counts, or its items of the task.
 
     Raises
     ------
@@ -116,13 +116,13 @@ def client_sequences(
     """
     chosen = settings.task
     if chosen.name == TEXT:
-        return WindowSequences((training_windows(settings, node, model.encode, client),))
+        return TextSequences((training_samples(settings, node, model.encode, client),))
     train, _ = client_items(settings, node, client)
     if model.family.kind == "encoder":
         require_padding(model.tokenizer)
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
     encode = prompt_encoder(model.tokenizer, model.encode)
-    items = in_shares(train, "tokenising items")
+    items = with_progress(train, "tokenising items")
     end = model.tokenizer.eos_token_id
     return TokenSequences(tuple(_encoded(settings, encode, end, item) for item in items))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruning_kernels.lora.clipping import LEAST_CLIENTS, clip_factors, within_ratio
+from pruning_kernels.lora.clipping import MIN_CLIENTS, clip_factors, within_ratio
 
 COLUMNS_AT_ONCE = 512
 """Number of channels that are in memory in float64 at a time."""
@@ -66,7 +66,7 @@ def pooled(parts: Sequence[Moments]) -> Moments:
 
 
 def limited_by_median(
-    parts: Sequence[Moments], most_ratio: float
+    parts: Sequence[Moments], max_ratio: float
 ) -> tuple[list[Moments], list[float]]:
     """Limit each party's moments relative to those of the median party.
 
@@ -82,10 +82,10 @@ def limited_by_median(
     excesses : list of float
         Factor by which each party's worst number exceeds its limit; 1 if none does.
     """
-    if len(parts) < LEAST_CLIENTS:
+    if len(parts) < MIN_CLIENTS:
         return list(parts), [1.0] * len(parts)
     variances = torch.stack([part.squares / part.count for part in parts])
-    limited = within_ratio(variances, most_ratio)
+    limited = within_ratio(variances, max_ratio)
     means = torch.stack([part.mean for part in parts])
     centre = means.median(dim=0).values
     spread = variances.median(dim=0).values.sqrt()
@@ -98,7 +98,7 @@ def limited_by_median(
         .sqrt()
         .tolist()
     )
-    factors = clip_factors(dict(enumerate(distances)), most_ratio)
+    factors = clip_factors(dict(enumerate(distances)), max_ratio)
     found = []
     excesses = []
     for place, part in enumerate(parts):

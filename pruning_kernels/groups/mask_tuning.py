@@ -35,8 +35,8 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
         gradients``, or its best approximation of rank ``rows`` (its strongest directions).
     """
     exact = gradients.to("cpu", torch.float64)
-    windows, groups = exact.shape
-    if min(windows, groups) > rows:
+    samples, groups = exact.shape
+    if min(samples, groups) > rows:
         _, strengths, directions = torch.linalg.svd(exact, full_matrices=False)
         exact = strengths[:rows, None] * directions[:rows]
     found = torch.linalg.qr(exact, mode="r").R

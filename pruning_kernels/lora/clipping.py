@@ -11,7 +11,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-LEAST_CLIENTS = 3
+MIN_CLIENTS = 3
 """Minimum number of clients for clipping; with one or two the median shows no outlier."""
 
 SINGLE_NUMBERS = 2.0
@@ -32,7 +32,7 @@ def root_mean_square(change: Tensor) -> float:
     return float(change.to(torch.float64).square().mean().sqrt()) if change.numel() else 0.0
 
 
-def clip_factors(sizes: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, float]:
     """Return each client's factor that limits its change to ``most_ratio`` times the median one.
 
     Parameters
@@ -47,9 +47,9 @@ def clip_factors(sizes: Mapping[int, float], most_ratio: float) -> dict[int, flo
         the factor of all other changes is 0.0. The median of an even number of clients is the lower
         of the two in the middle.
     """
-    if len(sizes) < LEAST_CLIENTS:
+    if len(sizes) < MIN_CLIENTS:
         return dict.fromkeys(sizes, 1.0)
-    most = most_ratio * median_low(sizes.values())
+    most = max_ratio * median_low(sizes.values())
     return {client: most / size if size > most else 1.0 for client, size in sizes.items()}
 
 
@@ -69,7 +69,7 @@ def distances_from_others(gram: Tensor) -> list[float]:
     return squares.clamp(min=0).sqrt().tolist()
 
 
-def clip_rows(changes: Sequence[Tensor], most_ratio: float) -> list[Tensor]:
+def clip_rows(changes: Sequence[Tensor], max_ratio: float) -> list[Tensor]:
     """Return the factors of each row of each client's change: ``clip_factors``, row by row.
 
     A row that the median client hardly changed can still change by ``FLOOR`` times the change of
@@ -86,15 +86,15 @@ def clip_rows(changes: Sequence[Tensor], most_ratio: float) -> list[Tensor]:
         (rows,), float64, for each client
     """
     sizes = torch.stack([change.to(torch.float64) for change in changes])
-    if len(changes) < LEAST_CLIENTS:
+    if len(changes) < MIN_CLIENTS:
         return list(torch.ones_like(sizes))
     # Of an even number of clients, torch takes the lower of the two in the middle.
     typical = sizes.median(dim=0).values
-    most = most_ratio * typical.clamp(min=FLOOR * float(typical.median()))
+    most = max_ratio * typical.clamp(min=FLOOR * float(typical.median()))
     return list(torch.where(sizes > most, most / sizes, 1.0))
 
 
-def within_ratio(numbers: Tensor, most_ratio: float) -> Tensor:
+def within_ratio(numbers: Tensor, max_ratio: float) -> Tensor:
     """Limit the numbers of a statistic to within a ratio of the median client's.
 
     They are clamped to the range from 1 / ``most_ratio`` to ``most_ratio`` times the median.
@@ -108,13 +108,13 @@ def within_ratio(numbers: Tensor, most_ratio: float) -> Tensor:
     Tensor
         same shape and dtype
     """
-    if len(numbers) < LEAST_CLIENTS:
+    if len(numbers) < MIN_CLIENTS:
         return numbers
     median = numbers.median(dim=0).values
-    return numbers.clamp(median / most_ratio, median * most_ratio)
+    return numbers.clamp(median / max_ratio, median * max_ratio)
 
 
-def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
+def within_band(numbers: Tensor, max_ratio: float) -> Tensor:
     """Limit numbers of either sign to a band around the median client's.
 
     The half-width is ``most_ratio - 1`` times the median's magnitude, or ``most_ratio - 1`` if the
@@ -125,14 +125,14 @@ def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
     numbers : (clients, ...), of the order of 1
     most_ratio : at least 1
     """
-    if len(numbers) < LEAST_CLIENTS:
+    if len(numbers) < MIN_CLIENTS:
         return numbers
     median = numbers.median(dim=0).values
-    width = (most_ratio - 1) * median.abs().clamp(min=1.0)
+    width = (max_ratio - 1) * median.abs().clamp(min=1.0)
     return numbers.clamp(median - width, median + width)
 
 
-def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Tensor, float]:
+def limited_moments(own: Tensor, others: Tensor, max_ratio: float) -> tuple[Tensor, float]:
     """Limit a client's energy in every direction to a multiple of that of the others.
 
     For every direction u, ``u^T own u <= most_ratio u^T others u + floor``, with a floor that is a
@@ -161,7 +161,7 @@ def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Ten
     """
     energies = others.diagonal()
     floor = max(FLOOR * float(energies.median()), 1e-9 * float(energies.mean()), 1e-30)
-    bound = most_ratio * others
+    bound = max_ratio * others
     bound.diagonal().add_(floor)
     if int(torch.linalg.cholesky_ex(bound - own).info) == 0:
         return own, 1.0

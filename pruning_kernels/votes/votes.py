@@ -38,7 +38,7 @@ def magnitudes(weight: Tensor) -> Sizes:
 
 
 CPU = torch.device("cpu")
-MOST_PLANES = 16
+MAX_PLANES = 16
 """Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
@@ -165,7 +165,7 @@ class HostVotes:
 
         See ``select_most_voted``.
         """
-        if not self._large or len(self.planes) > MOST_PLANES:
+        if not self._large or len(self.planes) > MAX_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
         from pruning_kernels.votes import most_voted
         from pruning_kernels.votes.most_voted_columns import most_voted_in_columns

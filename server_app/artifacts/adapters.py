@@ -72,8 +72,8 @@ class AdapterOutcome(Outcome[Adapters]):
         run = self.run
         target = self.run.folder.path / "adapter"
         stream = BlockStream(run.model, run.computing)
-        windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_adapter(stream, result.edits, target, windows)
+        samples = next(iter(self.tests.texts.values()))[:A_FEW]
+        check_adapter(stream, result.edits, target, samples)
         run.progress.note(
             "exported", "exported     adapter/ loads in plain peft to the same logits"
         )
@@ -89,11 +89,11 @@ class AdapterOutcome(Outcome[Adapters]):
         run = self.run
         target = self.run.folder.path / "model"
         stream = BlockStream(run.model, run.computing)
-        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        samples = next(iter(self.tests.texts.values()))[:A_FEW]
         export_edited(
             run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
         )
-        check_export(stream, result.edits, target, windows)
+        check_export(stream, result.edits, target, samples)
         run.progress.note(
             "exported", "exported     model/, with the adapter merged, reloads to the same logits"
         )

@@ -34,9 +34,9 @@ class EditedOutcome(Outcome[E]):
         run = self.run
         target = self.run.folder.path / "model"
         stream = BlockStream(run.model, run.computing)
-        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        samples = next(iter(self.tests.texts.values()))[:A_FEW]
         export_edited(run.model, edits, target, card)
-        check_export(stream, edits, target, windows)
+        check_export(stream, edits, target, samples)
         run.progress.note(
             "exported",
             "exported     model/ reloads to the same logits",

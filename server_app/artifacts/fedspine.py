@@ -137,6 +137,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {count(len(clients), 'client')} did not reach fedspine.share"
-                f" = {job.share:g}{where}; raise federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not reach fedspine.pruning-ratio"
+                f" = {job.pruning_ratio:g}{where}; raise federation.rounds{others}."
             )

@@ -84,7 +84,7 @@ def rounding_notes(summary: Summary) -> list[str]:
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
     for who, shown, group in (
-        ("local-only and centralized", summary.local_sparsity, job.local_group),
+        ("local-baseline and centralized", summary.local_sparsity, job.local_group),
         ("federated", summary.masked, job.server_group),
     ):
         share = (

@@ -66,9 +66,9 @@ class StructuredOutcome(Outcome[SmallerResult]):
         self.summary.zeroed = form == "zero-filled"
         self.summary.sparsity = self._sparsity(small)
         self._export(small, form, smaller_card(run.settings, run.model, self.summary.report))
-        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        samples = next(iter(self.tests.texts.values()))[:A_FEW]
         stream = BlockStream(small, run.computing)
-        check_structured(stream, self._target, windows, form)
+        check_structured(stream, self._target, samples, form)
         run.progress.note(
             "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
         )

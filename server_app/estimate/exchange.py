@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.message import Header, Kind, Letter, Scalars, num_bytes, validate, write
-from espalier.messages.payload import packed_bytes
+from espalier.messages.message import Fields, Header, Kind, MessageBody, num_bytes, validate, write
+from espalier.messages.tensor_blobs import packed_bytes
 
 HASH = "0" * 64
 
@@ -34,12 +34,12 @@ class Exchange:
         return self.down + self.up
 
     @staticmethod
-    def of(request: Letter, contract: Contract, answer: Mapping[str, Any]) -> "Exchange":
+    def of(request: MessageBody, contract: Contract, answer: Mapping[str, Any]) -> "Exchange":
         """Return the sizes of a request without blobs and of a reply with these fields."""
         header = request.header
-        asked = validate(contract.down.scalars, request.scalars)
-        told = contract.up.scalars.model_construct(**answer)
-        down = _num_bytes(header, request.scalars, contract.down.specs(asked))
+        asked = validate(contract.down.fields, request.fields)
+        told = contract.up.fields.model_construct(**answer)
+        down = _num_bytes(header, request.fields, contract.down.specs(asked))
         up = _num_bytes(header, answer, contract.up.specs(told))
         return Exchange(header.kind, header.server_round, down, up)
 
@@ -75,7 +75,7 @@ class Traffic:
         return Traffic(sum(downs), sum(ups), len(found), max(downs, default=0), max(ups, default=0))
 
 
-def fields_of_reply(kind: type[Scalars], known: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_reply(kind: type[Fields], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of a reply that have the size of the real ones.
 
     Numbers are 0 and booleans False; ``known`` has the values of all other fields.
@@ -86,6 +86,6 @@ def fields_of_reply(kind: type[Scalars], known: Mapping[str, Any]) -> dict[str, 
     return {**zeros, **{name: value for name, value in known.items() if name in zeros}}
 
 
-def _num_bytes(header: Header, scalars: Mapping[str, Any], specs: BlockSpecs) -> int:
-    beside = num_bytes(write(Letter(header, dict(scalars))))
+def _num_bytes(header: Header, fields: Mapping[str, Any], specs: BlockSpecs) -> int:
+    beside = num_bytes(write(MessageBody(header, dict(fields))))
     return beside + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())

@@ -49,7 +49,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
         )
         brought = {
             "models that runs send, twice while one arrives": (
-                2 * (node.most_bytes_of_models() or 0)
+                2 * (node.max_bytes_of_models() or 0)
             )
         }
         yield from on_disks(node, settings, brought)
@@ -139,7 +139,7 @@ def told(memory: Memory, *, on_device: bool) -> str:
     if peak > total:
         raise InputError(
             f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine,"
-            " or a run with smaller batches or shorter windows, training.base = 'nf4', or"
+            " or a run with smaller batches or shorter samples, training.base = 'nf4', or"
             " activations = 'disk'"
         )
     line += "; CUDA's own context comes on top" if on_device else ""

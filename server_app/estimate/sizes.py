@@ -10,9 +10,9 @@ import torch
 from espalier.hf.machine.computing import DTYPES
 from espalier.hf.machine.traced_memory import traced
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import windows_per_batch
+from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.hf.stream.logits import tokens_at_once
-from espalier.messages.payload import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.settings.run import RunSettings
 from server_app.estimate.memory import Moment
 
@@ -92,12 +92,12 @@ class Sizes:
         """Number of all parameters."""
         return self.model.plan.num_parameters
 
-    def hidden_states(self, windows: int, tokens: int) -> int:
+    def hidden_states(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of hidden states between two blocks, as far as they are in memory."""
         held = (
-            windows
+            num_samples
             if self.settings.activations == "memory"
-            else min(windows, windows_per_batch(tokens))
+            else min(num_samples, samples_per_batch(tokens))
         )
         return held * tokens * self.width * self.computed
 
@@ -108,18 +108,18 @@ class Sizes:
         """
         return numbers * self.computed + (largest * self.stored if self.is_converted else 0)
 
-    def logits(self, windows: int, tokens: int) -> int:
+    def logits(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of two pieces of logits: one in use while the next is computed."""
-        at_once = min(tokens_at_once(max(1, self.vocabulary)), windows * tokens)
-        pieces = min(2, -(-windows * tokens // at_once))
+        at_once = min(tokens_at_once(max(1, self.vocabulary)), num_samples * tokens)
+        pieces = min(2, -(-num_samples * tokens // at_once))
         return pieces * at_once * self.vocabulary * self.computed
 
-    def pass_through_block(self, windows: int, tokens: int) -> int:
+    def pass_through_block(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of one batch on its way through a block.
 
         They are measured with tensors that have shapes but no data.
         """
-        batch = min(windows, windows_per_batch(tokens))
+        batch = min(num_samples, samples_per_batch(tokens))
         skeleton = self.model.new_skeleton()
         family = self.model.family
         blocks = skeleton.get_submodule(family.blocks)
@@ -132,7 +132,7 @@ class Sizes:
 
     def walk(
         self,
-        windows: int,
+        num_samples: int,
         tokens: int,
         name: str,
         watched: Mapping[str, int] | None = None,
@@ -145,13 +145,13 @@ class Sizes:
         watched : bytes of the statistics collected in a block, by kind
         edited : additional bytes for each matrix that is changed while it is read
         """
-        if not windows:
+        if not num_samples:
             return []
-        hidden = {"hidden states": self.hidden_states(windows, tokens)}
+        hidden = {"hidden states": self.hidden_states(num_samples, tokens)}
         embeddings = self.loaded(self.embeddings, self.embeddings)
         block = {"a block": self.largest_block * self.computed}
         read = self.largest_matrix * self.stored * self.is_converted + edited
-        within = {"a batch in a block": self.pass_through_block(windows, tokens)}
+        within = {"a batch in a block": self.pass_through_block(num_samples, tokens)}
         return [
             Moment(f"{name} embeddings", {**hidden, "embeddings": embeddings}),
             Moment(f"{name} loading a block", {**hidden, **block, "a matrix as it is read": read}),
@@ -159,16 +159,19 @@ class Sizes:
         ]
 
     def evaluation(
-        self, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0
+        self, num_samples: int, tokens: int, name: str = "evaluating,", edited: int = 0
     ) -> list[Moment]:
         """Return the moments of a pass that computes the losses of all sequences."""
-        if not windows:
+        if not num_samples:
             return []
-        hidden = {"hidden states": self.hidden_states(windows, tokens)}
+        hidden = {"hidden states": self.hidden_states(num_samples, tokens)}
         head = {"the head": self.loaded(self.head, self.head)}
-        scoring = {"the head": self.head * self.computed, "logits": self.logits(windows, tokens)}
+        scoring = {
+            "the head": self.head * self.computed,
+            "logits": self.logits(num_samples, tokens),
+        }
         return [
-            *self.walk(windows, tokens, name, edited=edited),
+            *self.walk(num_samples, tokens, name, edited=edited),
             Moment(f"{name} the head", {**hidden, **head}),
             Moment(f"{name} logits", {**hidden, **scoring}),
         ]

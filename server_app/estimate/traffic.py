@@ -16,7 +16,7 @@ from server_app.estimate.exchange import Exchange, Traffic
 from server_app.public_tests import PublicTests
 from strategies.base.evaluation import asked_texts
 
-USUAL_WINDOWS = 48
+USUAL_SAMPLES = 48
 """Assumed number of sequences of an evaluation text without limit that was not read yet."""
 
 
@@ -85,11 +85,13 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
     """
     evaluates = settings.clients_evaluate
     if tests is not None:
-        numbers = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
+        numbers = {
+            name: len(num_samples) for name, num_samples in tests.of_clients(settings).items()
+        }
         items = (tests.encoded, tests.metrics) if tests.encoded and evaluates else None
         return asked_texts(settings, numbers, items)
     chosen = settings.evaluation
     on_text = evaluates and settings.task.name == TEXT and not encoder
     texts = chosen.named_texts() if on_text else {}
-    numbers = dict.fromkeys(texts, chosen.max_windows or USUAL_WINDOWS)
+    numbers = dict.fromkeys(texts, chosen.max_samples or USUAL_SAMPLES)
     return asked_texts(settings, numbers, None)

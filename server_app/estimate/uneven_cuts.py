@@ -14,10 +14,10 @@ from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from server_app.estimate.dry_runs.dry_run import Case
 
-BYTES: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
+BYTES: dict[WireDtype, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
 """Bytes per number on the wire."""
 AROUND_TENSOR = 32
 """Bytes per tensor by which blobs with equally many numbers may differ.
@@ -56,7 +56,7 @@ class UnevenCuts:
     groups: Groups
     job: FedSpineSettings
     adapters: AdapterPlan
-    payload: Payload
+    wire_dtype: WireDtype
     rank: int
     around_parts: int = 0
 
@@ -103,7 +103,8 @@ class UnevenCuts:
             for block in {pool.number // 2 for pool in pools}
         )
         return math.ceil(
-            (AROUND_TENSOR * tensors + self.around_parts / sets) / (BYTES[self.payload] * self.rank)
+            (AROUND_TENSOR * tensors + self.around_parts / sets)
+            / (BYTES[self.wire_dtype] * self.rank)
         )
 
     def _pools(self) -> list[Pool]:

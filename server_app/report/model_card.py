@@ -165,7 +165,7 @@ def _data(settings: RunSettings) -> str:
         amount = f"items of the task `{settings.task.name}`"
     else:
         amount = (
-            f"{'windows' if tuned else count(data.windows, 'window')} of {data.window_tokens}"
+            f"{'samples' if tuned else count(data.num_samples, 'sample')} of {data.sequence_length}"
             " tokens"
         )
     return (

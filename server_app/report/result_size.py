@@ -16,7 +16,7 @@ MODEL = "model"
 ADAPTER = "adapter"
 CLIENTS = "clients"
 """Name of a folder in the run directory with one subfolder for each client's own model."""
-HOW_MUCH_GOES = ("share", "slicing")
+HOW_MUCH_GOES = ("pruning_ratio", "width_pruning_ratio")
 """Keys of the methods' tables that determine how small a model becomes."""
 TOLERANCE = 0.005
 """Fraction by which files may differ, due to headers and names, and still count as equal."""
@@ -104,7 +104,7 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     if not more:
         return []
     keys = [
-        f"{settings.method}.{key}"
+        f"{settings.method}.{key.replace('_', '-')}"
         for key in HOW_MUCH_GOES
         if key in type(settings.job).model_fields
     ]

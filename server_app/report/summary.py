@@ -28,7 +28,7 @@ from strategies.base.run_folder import RunFolder
 from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
 
 SCHEMA_VERSION = 2
-COLUMNS = ("dense", "local_only", "centralized", "federated")
+COLUMNS = ("dense", "local_baseline", "centralized", "federated")
 SPARSITY_DEFINITION = (
     "weights that the method set to zero / weights of the decoder blocks' linear layers"
     " (without embeddings, norms, biases and head)"
@@ -96,7 +96,7 @@ class Summary:
     report: dict[str, Any] = field(default_factory=dict)
     """Values that only this method reports."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """text -> column -> mean loss in nats; ``local_only``, a mean of perplexities, is apart."""
+    """text -> column -> mean loss in nats; ``local_baseline``, a mean of perplexities, is apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
     """text -> client -> perplexity of the client's local baseline."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Summary:
     personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     """column -> text -> client -> perplexity, for results with one model per client."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    """metric -> column -> score on the task's public items; ``local_only`` is stored apart."""
+    """metric -> column -> score on the task's public items; ``local_baseline`` is stored apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """metric -> client -> score of the client's local baseline."""
     personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Summary:
             self.sizes["federated"] = result
         if self.zeroed:
             self.sizes |= {
-                column: Size(base.parameters) for column in ("local_only", "centralized")
+                column: Size(base.parameters) for column in ("local_baseline", "centralized")
             }
         self.warnings += larger_than_base(base, result, self.settings)
 
@@ -190,7 +190,7 @@ class Summary:
 
         Local baselines and own texts have the mean over clients.
         """
-        if text == OWN_TEXT or column == "local_only" or column in self.personal:
+        if text == OWN_TEXT or column == "local_baseline" or column in self.personal:
             return _mean(self._perplexities_of_clients(text, column))
         loss = self.losses.get(text, {}).get(column)
         return None if loss is None else perplexity(loss)
@@ -200,7 +200,7 @@ class Summary:
 
         Local baselines have the mean over clients.
         """
-        if column == "local_only" or (column == "federated" and metric in self.personal_scores):
+        if column == "local_baseline" or (column == "federated" and metric in self.personal_scores):
             return _mean(self._scores_of_clients(metric, column))
         return self.scores.get(metric, {}).get(column)
 
@@ -230,7 +230,7 @@ class Summary:
 
     def _scores_of_clients(self, metric: str, column: str) -> list[float]:
         """Return the clients' scores for one column; empty if the column is not theirs."""
-        of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(
+        of_column = {"local_baseline": self.local_scores, "federated": self.personal_scores}.get(
             column, {}
         )
         return list(of_column.get(metric, {}).values())
@@ -246,7 +246,9 @@ class Summary:
         if column in self.personal:
             return list(self.personal[column].get(text, {}).values())
         return (
-            list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
+            list(self.local_perplexities.get(text, {}).values())
+            if column == "local_baseline"
+            else []
         )
 
     def _metrics(self) -> list[dict[str, Any]]:

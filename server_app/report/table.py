@@ -16,7 +16,7 @@ WIDTH = 160
 """Maximum width of a table in characters; it is narrower if possible."""
 LABELS = {
     "dense": "dense",
-    "local_only": "local-only (mean)",
+    "local_baseline": "local-baseline (mean)",
     "centralized": "centralized",
     "federated": "federated",
 }
@@ -52,8 +52,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
             *_cost(summary, column, traffic),
             end_section=column == rows[-2] and not summary.chances,
         )
-        if column == "local_only" and (medians := _spoilt(summary)):
-            table.add_row("local-only (median)", *medians, *["-"] * len(after))
+        if column == "local_baseline" and (medians := _spoilt(summary)):
+            table.add_row("local-baseline (median)", *medians, *["-"] * len(after))
     if summary.chances:
         chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
         table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * len(after))
@@ -130,7 +130,7 @@ def _size(summary: Summary, column: str) -> list[str]:
 def _sparsity(summary: Summary, column: str) -> str:
     """Return the fraction of prunable weights that are zero, as a percentage."""
     found = {
-        "local_only": summary.local_sparsity,
+        "local_baseline": summary.local_sparsity,
         "centralized": summary.centralized_sparsity,
         "federated": summary.sparsity,
     }
@@ -158,14 +158,14 @@ def _spoilt(summary: Summary) -> list[str]:
     A large difference shows that a single client distorts the mean.
     """
     texts = [
-        (summary.perplexity(text, "local_only"), summary.median_perplexities(text))
+        (summary.perplexity(text, "local_baseline"), summary.median_perplexities(text))
         for text in summary.texts()
     ]
     scores = [
-        (summary.score(metric, "local_only"), summary.median_scores(metric))
+        (summary.score(metric, "local_baseline"), summary.median_scores(metric))
         for metric in summary.scores
     ]
-    found = [(mean, medians.get("local_only")) for mean, medians in texts + scores]
+    found = [(mean, medians.get("local_baseline")) for mean, medians in texts + scores]
     far = any(
         mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
         for mean, middle in found

@@ -18,7 +18,7 @@ from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.settings.training import TrainingSettings
-from pruning_kernels.lora.clipping import LEAST_CLIENTS, distances_from_others
+from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
@@ -259,13 +259,13 @@ class AdapterAverager:
         converged, for example, each client's update is the opposite of the sum of the others.
         """
         updates = self._all_updates(inbox, clients)
-        if len(clients) < LEAST_CLIENTS:
+        if len(clients) < MIN_CLIENTS:
             return updates
         products = updates.products()
         distances = dict(zip(clients, distances_from_others(products), strict=True))
         usual = median_low(distances.values())
         # The small term tolerates rounding if all updates are nearly equal.
-        most = self._limits.most_ratio * usual + 1e-6 * float(products.diagonal().max().sqrt())
+        most = self._limits.max_ratio * usual + 1e-6 * float(products.diagonal().max().sqrt())
         far = [client for client in clients if distances[client] > most]
         for client in far:
             self._far.note(client, server_round, distances[client], usual)

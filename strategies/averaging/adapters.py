@@ -157,7 +157,7 @@ class AdapterResult:
         cut = self._cut(key, tensors, limit)
         if self.job.delivers_differences(federation):
             cut = differences(cut, self._cut(key, first, limit))
-        blob, lost = pack_adapters(cut, federation.payload, residuals)
+        blob, lost = pack_adapters(cut, federation.wire_dtype, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
         if self.job.feeds_back and lost:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
@@ -185,7 +185,7 @@ class AdapterResult:
         """Return the tensors that clients have after they received ``blob``: float32, by name."""
         federation = self.settings.federation
         shapes = self.adapters.limited(limit).shapes()[key]
-        found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
+        found = unpack_adapters(shapes, self.blob(key, limit), federation.wire_dtype)
         differ = self.job.delivers_differences(federation)
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
 

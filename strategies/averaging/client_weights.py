@@ -17,7 +17,7 @@ MAX_CAPABILITY_RATIO = 4.0
 """Maximum capability of a node as a multiple of the median capability."""
 
 
-def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+def up_to_median(claimed: Mapping[int, float], max_ratio: float) -> dict[int, float]:
     """Limit each claim to ``most_ratio`` times the median claim.
 
     Parameters
@@ -34,11 +34,11 @@ def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, f
     positive = [value for value in claimed.values() if value > 0]
     if not positive:
         return dict(claimed)
-    most = most_ratio * median_low(positive)
+    most = max_ratio * median_low(positive)
     return {client: min(value, most) for client, value in claimed.items()}
 
 
-def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int, float]:
     """Limit each claim to ``most_ratio`` times the median, then to that multiple of the mean.
 
     The second limit refers to the mean of the limited claims. It gives no client more than
@@ -55,9 +55,9 @@ def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int
     dict
         The limited claims; unchanged bit by bit if no claim exceeds a limit.
     """
-    counted = up_to_median(claimed, most_ratio)
+    counted = up_to_median(claimed, max_ratio)
     falling = sorted((value for value in counted.values() if value > 0), reverse=True)
-    if not falling or falling[0] <= most_ratio * (sum(falling) / len(falling)):
+    if not falling or falling[0] <= max_ratio * (sum(falling) / len(falling)):
         return counted
     most = falling[-1]
     number = len(falling)
@@ -67,9 +67,9 @@ def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int
     for above, (value, rest) in enumerate(zip(falling, sums, strict=True)):
         # If the first ``above`` clients count ``limit`` each, the limit solves
         # limit = ratio * (above * limit + rest) / number.
-        if (room := number - most_ratio * above) <= 0:
+        if (room := number - max_ratio * above) <= 0:
             break
-        if (limit := most_ratio * rest / room) >= value:
+        if (limit := max_ratio * rest / room) >= value:
             most = limit
             break
     return {client: min(value, most) for client, value in counted.items()}
@@ -103,7 +103,7 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
 
 
 def count_claims(
-    rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float
+    rounds: Rounds, what: str, claimed: Mapping[int, float], max_ratio: float
 ) -> dict[int, float]:
     """Return the counted part of each client's claim, and record the clients that were limited.
 
@@ -115,7 +115,7 @@ def count_claims(
     what : kind of the claim for messages, such as ``weight``, ``tokens`` or ``scores``
     claimed, most_ratio : as in ``limited_weights``
     """
-    counted = limited_weights(claimed, most_ratio)
+    counted = limited_weights(claimed, max_ratio)
     for client in note_claims(rounds, what, claimed, counted):
         note = rounds.roster.seats[client].capped[what]
         note["times"] = note.get("times", 0) + 1

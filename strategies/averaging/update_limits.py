@@ -28,8 +28,8 @@ class UpdateLimits:
         (``federation.max-update-ratio``)
     """
 
-    def __init__(self, most_ratio: float) -> None:
-        self.most_ratio = most_ratio
+    def __init__(self, max_ratio: float) -> None:
+        self.max_ratio = max_ratio
         self._clipped: dict[int, dict[Any, float]] = {}
         """Factor by which each clipped tensor exceeded the limit, by client."""
 
@@ -41,7 +41,7 @@ class UpdateLimits:
         place : name of the tensor
         sizes : norm of the change, by client
         """
-        found = clip_factors(sizes, self.most_ratio)
+        found = clip_factors(sizes, self.max_ratio)
         for client, factor in found.items():
             if factor < 1:
                 self.note(client, place, sizes[client], factor * sizes[client])

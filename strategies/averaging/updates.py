@@ -62,7 +62,7 @@ class Updates:
         """Return one tensor as a client sent it: float32."""
         read = partial(self._inbox.tensor, client, key)
         shape = self._shapes[client][key][name]
-        return read_adapter(read, name, shape, self._federation.payload)
+        return read_adapter(read, name, shape, self._federation.wire_dtype)
 
     def trained(self, client: int, key: str, name: str) -> Tensor:
         """Return one tensor as a client trained it; ranks that the client removed are zero.

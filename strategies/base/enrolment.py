@@ -26,7 +26,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.identity.site_keys import PUBLIC, PublicKeys
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
-from espalier.messages.message import Letter, NoScalars, read, validate
+from espalier.messages.message import MessageBody, NoFields, read, validate
 from espalier.messages.refusal import Refusal
 from espalier.messages.signed_name import is_signed, new_nonce, statement
 from strategies.base.roster import Seat
@@ -57,8 +57,8 @@ class Enroller:
     _asked: set[int] = field(default_factory=set)
     _tries: Counter[int] = field(default_factory=Counter)
     """Number of times that each node was asked."""
-    _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
-    _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    _waiting: dict[str, tuple[int, MessageBody]] = field(default_factory=dict)
+    _untold: dict[str, tuple[int, MessageBody]] = field(default_factory=dict)
     """Refusals sent to nodes that have not confirmed them yet, by message id."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
     """Further nodes that claim a site's name, in the order of their answers."""
@@ -218,7 +218,7 @@ class Enroller:
             self._asked.add(node_id)
             self._tries[node_id] += 1
             seat = Seat(NO_CLIENT, "", node_id)
-            asked = NoScalars() if self.keys is None else Challenge(nonce=new_nonce())
+            asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
             request = read(self.rounds.request("enrol", seat, 0, asked).content)
             if (message_id := self.rounds.push(request, seat)) is not None:
                 self._waiting[message_id] = (node_id, request)
@@ -231,16 +231,16 @@ class Enroller:
                 if (enrolment := self._read(reply, node_id, request)) is not None:
                     yield node_id, enrolment
 
-    def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
+    def _read(self, reply: Message, node_id: int, request: MessageBody) -> Enrolment | None:
         notified: int | None = node_id
         try:
             if not reply.has_content():
                 notified = None
                 raise InputError(error_of(reply))
-            letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
-            if letter.header.status == "ok":
-                return self._known(letter, node_id, request)
-            notified, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
+            body = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+            if body.header.status == "ok":
+                return self._known(body, node_id, request)
+            notified, (site, reason) = None, refused_by(str(body.fields["reason"]))
             # The answer of a failed enrolment is not signed, so its site name is only a claim.
             if site and self.keys is not None:
                 site, reason = "", f"claims to be {site}: {reason}"
@@ -250,7 +250,7 @@ class Enroller:
         self._refuse(site or f"node {node_id}", reason, notified)
         return None
 
-    def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
+    def _known(self, body: MessageBody, node_id: int, request: MessageBody) -> Enrolment:
         """Return a node's enrolment, after checking its signature if the run has site keys.
 
         Raises
@@ -260,8 +260,8 @@ class Enroller:
             valid.
         """
         if self.keys is None:
-            return validate(Enrolment, letter.scalars)
-        signed = validate(SignedEnrolment, letter.scalars)
+            return validate(Enrolment, body.fields)
+        signed = validate(SignedEnrolment, body.fields)
         said = f"claims to be {signed.site}"
         if signed.site not in self.keys and self.read_keys is not None:
             # A key file that is just being written is invalid; the node is refused without it.
@@ -277,7 +277,7 @@ class Enroller:
             raise InputError(
                 f"{said}, but did not prove it; set site-key in --node-config to its private key"
             )
-        text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
+        text = statement(signed.told(), request.fields["nonce"], request.header.lineage, node_id)
         if not is_signed(key, text, signed.signature):
             raise InputError(f"{said}, but does not have the key of {signed.site} in site-keys")
         return signed

@@ -12,9 +12,9 @@ import torch
 from flwr.app import Message
 
 from espalier.data.tasks.scored_items import ScoredItems, to_arrays
-from espalier.messages.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts, require_many
+from espalier.messages.evaluation import SAMPLES_BLOB, TEST_BLOB, Texts, require_many
 from espalier.messages.message import read
-from espalier.messages.payload import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds
 from strategies.base.run import Run
@@ -42,7 +42,7 @@ class ClientEvaluation:
     Parameters
     ----------
     run : run whose ``evaluation`` settings apply
-    public_text : evaluation texts by name, shape (windows, tokens), int64; may be empty
+    public_text : evaluation texts by name, shape (samples, tokens), int64; may be empty
     tests : public test items and the metrics for them, or None
 
     Raises
@@ -78,48 +78,50 @@ class ClientEvaluation:
 
     def _packed(self) -> tuple[Texts, dict[str, bytes]]:
         """Return the request's fields, and the blobs with evaluation texts and test items."""
-        windows = {
-            name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()
+        samples = {
+            name: samples.numpy().astype(np.int32) for name, samples in self.public_text.items()
         }
-        numbers = {name: len(array) for name, array in windows.items()}
-        blobs = {WINDOWS_BLOB: pack_tensors(windows)} if windows else {}
+        numbers = {name: len(array) for name, array in samples.items()}
+        blobs = {SAMPLES_BLOB: pack_tensors(samples)} if samples else {}
         if self.tests is not None:
             blobs[TEST_BLOB] = pack_tensors(to_arrays(self.tests[0]))
         return asked_texts(self.run.settings, numbers, self.tests), blobs
 
     def collect(self, rounds: Rounds, replies: Iterable[Message]) -> None:
         """Record the clients' results as they arrive."""
-        self.run.progress.begin("local only", len(rounds.roster.active()) if self.asked else 0)
+        self.run.progress.begin("local result", len(rounds.roster.active()) if self.asked else 0)
         for reply in replies:
-            letter = read(reply.content)
-            seat = rounds.roster.seats[letter.header.client]
-            seat.seconds += letter.scalars["seconds"]
+            body = read(reply.content)
+            seat = rounds.roster.seats[body.header.client]
+            seat.seconds += body.fields["seconds"]
             for found, name in (
                 (self.figures.losses, "losses"),
                 (self.figures.own_losses, "own_losses"),
                 (self.figures.test_scores, "test_scores"),
             ):
-                if letter.scalars[name]:
-                    found[seat.client] = list(letter.scalars[name])
-            self.run.progress.step("local_only", f"local result of {seat.site}", client=seat.client)
+                if body.fields[name]:
+                    found[seat.client] = list(body.fields[name])
+            self.run.progress.step(
+                "local_baseline", f"local result of {seat.site}", client=seat.client
+            )
 
 
 def asked_texts(
     settings: RunSettings,
-    num_windows: Mapping[str, int],
+    num_samples: Mapping[str, int],
     tests: tuple[ScoredItems, Sequence[str]] | None,
 ) -> Texts:
     """Return the fields of the request.
 
     Parameters
     ----------
-    num_windows : number of windows of each evaluation text
+    num_samples : number of samples of each evaluation text
     tests : public test items and the metrics for them, or None
     """
     texts = Texts(
-        names=list(num_windows),
-        num_windows=list(num_windows.values()),
-        window_tokens=settings.evaluation.window_tokens,
+        names=list(num_samples),
+        num_samples=list(num_samples.values()),
+        sequence_length=settings.evaluation.sequence_length,
         own_text=settings.evaluation.own_text,
     )
     if tests is not None:

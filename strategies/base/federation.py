@@ -14,7 +14,7 @@ from flwr.app import Message
 from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
-from espalier.messages.message import Letter, read
+from espalier.messages.message import MessageBody, read
 from strategies.base.enrolment import Enroller
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, Selection
@@ -185,12 +185,12 @@ class Federation:
         again = [client for client in lost if client in active]
         yield from self.rounds.exchange(self._requests(server_round, again), self._next_part)
 
-    def _next_part(self, letter: Letter) -> Message | None:
+    def _next_part(self, body: MessageBody) -> Message | None:
         """Return the request for the next part of a client's reply, by the hashes of its report."""
-        header = letter.header
+        header = body.header
         order = self._orders[header.client]
         if header.kind == "train":
-            self._reports[header.client] = letter.scalars
+            self._reports[header.client] = body.fields
         following = header.part + 1
         if following == len(order.parts):
             return None
@@ -208,8 +208,8 @@ class Federation:
     ) -> None:
         """Receive the replies as they arrive, and aggregate the complete and plausible ones."""
         inbox = Inbox(self.run.folder.inbox)
-        for letter in inbox.receive(replies):
-            self._note_arrival(letter)
+        for body in inbox.receive(replies):
+            self._note_arrival(body)
         clients = [client for client in inbox.complete_clients() if self._is_sound(inbox, client)]
         self.rounds.require_quorum(
             len(clients), f"sent their {self.method.WORDS.sent}", of=quorum_of
@@ -217,13 +217,13 @@ class Federation:
         self.method.fold(server_round, inbox, clients)
         inbox.clear()
 
-    def _note_arrival(self, letter: Letter) -> None:
-        seat = self.rounds.roster.seats[letter.header.client]
+    def _note_arrival(self, body: MessageBody) -> None:
+        seat = self.rounds.roster.seats[body.header.client]
         words = self.method.WORDS
-        if letter.header.kind == "train":
-            seat.worked(letter.scalars["seconds"])
-            self.method.note_report(seat, letter.scalars)
-        if letter.header.part + 1 == letter.header.num_parts:
+        if body.header.kind == "train":
+            seat.worked(body.fields["seconds"])
+            self.method.note_report(seat, body.fields)
+        if body.header.part + 1 == body.header.num_parts:
             sent = self._orders[seat.client].sends or words.sent
             text = f"{sent} of {seat.site}, {seat.work()}"
             self.run.progress.step(words.event, text, client=seat.client, seconds=seat.seconds)
@@ -257,7 +257,7 @@ class Federation:
         orders = {
             seat.client: order
             for seat in rounds.roster.active()
-            if (order := self.method.alone_order(seat)) is not None
+            if (order := self.method.local_baseline_request(seat)) is not None
         }
         if not orders:
             return
@@ -268,9 +268,9 @@ class Federation:
             rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
         ]
         for reply in rounds.exchange(requests, patience=self._patience):
-            letter = read(reply.content)
-            seat = rounds.roster.seats[letter.header.client]
-            seconds = letter.scalars["seconds"]
+            body = read(reply.content)
+            seat = rounds.roster.seats[body.header.client]
+            seconds = body.fields["seconds"]
             seat.seconds += seconds
             self.run.progress.step(
                 "alone",

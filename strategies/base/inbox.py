@@ -15,14 +15,14 @@ import torch
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import locate
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import locate
 from espalier.storage.atomic import write_bytes
 from pruning_kernels.votes.bitmask import LINE_WORDS, stack_of_masks
 
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
-LEAST_WORDS = 4096
+MIN_WORDS = 4096
 HEADERS = 256
 """Number of headers in memory: one blob is read tensor by tensor, of all clients in turn."""
 INBOX_DTYPES = {
@@ -45,21 +45,21 @@ class Inbox:
         self._expected: dict[int, int] = {}
         self._located = lru_cache(maxsize=HEADERS)(locate)
 
-    def receive(self, replies: Iterable[Message]) -> Iterator[Letter]:
+    def receive(self, replies: Iterable[Message]) -> Iterator[MessageBody]:
         """Store the blobs of each reply, and yield its letter without them.
 
         The inbox keeps no reference to a reply after that, so its memory can be freed.
         """
         for reply in replies:
-            letter = read(reply.content)
-            client = letter.header.client
-            for key in letter.blobs:
-                write_bytes(self.root / f"{client:05d}" / key, letter.blobs[key])
+            body = read(reply.content)
+            client = body.header.client
+            for key in body.blobs:
+                write_bytes(self.root / f"{client:05d}" / key, body.blobs[key])
             del reply
-            self._arrived.setdefault(client, set()).add(letter.header.part)
-            self._expected[client] = letter.header.num_parts
-            letter.blobs = {}
-            yield letter
+            self._arrived.setdefault(client, set()).add(body.header.part)
+            self._expected[client] = body.header.num_parts
+            body.blobs = {}
+            yield body
 
     def complete_clients(self) -> list[int]:
         """Return the clients whose parts have all arrived, in ascending order."""
@@ -107,7 +107,7 @@ class Inbox:
         ]
         places = [self._located(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
-        at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
+        at_once = max(MIN_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
         buffer = stack_of_masks(len(files), min(at_once, total))
         for first in range(0, total, at_once):
             stretch = buffer[:, : min(at_once, total - first)]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import NoScalars, Scalars, read
+from espalier.messages.message import Fields, NoFields, read
 from espalier.messages.parts import PartRequest
 from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
@@ -70,7 +70,7 @@ class Selection:
 class ClientOrder:
     """Request to a client in a round, and the form of its reply."""
 
-    fields: Scalars
+    fields: Fields
     """Fields of ``train``."""
     parts: Sequence[Sequence[str]]
     """Blob keys of each part in which the reply is sent."""
@@ -172,9 +172,9 @@ class Method(ABC):
         """
         run = self.run
         seat = self.rounds.roster.seats[client]
-        order = read(self.rounds.request("train", seat, server_round, NoScalars()).content)
+        order = read(self.rounds.request("train", seat, server_round, NoFields()).content)
         contract = contract_for(order, lambda: run.model.plan, run.settings)
-        return ClientOrder(NoScalars(), contract.parts)
+        return ClientOrder(NoFields(), contract.parts)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes to clients the state that they lost.
@@ -205,12 +205,12 @@ class Method(ABC):
         """Push the result to the clients after the last round, if they need it."""
         return
 
-    def alone_order(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order for a client's local baseline; None if it makes none.
 
         By default clients make one if it is evaluated and the rounds do not yield it.
         """
-        makes = self.evaluation.asked and self.run.settings.job.makes_alone
+        makes = self.evaluation.asked and self.run.settings.job.has_local_baseline
         return Alone() if makes else None
 
     def summary(self) -> None:

@@ -16,7 +16,7 @@ from strategies.base.clock import Clock
 from strategies.base.run_folder import RunFolder
 
 WIDTH = 24
-MOST_CHARACTERS = 10_000
+MAX_CHARACTERS = 10_000
 """Maximum length of a line. Most are shorter; one with the names of all clients may be long."""
 SECONDS_OF_SILENCE = 60.0
 """Seconds between two progress lines while the server waits for clients and receives nothing."""
@@ -81,7 +81,7 @@ class Progress:
         self.note("waiting", f"{self._title:<12} waiting for {line}")
 
     def _line(self, text: str) -> None:
-        self._show(printable(text, MOST_CHARACTERS))
+        self._show(printable(text, MAX_CHARACTERS))
         self._beats.another_line()
         self._waits.another_line()
 
@@ -89,7 +89,7 @@ class Progress:
         """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {
-            name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value
+            name: printable(value, MAX_CHARACTERS) if isinstance(value, str) else value
             for name, value in details.items()
         }
         self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})

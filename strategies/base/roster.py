@@ -9,7 +9,7 @@ from espalier.identity.printable import printable
 Status = Literal["completed", "dropped"]
 
 
-MOST_REFUSED = 200
+MAX_REFUSED = 200
 """Maximum number of refused sites and nodes that are listed; the rest is only counted."""
 BEYOND = "further nodes"
 
@@ -119,10 +119,10 @@ class Roster:
         Returns
         -------
         str or None
-            The reason as it is shown; None if there are already ``MOST_REFUSED`` entries.
+            The reason as it is shown; None if there are already ``MAX_REFUSED`` entries.
         """
         who = printable(who)
-        if who not in self.refused and len(self.refused) >= MOST_REFUSED:
+        if who not in self.refused and len(self.refused) >= MAX_REFUSED:
             self._beyond += 1
             self.refused[BEYOND] = f"{self._beyond} more were refused"
             return None

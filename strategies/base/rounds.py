@@ -23,7 +23,15 @@ from espalier.identity.printable import printable
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.lifetime import REQUESTS_AHEAD, lifetime
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
+from espalier.messages.message import (
+    SCHEMA_VERSION,
+    Fields,
+    Header,
+    Kind,
+    MessageBody,
+    address,
+    read,
+)
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork
@@ -63,7 +71,7 @@ TOLD_REASONS = 20
 
 Patience = Callable[[Seat], float]
 
-FollowUp = Callable[[Letter], Message | None]
+FollowUp = Callable[[MessageBody], Message | None]
 """Return the next request to a client after its first reply or a later request, or None."""
 
 
@@ -87,7 +95,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(eq=False)
 class _Pending:
-    request: Letter
+    request: MessageBody
     seat: Seat
     message_id: str | None
     """Flower's message id; None while the message waits for the site's node to reconnect."""
@@ -155,7 +163,7 @@ class Rounds:
         kind: Kind,
         seat: Seat,
         server_round: int,
-        scalars: Scalars,
+        fields: Fields,
         blobs: dict[str, bytes] | None = None,
         part: int = 0,
     ) -> Message:
@@ -171,9 +179,9 @@ class Rounds:
             part=part,
             num_parts=1,
         )
-        return self._envelope(Letter(header, scalars.model_dump(), blobs or {}), seat)
+        return self._envelope(MessageBody(header, fields.model_dump(), blobs or {}), seat)
 
-    def push(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> str | None:
+    def push(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> str | None:
         """Send a letter to the present node of its client.
 
         Parameters
@@ -187,17 +195,17 @@ class Rounds:
         str or None
             Flower's message id; None if Flower did not accept the message.
         """
-        message = self._envelope(letter, seat, seconds)
-        self.folder.ledger.record("down", seat.client, letter, message.content)
+        message = self._envelope(body, seat, seconds)
+        self.folder.ledger.record("down", seat.client, body, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
     def pull(self, message_id: str) -> Message | None:
         """Return the reply to a message, or None if it has not arrived."""
         return next(iter(self.grid.pull_messages([message_id])), None)
 
-    def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
+    def _envelope(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> Message:
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
-        return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
+        return address(body, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
     def begin(self, least: float = 0.0, *, can_catch_up: bool = False) -> None:
         """Start the time limit of a round, or of the requests after the rounds.
@@ -221,25 +229,25 @@ class Rounds:
         behind = set(self.lost or {}) - self.catching_up
         return [seat for seat in self.roster.active() if seat.client not in behind]
 
-    def push_all(self, requests: Iterable[Message]) -> list[Letter]:
+    def push_all(self, requests: Iterable[Message]) -> list[MessageBody]:
         """Send requests to clients, and return the valid answers when none is missing."""
         return [read(reply.content) for reply in self.exchange(requests)]
 
     def push_parts(
         self,
         server_round: int,
-        parts: Iterable[tuple[Scalars, Mapping[str, bytes]]],
+        parts: Iterable[tuple[Fields, Mapping[str, bytes]]],
         clients: Collection[int] | None = None,
-    ) -> list[Letter]:
+    ) -> list[MessageBody]:
         """Push fields and blobs to clients, one part after the other, and return the answers.
 
         ``clients`` restricts the clients; None means all that still take part.
         """
         answers = []
-        for part, (scalars, blobs) in enumerate(parts):
+        for part, (fields, blobs) in enumerate(parts):
             seats = [s for s in self.receiving() if clients is None or s.client in clients]
             requests = [
-                self.request("deliver", seat, server_round, scalars, dict(blobs), part)
+                self.request("deliver", seat, server_round, fields, dict(blobs), part)
                 for seat in seats
             ]
             answers += self.push_all(requests)
@@ -288,7 +296,7 @@ class Rounds:
             but pulled only after it.
         """
         pending = [self._send(read(message.content), patience) for message in requests]
-        last: dict[int, Letter] = {}
+        last: dict[int, MessageBody] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
         # Near the end of the round's time, clients still get the time of one message with its
@@ -314,13 +322,13 @@ class Rounds:
                 last_reply = self.clock.now()
                 if self.shared_workers:
                     self._restart_deadlines(pending)
-                letter = self._accept(entry, reply, pending)
-                if letter is not None:
+                body = self._accept(entry, reply, pending)
+                if body is not None:
                     pending.remove(entry)
-                    self._ask_ahead(letter, pending, last, follow_up)
-                    # The letter shares the reply's blobs. Drop it, so that only one part is in
+                    self._ask_ahead(body, pending, last, follow_up)
+                    # The body shares the reply's blobs. Drop it, so that only one part is in
                     # memory.
-                    letter = None
+                    body = None
                     yield reply
                 del reply
             if pending and idle:
@@ -356,7 +364,11 @@ class Rounds:
             entry.deadline = self.clock.now() + entry.seconds
 
     def _ask_ahead(
-        self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp
+        self,
+        body: MessageBody,
+        pending: list[_Pending],
+        last: dict[int, MessageBody],
+        follow_up: FollowUp,
     ) -> None:
         """Send a client its next requests.
 
@@ -364,26 +376,26 @@ class Rounds:
         before. ``last`` holds the last follow-up request of each client, because parts may arrive
         in any order.
         """
-        client = letter.header.client
+        client = body.header.client
         own = [entry for entry in pending if entry.seat.client == client]
         while (
             len(own) < REQUESTS_AHEAD
-            and (following := follow_up(last.get(client, letter))) is not None
+            and (following := follow_up(last.get(client, body))) is not None
         ):
             last[client] = read(following.content)
             own.append(self._send(last[client]))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             # A part that a later one has overtaken may be lost, so its deadline is not extended.
-            if entry.request.header.part > letter.header.part:
+            if entry.request.header.part > body.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
 
-    def _send(self, letter: Letter, patience: Patience = lambda _: 0.0) -> _Pending:
-        seat = self.roster.seats[letter.header.client]
+    def _send(self, body: MessageBody, patience: Patience = lambda _: 0.0) -> _Pending:
+        seat = self.roster.seats[body.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
-        message_id = self.push(letter, seat, seconds)
+        message_id = self.push(body, seat, seconds)
         return _Pending(
-            letter,
+            body,
             seat,
             message_id,
             seconds,
@@ -431,32 +443,34 @@ class Rounds:
             attempt=header.attempt + 1,
             reason=reason,
         )
-        again = Letter(
+        again = MessageBody(
             header.model_copy(update={"attempt": header.attempt + 1}),
-            entry.request.scalars,
+            entry.request.fields,
             entry.request.blobs,
         )
         following = self._send(again, lambda _: entry.seconds)
         following.since = entry.since
         pending[pending.index(entry)] = following
 
-    def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
+    def _accept(
+        self, entry: _Pending, reply: Message, pending: list[_Pending]
+    ) -> MessageBody | None:
         """Check a reply; return None if the client was dropped, asked again, or has to catch up."""
         if not reply.has_content():
             self._send_again(entry, pending, error_of(reply), late=False)
             return None
         try:
-            letter = self.checked(reply, entry.request, entry.seat)
+            body = self.checked(reply, entry.request, entry.seat)
         except EspalierError as error:
             self._give_up(entry, pending, f"reply refused: {error}")
             return None
-        if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
+        if body.header.status == "failed" and self._is_to_catch_up(entry, body):
             pending[:] = [other for other in pending if other.seat is not entry.seat]
             return None
-        if letter.header.status == "failed":
-            self._give_up(entry, pending, str(letter.scalars["reason"]))
+        if body.header.status == "failed":
+            self._give_up(entry, pending, str(body.fields["reason"]))
             return None
-        return letter
+        return body
 
     def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
         """Drop a client, and stop waiting for its replies."""
@@ -491,7 +505,7 @@ class Rounds:
             reason=reason,
         )
 
-    def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
+    def checked(self, reply: Message, request: MessageBody, seat: Seat) -> MessageBody:
         """Return the letter in a reply after checking it against its contract.
 
         A valid reply is recorded in the ledger with its tensors, a refused one with its bytes only.
@@ -505,8 +519,8 @@ class Rounds:
             The ledger cannot be written. That is a fault of the server's disk, not of the reply.
         """
         try:
-            letter = read(reply.content)
-            check_reply(letter, request, contract_for(request, lambda: self.plan, self.settings))
+            body = read(reply.content)
+            check_reply(body, request, contract_for(request, lambda: self.plan, self.settings))
         except (OSError, *INTERRUPTS):
             raise
         except BaseException as error:
@@ -517,21 +531,21 @@ class Rounds:
                 else f"unexpected {type(error).__name__}"
             )
             raise InputError(reason) from None
-        self.folder.ledger.record("up", seat.client, letter, reply.content)
-        return letter
+        self.folder.ledger.record("up", seat.client, body, reply.content)
+        return body
 
-    def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
+    def _is_to_catch_up(self, entry: _Pending, body: MessageBody) -> bool:
         """Return True if a client reported lost state that can be restored, once in a round."""
         seat = entry.seat
         header = entry.request.header
-        reason = str(letter.scalars["reason"])
+        reason = str(body.fields["reason"])
         if (
             self.lost is None
             or seat.client in self.lost
             or header.kind not in ("deliver", "train", "fetch")
         ):
             return False
-        if not letter.scalars.get("lost"):
+        if not body.fields.get("lost"):
             return False
         client = seat.client
         self.lost[client] = reason

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.edits import Edits, masked, replaced
@@ -22,16 +22,16 @@ from pruning_kernels.selection.local import LocalPruning
 from strategies.base.run import Run
 
 
-def pooled_windows(run: Run) -> Tensor:
-    """Return the calibration samples of all clients, (windows, tokens), int64."""
+def pooled_samples(run: Run) -> Tensor:
+    """Return the calibration samples of all clients, (samples, tokens), int64."""
     # A simulated node has no data besides the run's [data] table.
     nowhere = simulated_node()
     clients = range(run.settings.num_clients)
-    windows = torch.cat(
-        [client_windows(run.settings, nowhere, run.model.encode, client) for client in clients]
+    samples = torch.cat(
+        [client_samples(run.settings, nowhere, run.model.encode, client) for client in clients]
     )
     run.progress.begin("centralized", len(run.model.plan.blocks))
-    return windows
+    return samples
 
 
 def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
@@ -43,14 +43,14 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
         Edits that turn the dense model into the pruned one. The masks are in ``store``, one blob
         per block.
     """
-    windows = pooled_windows(run)
+    samples = pooled_samples(run)
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     hashes = []
-    for index, masks in prune_by_block(stream, windows, pooled.prune_mask, watch_for(pooled)):
+    for index, masks in prune_by_block(stream, samples, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
         run.progress.step(
-            "centralized", f"block {index}, {count(len(windows), 'window')}", block=index
+            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
         )
     return masked(
         lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
@@ -62,16 +62,16 @@ def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edi
 
     The client samples every layer and prunes directly to the final sparsity.
     """
-    windows = pooled_windows(run)
+    samples = pooled_samples(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan
     pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
     hashes = []
-    for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):
+    for layer in prune_layers(stream, samples, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))
         run.progress.step(
             "centralized",
-            f"block {layer.index}, {count(len(windows), 'window')}",
+            f"block {layer.index}, {count(len(samples), 'sample')}",
             block=layer.index,
         )
     return replaced(

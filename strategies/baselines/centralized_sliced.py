@@ -8,19 +8,19 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.methods.slicegpt.contract import dense_width, places
 from espalier.methods.slicegpt.settings import SliceGptSettings
 from strategies.base.run import Run
-from strategies.baselines.centralized import pooled_windows
+from strategies.baselines.centralized import pooled_samples
 
 
 def slicegpt_of_all(run: Run) -> OpenedModel:
     """Return the model by SliceGPT on the pooled samples of all clients."""
     width = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan))
-    windows = pooled_windows(run)
+    samples = pooled_samples(run)
     found = []
-    moments = mean_moments(BlockStream(run.model, run.computing), windows)
+    moments = mean_moments(BlockStream(run.model, run.computing), samples)
     for name, own in zip(places(run.model.plan), moments, strict=True):
         found.append(basis_of(own, width)[0])
         if name.endswith("-mlp"):
             run.progress.step(
-                "centralized", f"{name.removesuffix('-mlp')}, {count(len(windows), 'window')}"
+                "centralized", f"{name.removesuffix('-mlp')}, {count(len(samples), 'sample')}"
             )
     return SlicedModel(run.model, found.__getitem__, width)

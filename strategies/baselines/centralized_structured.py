@@ -19,18 +19,18 @@ from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.seeds import derive_seed
 from espalier.training.replacement import Replacement, Stretch
 from strategies.base.run import Run
-from strategies.baselines.centralized import pooled_windows
+from strategies.baselines.centralized import pooled_samples
 
 
 def flap_of_all(run: Run) -> OpenedModel:
     """Return the model by FLAP on the pooled samples of all clients."""
     stream = BlockStream(run.model, run.computing)
     moments = []
-    windows = pooled_windows(run)
-    for index, found in enumerate(watched_moments(stream, windows)):
+    samples = pooled_samples(run)
+    for index, found in enumerate(watched_moments(stream, samples)):
         moments.append(found)
         run.progress.step(
-            "centralized", f"block {index}, {count(len(windows), 'window')}", block=index
+            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
         )
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
@@ -39,10 +39,10 @@ def flap_of_all(run: Run) -> OpenedModel:
 def llm_pruner_of_all(run: Run) -> OpenedModel:
     """Return the model by LLM-Pruner on the pooled samples of all clients."""
     job = run.settings.of(LlmPrunerSettings)
-    windows = pooled_windows(run)
-    blobs = tuned_by_one(run.model, run.computing, windows, job, run.settings.data.windows)
+    samples = pooled_samples(run)
+    blobs = tuned_by_one(run.model, run.computing, samples, job, run.settings.data.num_samples)
     run.progress.step(
-        "centralized", f"{count(len(blobs), 'block')}, {count(len(windows), 'window')}"
+        "centralized", f"{count(len(blobs), 'block')}, {count(len(samples), 'sample')}"
     )
     return open_cut(run.model, blobs.__getitem__, ())
 
@@ -53,15 +53,15 @@ def llm_streamline_of_all(run: Run) -> OpenedModel:
     It takes as many training steps as all clients together.
     """
     job = run.settings.of(LlmStreamlineSettings)
-    windows = pooled_windows(run)
+    samples = pooled_samples(run)
     stream = BlockStream(run.model, run.computing)
     span = job.span(len(run.model.plan.blocks))
-    start = likest(stretch_cosines(stream, windows, span, after_norm=job.compares_after_norm))
-    run.progress.step("centralized", f"{count(len(windows), 'window')} compared", block=start)
+    start = likest(stretch_cosines(stream, samples, span, after_norm=job.compares_after_norm))
+    run.progress.step("centralized", f"{count(len(samples), 'sample')} compared", block=start)
     if job.replacement == "none":
         return open_streamlined(run.model, start, span, None)
     steps = run.settings.num_clients * run.settings.federation.rounds * job.steps
     seed = derive_seed(run.settings.seed, "training/centralized")
-    training = Replacement(Stretch.walked(stream, windows, start, span), job.training, seed, steps)
+    training = Replacement(Stretch.walked(stream, samples, start, span), job.training, seed, steps)
     layer, _ = training.run(first_layer(run.model, start), 0, steps)
     return open_streamlined(run.model, start, span, layer)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import Scalars
+from espalier.messages.message import Fields
 from espalier.methods.fedprllm.contract import (
     Decision,
     blocks_of_round,
@@ -129,7 +129,7 @@ class FedPrLLM(Method):
         """Push the decisions on the first ``decided`` blocks to clients; None means all."""
         self.rounds.push_parts(server_round, self._decided(decided), clients)
 
-    def _decided(self, decided: int) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+    def _decided(self, decided: int) -> Iterator[tuple[Fields, Mapping[str, bytes]]]:
         """Yield the decisions on the first ``decided`` blocks, part by part."""
         scaled = self.settings.weight_scaling
         for blocks in decided_parts(self.run.model.plan, self.run.settings, decided):

@@ -33,7 +33,7 @@ from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
-from espalier.messages.payload import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.fedpetuning.contract import parts
 from espalier.methods.fedsoda.contract import EmulatorPart, SubModelOrder
 from espalier.methods.fedsoda.settings import FedSodaSettings
@@ -47,7 +47,7 @@ from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import ClientOrder, Selection
-from strategies.base.public_windows import public_windows, require_public_text
+from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.run import Run
 from strategies.fedsoda.sub_model import SubModelResult, require_sub_model
 
@@ -111,7 +111,7 @@ class FedSoda(Tuning):
         require_public_text(settings, job)
         # An estimate may have a configuration only.
         if cls.reads_public_text(job) and model.has_tokenizer:
-            cls.public_windows(settings, model)
+            cls.public_samples(settings, model)
 
     @staticmethod
     def reads_public_text(job: FedSodaSettings) -> bool:
@@ -119,20 +119,20 @@ class FedSoda(Tuning):
         return job.aligns or (job.drop == "similar" and job.group_layers > 0)
 
     @staticmethod
-    def public_windows(settings: RunSettings, model: OpenedModel) -> Tensor:
-        """Return samples of the public text, shape (windows, tokens), int64."""
-        return public_windows(settings, settings.of(FedSodaSettings), model)
+    def public_samples(settings: RunSettings, model: OpenedModel) -> Tensor:
+        """Return samples of the public text, shape (samples, tokens), int64."""
+        return public_samples(settings, settings.of(FedSodaSettings), model)
 
     def _public_sha256(self) -> str:
         """Return the hash of the samples that the server reads; empty if it reads none."""
         if not self.reads_public_text(self.job):
             return ""
-        return sha256(self.windows.numpy().tobytes())
+        return sha256(self.samples.numpy().tobytes())
 
     @cached_property
-    def windows(self) -> Tensor:
-        """Samples of the public text, shape (windows, tokens), int64."""
-        return self.public_windows(self.run.settings, self.run.model)
+    def samples(self) -> Tensor:
+        """Samples of the public text, shape (samples, tokens), int64."""
+        return self.public_samples(self.run.settings, self.run.model)
 
     def summary(self) -> None:
         """Show the method and its main settings."""
@@ -209,7 +209,7 @@ class FedSoda(Tuning):
         run = self.run
         run.progress.begin("comparing", 1)
         stream = BlockStream(run.model, run.computing)
-        distances = angular_distances(stream, self.windows, job.group_layers, emulator)
+        distances = angular_distances(stream, self.samples, job.group_layers, emulator)
         starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
         run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
         return starts, distances
@@ -228,7 +228,7 @@ class FedSoda(Tuning):
         alignment = Alignment(
             student=student,
             family=run.model.family,
-            windows=self.windows,
+            samples=self.samples,
             places=result.places(),
             settings=training,
             seed=derive_seed(run.settings.seed, "alignment", server_round=server_round),
@@ -237,7 +237,7 @@ class FedSoda(Tuning):
         stream = BlockStream(run.model, run.computing)
         edits = result.plugged().edits
         teacher = Teacher.walked(
-            stream, alignment.windows, alignment.numbers(), alignment.places.of_full(), edits
+            stream, alignment.samples, alignment.numbers(), alignment.places.of_full(), edits
         )
         start, adapter = (
             {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
@@ -313,7 +313,7 @@ class FedSoda(Tuning):
             return
         manifest = self.result.manifest
         answers = self.rounds.push_parts(server_round, [(Offer.of(manifest), {})], without)
-        lacking = {letter.header.client: letter.scalars["pieces"] for letter in answers}
+        lacking = {body.header.client: body.fields["pieces"] for body in answers}
         for index in range(len(manifest.piece_sha256)):
             if wanting := [client for client, pieces in lacking.items() if index in pieces]:
                 piece = Piece(

@@ -21,7 +21,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
-from espalier.messages.payload import MOST_BLOBS
+from espalier.messages.tensor_blobs import MAX_BLOBS
 from espalier.methods.fedpetuning.contract import trained
 from espalier.methods.fedsoda.contract import emulator_adapters
 from espalier.methods.fedsoda.settings import FedSodaSettings
@@ -291,10 +291,10 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     hashes = [_sha256_of(folder / name) for name in names]
     whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
     starts = range(0, whole.num_bytes, piece_bytes)
-    if len(starts) > MOST_BLOBS:
+    if len(starts) > MAX_BLOBS:
         raise InputError(
             f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
-            f" most {MOST_BLOBS} may; set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
+            f" most {MAX_BLOBS} may; set it to {-(-whole.num_bytes // MAX_BLOBS)} or more"
         )
     pieces = [
         _sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes)))

@@ -17,7 +17,7 @@ from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.kept_weights import kept_specs
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
-from espalier.messages.payload import views
+from espalier.messages.tensor_blobs import views
 from espalier.methods.fedspallm.contract import num_kept, sparsity_of
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
@@ -135,7 +135,7 @@ class KeptResult:
         ]
         self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
 
-    def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
+    def note_local_models(self, sampled: Sequence[Sequence[int]], server_round: int) -> None:
         """Set ``before`` and ``local_share``, before the round's layers are decided.
 
         A client's own model consists of its layers of this round and the global model at its start
@@ -150,8 +150,8 @@ class KeptResult:
             for block, kept in zip(blocks, self.num_kept, strict=True)
         ]
         kept = [
-            sum(own[i] if i in sample else before[i] for i in range(len(blocks)))
-            for sample in samples
+            sum(own[i] if i in sampled else before[i] for i in range(len(blocks)))
+            for sampled in sampled
         ]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 

@@ -18,11 +18,11 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.parts import parts_of
-from espalier.methods.fedspallm.contract import Sample, SamplePart, sample_specs
+from espalier.methods.fedspallm.contract import SampledBlocks, SampledBlocksPart, sampled_specs
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.settings.run import RunSettings
-from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, clip_rows
+from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack
 from pruning_kernels.votes.kept_mean import KeptMean
 from pruning_kernels.votes.votes import VoteCounter
@@ -62,7 +62,7 @@ class FedSpaLLM(Method):
         require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
-        self._samples: dict[int, list[int]] = {}
+        self._sampled: dict[int, list[int]] = {}
         """Layers that each client of the round prunes."""
         self._largest: dict[str, float] = {}
         self._weights: dict[int, float] = {}
@@ -111,14 +111,14 @@ class FedSpaLLM(Method):
 
     def state(self) -> dict[str, Any]:
         """Return the global model, the layers that each client holds, and the prepared samples."""
-        samples = {str(client): blocks for client, blocks in sorted(self._samples.items())}
-        return {"layers": self.result.state(), "held": self.held.state(), "samples": samples}
+        sampled = {str(client): blocks for client, blocks in sorted(self._sampled.items())}
+        return {"layers": self.result.state(), "held": self.held.state(), "samples": sampled}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         self.result.restore(state["layers"])
         self.held.restore(state["held"])
-        self._samples = {int(client): blocks for client, blocks in state["samples"].items()}
+        self._sampled = {int(client): blocks for client, blocks in state["samples"].items()}
 
     # ----- samples --------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class FedSpaLLM(Method):
                 len(layers),
                 {seats[client].site: number for client, number in places.items()},
             )
-        self._samples = drawn_layers(
+        self._sampled = drawn_layers(
             self.run.settings.seed, server_round, layers, self.result.versions, places
         )
         return True
@@ -172,20 +172,20 @@ class FedSpaLLM(Method):
         A client reads the layers up to its last sampled one (algorithm 1, lines 3 to 7). Before
         round 1 no layer is stale.
         """
-        self._push(server_round, self._samples)
+        self._push(server_round, self._sampled)
         active = {seat.client for seat in self.rounds.roster.active()}
-        self._samples = {
-            client: blocks for client, blocks in self._samples.items() if client in active
+        self._sampled = {
+            client: blocks for client, blocks in self._sampled.items() if client in active
         }
-        sampled = {index for blocks in self._samples.values() for index in blocks}
+        sampled = {index for blocks in self._sampled.values() for index in blocks}
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
             self.run.progress.note("not_covered", text, round=server_round, layers=left)
-        return Selection(list(self._samples))
+        return Selection(list(self._sampled))
 
     def _push(self, server_round: int, clients: Iterable[int]) -> None:
         """Push to clients the stale layers up to their last sampled one."""
-        ends = {client: self._samples[client][-1] + 1 for client in clients}
+        ends = {client: self._sampled[client][-1] + 1 for client in clients}
         self.held.push(self.rounds, server_round, self.result.layers(), ends)
 
     def order(self, server_round: int, client: int) -> ClientOrder:
@@ -193,12 +193,12 @@ class FedSpaLLM(Method):
 
         Each part of the reply consists of complete layers.
         """
-        blocks = self._samples[client]
-        specs = sample_specs(self.plan, self.run.settings, server_round, blocks)
+        blocks = self._sampled[client]
+        specs = sampled_specs(self.plan, self.run.settings, server_round, blocks)
         return ClientOrder(
-            Sample(blocks=blocks, versions=self.result.versions),
+            SampledBlocks(blocks=blocks, versions=self.result.versions),
             parts_of(specs, self.run.settings.part_bytes),
-            fetch=lambda report, hashes: SamplePart(blocks=blocks, blob_sha256=hashes),
+            fetch=lambda report, hashes: SampledBlocksPart(blocks=blocks, blob_sha256=hashes),
             sends=count(len(blocks), "layer"),
         )
 
@@ -218,9 +218,9 @@ class FedSpaLLM(Method):
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record SparseGPT's damping and the layers; with weights by samples, also their number."""
         weighed = self.run.settings.federation.client_weights == "samples"
-        names = ("damping", *(["calibration_windows"] if weighed else []))
+        names = ("damping", *(["calibration_samples"] if weighed else []))
         seat.metrics = {name: report[name] for name in names} | {
-            "layers": self._samples[seat.client]
+            "layers": self._sampled[seat.client]
         }
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
@@ -229,7 +229,7 @@ class FedSpaLLM(Method):
         SparseGPT changes weights, but none far beyond the dense ones. The other methods leave kept
         weights unchanged, bit by bit.
         """
-        for block in (self.plan.blocks[index] for index in self._samples[client]):
+        for block in (self.plan.blocks[index] for index in self._sampled[client]):
             before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
             key = block_key(block.index)
             for linear in block.linears:
@@ -282,11 +282,11 @@ class FedSpaLLM(Method):
         self._weights = count_claims(
             self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
         )
-        self.result.note_local_models([self._samples[client] for client in clients], server_round)
-        sampled = sorted({index for client in clients for index in self._samples[client]})
+        self.result.note_local_models([self._sampled[client] for client in clients], server_round)
+        sampled = sorted({index for client in clients for index in self._sampled[client]})
         self.run.progress.begin("folding", len(sampled))
         for index in sampled:
-            senders = [client for client in clients if index in self._samples[client]]
+            senders = [client for client in clients if index in self._sampled[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, self._folded(inbox, block, senders))
             self.run.progress.step(
@@ -306,7 +306,7 @@ class FedSpaLLM(Method):
         arrival.
         """
         key = block_key(block.index)
-        changes = self.settings.local_method == "sparsegpt" and len(clients) >= LEAST_CLIENTS
+        changes = self.settings.local_method == "sparsegpt" and len(clients) >= MIN_CLIENTS
         before = self._before(block.index) if changes else {}
         for linear in block.linears:
             mean = KeptMean(linear.shape, self.run.device)
@@ -344,7 +344,7 @@ class FedSpaLLM(Method):
             sizes.append(_row_changes(kept, before, _kept_places(mask, linear.shape)))
         found = {}
         for client, size, factors in zip(
-            clients, sizes, clip_rows(sizes, self.limits.most_ratio), strict=True
+            clients, sizes, clip_rows(sizes, self.limits.max_ratio), strict=True
         ):
             if bool((factors < 1).any()):
                 found[client] = factors
@@ -358,7 +358,7 @@ class FedSpaLLM(Method):
         """Return the weight that a client claims; see ``limited_weights``."""
         if self.run.settings.federation.client_weights == "equal":
             return 1.0
-        return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
+        return float(self.rounds.roster.seats[client].metrics["calibration_samples"])
 
     # ----- evaluation by the clients --------------------------------------------------------------
 

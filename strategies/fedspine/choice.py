@@ -21,7 +21,7 @@ from strategies.fedspine.reward import Outcome, UsualGains, literal_rewards, sca
 ROUNDING = 1e-9
 """Distance to the target within which a schedule has reached it."""
 
-LEAST_RANK = 2
+MIN_RANK = 2
 """Minimum rank that is chosen."""
 
 
@@ -72,7 +72,7 @@ class Choices:
         """Arm space of a device."""
         largest = self.settings.lora.rank
         job = self.job
-        lowest = min(LEAST_RANK, largest)
+        lowest = min(MIN_RANK, largest)
         return ArmSpace(
             self.target, step_for(self.target, self.rounds), lowest, largest, job.arm_space
         )
@@ -131,10 +131,10 @@ class Choices:
         self.usual = self.usual.and_of(outcomes)
         job = self.job
         if job.reward == "scaled":
-            ranks_alone = job.chooses and not job.chooses_ratios
+            local_baseline_ranks = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
             rewards = scaled_rewards(
-                outcomes, self.usual, self.target, largest, of_steps=not ranks_alone
+                outcomes, self.usual, self.target, largest, of_steps=not local_baseline_ranks
             )
         else:
             rewards = literal_rewards(outcomes)

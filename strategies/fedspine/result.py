@@ -135,7 +135,7 @@ class RefinedResult(AdapterResult):
         shapes = self.plan_for(client, rank_limit).shapes()[key]
         own = self.part_for(client, key, self.tensors(key))
         cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
-        return pack_adapters(cut, self.settings.federation.payload)[0]
+        return pack_adapters(cut, self.settings.federation.wire_dtype)[0]
 
     def along(self, client: int) -> dict[str, bytes]:
         """Return the bits of a device's cut, which determine the shapes."""

@@ -48,7 +48,7 @@ class UsualGains:
     """Relative decreases of the loss in the last rounds; they define a large decrease."""
 
     rounds: int = 20
-    """Number of rounds in the window, at least 1. This parameter is not in the paper."""
+    """Number of rounds in the sample, at least 1. This parameter is not in the paper."""
     quantile: float = 0.9
     seen: tuple[tuple[float, ...], ...] = field(default=())
     """Decreases of all devices in each round, ascending."""
@@ -67,7 +67,7 @@ class UsualGains:
 
     @property
     def large(self) -> float:
-        """Quantile of all decreases in the window; 0 if it is empty."""
+        """Quantile of all decreases in the sample; 0 if it is empty."""
         flat = [value for values in self.seen for value in values]
         return float(np.quantile(flat, self.quantile)) if flat else 0.0
 

@@ -71,7 +71,7 @@ class FedSpine(Tuning):
             run,
             lambda: self.result,
             rank_of=self._rank_of,
-            brings_result=evaluation.asked or self.job.makes_alone,
+            brings_result=evaluation.asked or self.job.has_local_baseline,
             report=SpineReport,
         )
         self.saved.append(self.averager)
@@ -113,7 +113,9 @@ class FedSpine(Tuning):
         )
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
-        text = f"{job.share:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        text = (
+            f"{job.pruning_ratio:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        )
         fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
@@ -180,9 +182,9 @@ class FedSpine(Tuning):
             )
             for client in sorted(self._questioned)
         ]
-        for letter in self.rounds.push_all(requests):
-            client = letter.header.client
-            if not self.result.take_cut(client, letter.blobs[STRUCTURE]):
+        for body in self.rounds.push_all(requests):
+            client = body.header.client
+            if not self.result.take_cut(client, body.blobs[STRUCTURE]):
                 self._kept_their_cut.add(client)
                 site = self.rounds.roster.seats[client].site
                 text = (
@@ -193,9 +195,9 @@ class FedSpine(Tuning):
                     "kept_cut", text, client=client, site=site, round=server_round
                 )
 
-    def alone_order(self, seat: Seat) -> Alone | None:
+    def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order to write the device's model, even if nobody evaluates it."""
-        return Alone() if self.job.makes_alone else None
+        return Alone() if self.job.has_local_baseline else None
 
     # ----- stage 4: training, which is in client_app/methods/fedspine/device.py -------------------
 

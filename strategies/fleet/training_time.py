@@ -107,7 +107,7 @@ def virtual_seconds(
     """
     training = settings.training
     sequence = (
-        settings.data.window_tokens if settings.task.name == TEXT else settings.task.max_tokens
+        settings.data.sequence_length if settings.task.name == TEXT else settings.task.max_tokens
     )
     tokens = training.batch_size * training.accumulation * sequence
     conditions = fleet.drawn(settings.seed, client, server_round)

@@ -79,7 +79,7 @@ class StreamlinedResult:
             sent = (
                 differences({name: value}, first) if federation.sends_differences else {name: value}
             )
-            self.sent[name] = self.store.put(pack_adapters(sent, federation.payload)[0])
+            self.sent[name] = self.store.put(pack_adapters(sent, federation.wire_dtype)[0])
         self.layer = layer
 
     def blob(self, name: str) -> bytes:

@@ -20,7 +20,7 @@ from espalier.hf.group_scores.streamline import likest, require_streamlined
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import read_adapter
-from espalier.messages.message import NoScalars, Scalars, validate
+from espalier.messages.message import Fields, NoFields, validate
 from espalier.methods.llm_streamline.contract import (
     COSINES,
     SIMILARITY_KEY,
@@ -115,7 +115,7 @@ class LlmStreamline(Method):
         In round 2, clients start from the base model's own block, so nothing is sent.
         """
         if server_round == 1:
-            return ClientOrder(NoScalars(), [[SIMILARITY_KEY]])
+            return ClientOrder(NoFields(), [[SIMILARITY_KEY]])
         parts = self._parts()
         start = self.result.start
         return ClientOrder(
@@ -133,7 +133,7 @@ class LlmStreamline(Method):
 
     def _layer(
         self, parts: Sequence[Sequence[str]]
-    ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+    ) -> Iterator[tuple[Fields, Mapping[str, bytes]]]:
         """Yield parts of the layer with the start of the stretch."""
         for keys in parts:
             yield Replace(start=self.result.start), {key: self.result.blob(key) for key in keys}
@@ -214,7 +214,10 @@ class LlmStreamline(Method):
     def _sent(self, inbox: Inbox, client: int, name: str) -> torch.Tensor:
         """Return one tensor as a client sent it: float32."""
         return read_adapter(
-            partial(inbox.tensor, client, name), name, self._shapes()[name], self.federation.payload
+            partial(inbox.tensor, client, name),
+            name,
+            self._shapes()[name],
+            self.federation.wire_dtype,
         )
 
     def _mean(

@@ -19,7 +19,7 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.configuration import require_sliceable
 from espalier.hf.sliced.signals import mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import NoScalars, validate
+from espalier.messages.message import NoFields, validate
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt.contract import (
     MOMENTS,
@@ -31,13 +31,13 @@ from espalier.methods.slicegpt.contract import (
 from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.slicing import unpacked
-from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, limited_moments
+from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, limited_moments
 from strategies.averaging.client_weights import count_claims
 from strategies.averaging.update_limits import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method, ProgressWords
-from strategies.base.public_windows import public_windows, require_public_text
+from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.slicegpt.bases import SlicedResult
@@ -79,7 +79,7 @@ class SliceGpt(Method):
             require_public_text(settings, job)
             # An estimate may have a configuration only.
             if model.has_tokenizer:
-                public_windows(settings, job, model)
+                public_samples(settings, job, model)
 
     def summary(self) -> None:
         """Show the method and its main settings."""
@@ -98,8 +98,8 @@ class SliceGpt(Method):
         """Compute the bases from public text at the server, if the settings say so."""
         if self.job.covariances == "clients":
             return False
-        windows = public_windows(self.run.settings, self.job, self.run.model)
-        self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
+        samples = public_samples(self.run.settings, self.job, self.run.model)
+        self._find(mean_moments(BlockStream(self.run.model, self.run.computing), samples))
         return True
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
@@ -129,10 +129,10 @@ class SliceGpt(Method):
             mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
         mean = unpacked(mean / total, width)
         excess = torch.zeros_like(mean)
-        for client, weight in weights.items() if len(weights) >= LEAST_CLIENTS else ():
+        for client, weight in weights.items() if len(weights) >= MIN_CLIENTS else ():
             own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
             others = (mean * total - own * weight) / (total - weight)
-            limited, largest = limited_moments(own, others, self.limits.most_ratio)
+            limited, largest = limited_moments(own, others, self.limits.max_ratio)
             if limited is not own:
                 excess += (own - limited) * (weight / total)
                 self.limits.note(client, place, largest, 1.0)
@@ -155,7 +155,7 @@ class SliceGpt(Method):
         numbers = {place: number for number, place in enumerate(places(self.plan))}
         parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
         whole = (
-            (NoScalars(), {place: self.result.blob(numbers[place]) for place in part})
+            (NoFields(), {place: self.result.blob(numbers[place]) for place in part})
             for part in parts
         )
         self.rounds.push_parts(server_round, whole)

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.containers
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
 SERVICES = ("superlink", *SITES)
-MOST_BYTES = 1.2e9
+MAX_BYTES = 1.2e9
 """Maximum size of the image without extras."""
 RUN_SECONDS = 1800.0
 LITTLE_MEMORY = "460m"
 """Memory that is enough for a SuperNode, but not for libraries and a model as well."""
-ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-windows=4")
+ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-samples=4")
 """Settings with six rounds, so that a run can be interrupted."""
 RUN = (
     "espalier",
@@ -82,7 +82,7 @@ def demo(started: Engine) -> tuple[Engine, subprocess.CompletedProcess[str]]:
 
 
 def test_the_image_is_small(started: Engine) -> None:
-    assert int(started.inspect("image", started.image, "{{.Size}}")) < MOST_BYTES
+    assert int(started.inspect("image", started.image, "{{.Size}}")) < MAX_BYTES
 
 
 def test_the_documented_command_ends_with_the_run_s_code_and_shows_its_log(
@@ -174,7 +174,7 @@ def test_a_site_with_too_little_memory_is_reported_as_such(
         "seed=2",
         "quorum=0.5",
         "enrol-seconds=60.0",
-        "evaluation.max-windows=4",
+        "evaluation.max-samples=4",
         "site-keys=/public/sites",
     ]
     done = started.compose(

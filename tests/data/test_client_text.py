@@ -9,7 +9,7 @@ import torch
 from client_passages import client_passages
 
 from espalier.data.builtin import documentation
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.data.passages import split
 from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
@@ -144,22 +144,22 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
             "num-clients": 2,
             "data.source": "text",
             "data.path": shared_file,
-            "data.windows": 3,
-            "data.window-tokens": 40,
+            "data.num-samples": 3,
+            "data.sequence-length": 40,
         }
     )
-    windows = client_windows(settings, NODE, letters, 1)
+    samples = client_samples(settings, NODE, letters, 1)
     own = "\n\n".join(client_passages(settings.data, NODE, 1, 2))
-    assert (windows.shape, windows.dtype) == ((3, 40), torch.int64)
-    assert all(bytes(window).decode() in own for window in windows.tolist())
+    assert (samples.shape, samples.dtype) == ((3, 40), torch.int64)
+    assert all(bytes(sample).decode() in own for sample in samples.tolist())
 
 
 def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(
     shared_file: str,
 ) -> None:
     def drawn(seed: int, client: int) -> list[list[int]]:
-        settings = parse({"seed": seed, "data.windows": 4, "data.window-tokens": 32})
-        return client_windows(
+        settings = parse({"seed": seed, "data.num-samples": 4, "data.sequence-length": 32})
+        return client_samples(
             settings, simulated_node(data_path=shared_file), letters, client
         ).tolist()
 
@@ -169,10 +169,10 @@ def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(
 
 
 def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
-    settings = parse({"data.windows": 50, "data.window-tokens": 64})
+    settings = parse({"data.num-samples": 50, "data.sequence-length": 64})
     text = "".join(
-        bytes(window).decode()
-        for window in client_windows(
+        bytes(sample).decode()
+        for sample in client_samples(
             settings, simulated_node(data_path=shared_file), letters, 0
         ).tolist()
     )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from client_passages import client_passages
 
-from espalier.data.client_text import client_windows, held_out_windows, training_windows
+from espalier.data.client_text import client_samples, held_out_samples, training_samples
 from espalier.data.files import corpus_index, files
 from espalier.data.files.corpus_index import Source, open_corpus
 from espalier.data.files.files import json_records, text_records
@@ -201,7 +201,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     monkeypatch.setattr(os, "pread", counting)
     monkeypatch.setattr("espalier.data.token_pieces.PIECE_CHARACTERS", 1 << 14)
     tracemalloc.start()
-    first = client_windows(settings, node(tmp_path), words, 0)
+    first = client_samples(settings, node(tmp_path), words, 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Room for three blocks, a piece and its tokens, and the rows of a part.
@@ -211,7 +211,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     # The second client does not read the whole file again.
     monkeypatch.setattr("espalier.data.files.corpus_index.text_records", None)
     counted[0] = 0
-    second = client_windows(settings, node(tmp_path), words, 1)
+    second = client_samples(settings, node(tmp_path), words, 1)
     assert second.tolist() != first.tolist()
     assert path.stat().st_size / 9 < counted[0] < path.stat().st_size / 3
 
@@ -238,12 +238,12 @@ def test_windows_are_those_of_the_whole_text(
     settings = parse(
         config_of(path, clients=2)
         | {
-            "data.windows": 5,
-            "data.window-tokens": 100,
-            "evaluation.window-tokens": 100,
+            "data.num-samples": 5,
+            "data.sequence-length": 100,
+            "evaluation.sequence-length": 100,
         }
     )
-    cut = (client_windows, training_windows, held_out_windows)
+    cut = (client_samples, training_samples, held_out_samples)
     whole = [one(settings, node(tmp_path), words, 1).tolist() for one in cut]
     monkeypatch.setattr("espalier.data.token_pieces.PIECE_CHARACTERS", 30_000)
     monkeypatch.setattr("espalier.data.token_pieces.IN_MEMORY", 1000)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from espalier.data import long_passages, token_pieces
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.data.files import files
 from espalier.data.files.corpus_index import Source, open_corpus
 from espalier.data.files.file_text import FileText
 from espalier.data.files.files import text_record, text_records
 from espalier.data.passages import passages, split
-from espalier.data.public_text import public_windows
+from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.progress.beats import heard_by
 from espalier.settings.node import simulated_node
@@ -151,22 +151,22 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
         "num-clients": 1,
         "data.source": "text",
         "data.path": str(path),
-        "data.window-tokens": 16,
+        "data.sequence-length": 16,
     }
     settings = parse(
         given
         | {
             "evaluation.texts": f"a={path}",
-            "evaluation.window-tokens": 16,
-            "evaluation.max-windows": 0,
+            "evaluation.sequence-length": 16,
+            "evaluation.max-samples": 0,
         }
     )
     encode = Words()
     heard = list[str]()
     monkeypatch.setattr(files, "BLOCK_BYTES", path.stat().st_size // 4 + 1)
     with heard_by(heard.append):
-        client_windows(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
-        public = public_windows(settings.evaluation, encode)["a"]
+        client_samples(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
+        public = public_samples(settings.evaluation, encode)["a"]
     said = [line.split(",")[0] for line in heard]
     assert [line for line in said if line.startswith("reading")] == [
         f"reading a.txt: {n}%" for n in (25, 50, 75, 100)

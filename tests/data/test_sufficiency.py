@@ -31,13 +31,13 @@ def nothing_encoded() -> None:
 
 def settings(**changes: Any) -> RunSettings:
     return parse(
-        {"data.windows": 4, "data.window-tokens": 16}
+        {"data.num-samples": 4, "data.sequence-length": 16}
         | {key.replace("__", "."): changes[key] for key in changes}
     )
 
 
 def site(path: Path, **keys: Any) -> NodeSettings:
-    return NodeSettings(site="a", data_path=str(path), **{"least_tokens": 1, **keys})
+    return NodeSettings(site="a", data_path=str(path), **{"min_tokens": 1, **keys})
 
 
 def text(number: int) -> str:
@@ -81,8 +81,8 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
 def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, method: str) -> None:
     (tmp_path / "a.txt").write_text("too short")
     words = {
-        "fedprllm": "gives 0 windows of 16 tokens, but data.windows = 4 are needed",
-        "fedpetuning": "fewer than data.window-tokens = 16 tokens",
+        "fedprllm": "gives 0 samples of 16 tokens, but data.num-samples = 4 are needed",
+        "fedpetuning": "fewer than data.sequence-length = 16 tokens",
     }
     with pytest.raises(EspalierError, match=words[method]):
         require_enough(settings(method=method), site(tmp_path / "a.txt"), letters)
@@ -91,9 +91,9 @@ def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, me
 @pytest.mark.usefixtures("large")
 def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text(10))
-    with pytest.raises(EspalierError, match=r"data.windows = 40 are needed"):
-        require_enough(settings(), site(tmp_path / "a.txt", windows=40), letters)
-    require_enough(settings(), site(tmp_path / "a.txt", windows=1), letters)
+    with pytest.raises(EspalierError, match=r"data.num-samples = 40 are needed"):
+        require_enough(settings(), site(tmp_path / "a.txt", num_num_samples=40), letters)
+    require_enough(settings(), site(tmp_path / "a.txt", num_samples=1), letters)
 
 
 @pytest.mark.parametrize("bytes_of_a_large_file", [0, 10**6])
@@ -117,7 +117,7 @@ def test_items_of_a_task_are_looked_at(
 def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_depends_on_its_rank_is_not() -> (
     None
 ):
-    nowhere = NodeSettings(site="a", least_tokens=1)
+    nowhere = NodeSettings(site="a", min_tokens=1)
     with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
         require_enough(settings(data__source="text"), nowhere, letters)
     with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
@@ -136,6 +136,6 @@ def test_windows_of_fewer_tokens_than_the_site_allows_are_refused(
 ) -> None:
     monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
     (tmp_path / "a.txt").write_text(text(100))
-    require_enough(settings(), site(tmp_path / "a.txt", least_tokens=64), letters)
-    with pytest.raises(EspalierError, match="least-tokens = 65"):
-        require_enough(settings(), site(tmp_path / "a.txt", least_tokens=65), letters)
+    require_enough(settings(), site(tmp_path / "a.txt", min_tokens=64), letters)
+    with pytest.raises(EspalierError, match="min-tokens = 65"):
+        require_enough(settings(), site(tmp_path / "a.txt", min_tokens=65), letters)

@@ -22,8 +22,8 @@ from tokenizers import (
 
 from espalier.data import long_passages, token_pieces
 from espalier.data.files.file_text import FileText
+from espalier.data.samples import evaluation_samples
 from espalier.data.token_pieces import TokenPieces, special_ending
-from espalier.data.windows import evaluation_windows
 
 GENERATOR = random.Random(5)
 WORDS = [
@@ -155,11 +155,11 @@ def test_pieces_have_the_tokens_of_the_whole(
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 300)
     (tmp_path / "a.txt").write_text(WHOLE)
     longest[0] = 0
-    windows = evaluation_windows(
+    samples = evaluation_samples(
         FileText(str(tmp_path / "a.txt"), "evaluation.texts"), encode, 50, 0, "a.txt"
     )
-    assert windows.flatten().tolist() == expected[: windows.numel()]
-    assert windows.numel() > len(expected) - 50
+    assert samples.flatten().tolist() == expected[: samples.numel()]
+    assert samples.numel() > len(expected) - 50
     assert longest[0] < 4000
 
 

@@ -20,7 +20,7 @@ from espalier.evaluation.perplexity import bounded
 from espalier.evaluation.scores import score
 from espalier.messages.contract import check
 from espalier.messages.evaluation import OWN_LOSS_LIMIT, Texts, contract
-from espalier.messages.message import Header, Letter
+from espalier.messages.message import Header, MessageBody
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -79,12 +79,12 @@ def test_without_a_limit_losses_are_what_they_are(device: torch.device) -> None:
 
 @pytest.mark.parametrize("loss", [OWN_LOSS_LIMIT + 0.001, -0.001])
 def test_the_contract_lets_no_other_loss_through(loss: float) -> None:
-    texts = Texts(names=[], num_windows=[], window_tokens=2, own_text=True)
+    texts = Texts(names=[], num_samples=[], sequence_length=2, own_text=True)
     header = Header.model_validate({**HEADER, "attempt": 1, "part": 0, "num_parts": 1})
     report = {"losses": [], "own_losses": [1.0, 2.0, loss], "test_scores": [], "seconds": 1.0}
     with pytest.raises(EspalierError, match=r"own_losses are not between 0 and 20"):
-        check(Letter(header, report), contract("m", texts, True).up)
+        check(MessageBody(header, report), contract("m", texts, True).up)
     check(
-        Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}),
+        MessageBody(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}),
         contract("m", texts, True).up,
     )

@@ -48,7 +48,7 @@ def stream(directory: Path, device: torch.device) -> BlockStream:
     return BlockStream(OpenedModel(directory), Computing(device, torch.float32, 1))
 
 
-def windows(number: int, tokens: int, seed: int) -> Tensor:
+def samples(number: int, tokens: int, seed: int) -> Tensor:
     return torch.randint(
         VOCABULARY, (number, tokens), generator=torch.Generator().manual_seed(seed)
     )
@@ -65,7 +65,7 @@ def loss_by_transformers(directory: Path, text: Tensor, prune: str = "") -> floa
     ).eval()
     if prune:
         model.get_parameter(prune).zero_()
-    losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in text]
+    losses = [model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in text]
     return sum(losses) / len(losses)
 
 
@@ -73,7 +73,7 @@ def loss_by_transformers(directory: Path, text: Tensor, prune: str = "") -> floa
 def test_the_loss_is_that_of_transformers(
     stream: BlockStream, directory: Path, number: int
 ) -> None:
-    text = windows(number, 12, 1)
+    text = samples(number, 12, 1)
     assert mean_losses(stream, {"a": text}) == {
         "a": pytest.approx(loss_by_transformers(directory, text), rel=1e-5)
     }
@@ -83,7 +83,7 @@ def test_several_texts_keep_their_own_losses_across_batches(
     stream: BlockStream, directory: Path
 ) -> None:
     """Five and seven samples: the second batch of eight holds only the end of the second text."""
-    texts = {"b": windows(5, 10, 1), "a": windows(7, 10, 2)}
+    texts = {"b": samples(5, 10, 1), "a": samples(7, 10, 2)}
     found = mean_losses(stream, texts)
     assert list(found) == ["b", "a"]
     for name, text in texts.items():
@@ -93,7 +93,7 @@ def test_several_texts_keep_their_own_losses_across_batches(
 def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
     stream: BlockStream, directory: Path
 ) -> None:
-    text = windows(3, 12, 1)
+    text = samples(3, 12, 1)
     found = mean_losses(
         stream,
         {"a": text},
@@ -111,13 +111,13 @@ def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
     stream = BlockStream(
         OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1)
     )
-    loss = mean_losses(stream, {"a": windows(2, 9, 1)})["a"]
+    loss = mean_losses(stream, {"a": samples(2, 9, 1)})["a"]
     assert loss == pytest.approx(math.log(64), rel=1e-6)
     assert perplexity(loss) == pytest.approx(64, rel=1e-5)
 
 
 def test_a_window_of_two_tokens_has_one_prediction(stream: BlockStream, directory: Path) -> None:
-    text = windows(2, 2, 4)
+    text = samples(2, 2, 4)
     assert mean_losses(stream, {"a": text})["a"] == pytest.approx(
         loss_by_transformers(directory, text), rel=1e-5
     )

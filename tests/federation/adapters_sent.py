@@ -10,7 +10,7 @@ from in_process import InProcessGrid
 from numpy.typing import NDArray
 from safetensors.torch import load, load_file, save
 
-from espalier.messages.message import Letter, read, write
+from espalier.messages.message import MessageBody, read, write
 from espalier.storage.blobs import sha256
 from pruning_kernels.lora.nf4 import LEVELS
 
@@ -23,17 +23,17 @@ SIDES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 PATHS = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj"}
 
 
-def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list[Letter]]:
+def bodies(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list[MessageBody]]:
     """Return every client's successful replies of a kind in a round, in order of arrival."""
-    found: dict[int, list[Letter]] = {}
+    found: dict[int, list[MessageBody]] = {}
     for _, reply in grid.received:
-        letter = read(reply.content)
-        if (letter.header.kind, letter.header.server_round, letter.header.status) == (
+        body = read(reply.content)
+        if (body.header.kind, body.header.server_round, body.header.status) == (
             kind,
             server_round,
             "ok",
         ):
-            found.setdefault(letter.header.client, []).append(letter)
+            found.setdefault(body.header.client, []).append(body)
     return found
 
 
@@ -41,20 +41,20 @@ def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
     """Return the adapters that each client sent in a round, read from the replies."""
     found: Sent = {}
     for kind in ("train", "fetch"):
-        for client, replies in letters(grid, server_round, kind).items():
-            for letter in replies:
+        for client, replies in bodies(grid, server_round, kind).items():
+            for body in replies:
                 found.setdefault(client, {}).update(
-                    {key: load(blob) for key, blob in letter.blobs.items()}
+                    {key: load(blob) for key, blob in body.blobs.items()}
                 )
     return found
 
 
-def decoded_adapters(grid: InProcessGrid, server_round: int, payload: str) -> Sent:
+def decoded_adapters(grid: InProcessGrid, server_round: int, wire_dtype: str) -> Sent:
     """Return the sent adapters of a rounding wire dtype.
 
     NF4 is decoded with a table of its levels.
     """
-    if payload != "nf4":
+    if wire_dtype != "nf4":
         return sent_adapters(grid, server_round)
     found: Sent = {}
     for client, blobs in sent_adapters(grid, server_round).items():
@@ -160,16 +160,16 @@ def added_to_b(number: float) -> Callable[[Message, Message], Message]:
     """
 
     def spoil(request: Message, reply: Message) -> Message:
-        letter = read(reply.content)
-        if letter.header.kind != "train" or letter.header.status != "ok":
+        body = read(reply.content)
+        if body.header.kind != "train" or body.header.status != "ok":
             return reply
-        for key, blob in letter.blobs.items():
+        for key, blob in body.blobs.items():
             spoilt = {
                 name: value + number if name.endswith("lora_b") else value
                 for name, value in load(blob).items()
             }
-            letter.blobs[key] = save(spoilt)
-        letter.scalars["blob_sha256"] = [sha256(blob) for _, blob in sorted(letter.blobs.items())]
-        return Message(write(letter), reply_to=request)
+            body.blobs[key] = save(spoilt)
+        body.fields["blob_sha256"] = [sha256(blob) for _, blob in sorted(body.blobs.items())]
+        return Message(write(body), reply_to=request)
 
     return spoil

@@ -15,8 +15,8 @@ from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Letter, read, write
-from espalier.messages.parts import MOST_WINDOWS
+from espalier.messages.message import MessageBody, read, write
+from espalier.messages.parts import MAX_SAMPLES
 from espalier.methods.fedpetuning.contract import trained
 from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings
@@ -60,7 +60,7 @@ def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
     tokens = torch.tensor(
         AutoTokenizer.from_pretrained(path)(sentences(language, "pretraining", 400))["input_ids"]
     )
-    windows = tokens[: len(tokens) // 32 * 32].view(-1, 32)
+    samples = tokens[: len(tokens) // 32 * 32].view(-1, 32)
     # Training must not change the random numbers of the test that calls this function.
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -70,7 +70,7 @@ def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
                 torch.nn.init.ones_(parameter)
         optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
         for _ in range(steps):
-            batch = windows[torch.randint(len(windows), (32,))]
+            batch = samples[torch.randint(len(samples), (32,))]
             loss = model(input_ids=batch, labels=batch).loss
             optimiser.zero_grad()
             loss.backward()
@@ -111,32 +111,30 @@ class BadClient:
 
     def __call__(self, request: Message, reply: Message) -> Message:
         asked = read(request.content)
-        letter = read(reply.content)
+        body = read(reply.content)
         # From round 2 on, requests carry the tensors that training begins with.
         if asked.header.kind in ("train", "deliver") and asked.header.server_round > 1:
             self.begun |= {key: load(blob) for key, blob in asked.blobs.items()}
-        if letter.header.kind not in ("train", "fetch") or letter.header.status != "ok":
+        if body.header.kind not in ("train", "fetch") or body.header.status != "ok":
             return reply
         # The reply lists the hashes of all its blobs, also of those in other parts.
-        before = {sha256(blob): key for key, blob in letter.blobs.items()}
-        self.change(self, letter)
-        named = letter.scalars["blob_sha256"]
-        letter.scalars["blob_sha256"] = [
-            sha256(letter.blobs[before[one]]) if one in before else one for one in named
+        before = {sha256(blob): key for key, blob in body.blobs.items()}
+        self.change(self, body)
+        named = body.fields["blob_sha256"]
+        body.fields["blob_sha256"] = [
+            sha256(body.blobs[before[one]]) if one in before else one for one in named
         ]
-        return Message(write(letter), reply_to=request)
+        return Message(write(body), reply_to=request)
 
 
-Change = Callable[[BadClient, Letter], None]
+Change = Callable[[BadClient, MessageBody], None]
 
 
-def claims(**scalars: Any) -> Change:
+def claims(**fields: Any) -> Change:
     """Return a change that replaces these values of the report if they are present and not zero."""
 
-    def change(_: BadClient, letter: Letter) -> None:
-        letter.scalars |= {
-            name: value for name, value in scalars.items() if letter.scalars.get(name)
-        }
+    def change(_: BadClient, body: MessageBody) -> None:
+        body.fields |= {name: value for name, value in fields.items() if body.fields.get(name)}
 
     return change
 
@@ -144,9 +142,9 @@ def claims(**scalars: Any) -> Change:
 def tensors(of: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
     """Return a change that replaces each tensor without regard to what the client received."""
 
-    def change(_: BadClient, letter: Letter) -> None:
-        for key, blob in letter.blobs.items():
-            letter.blobs[key] = save(
+    def change(_: BadClient, body: MessageBody) -> None:
+        for key, blob in body.blobs.items():
+            body.blobs[key] = save(
                 {name: of(name, value).contiguous() for name, value in load(blob).items()}
             )
 
@@ -159,11 +157,11 @@ def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str 
     It applies to tensors whose names end with ``only``.
     """
 
-    def change(self: BadClient, letter: Letter) -> None:
-        for key, blob in letter.blobs.items():
+    def change(self: BadClient, body: MessageBody) -> None:
+        for key, blob in body.blobs.items():
             sent = load(blob)
             begun = self.begun.get(key, {})
-            letter.blobs[key] = save(
+            body.blobs[key] = save(
                 {
                     name: (
                         of(value, begun[name][tuple(map(slice, value.shape))]).contiguous()
@@ -180,9 +178,9 @@ def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str 
 def both(*changes: Change) -> Change:
     """Return a change that applies several changes in order."""
 
-    def change(self: BadClient, letter: Letter) -> None:
+    def change(self: BadClient, body: MessageBody) -> None:
         for one in changes:
-            one(self, letter)
+            one(self, body)
 
     return change
 
@@ -194,7 +192,7 @@ def turned(times: float) -> Change:
 
 Named = Mapping[str, Change]
 BILLION = claims(samples=10**9)
-MOST = claims(samples=MOST_WINDOWS, tokens=MOST_WINDOWS)
+MOST = claims(samples=MAX_SAMPLES, tokens=MAX_SAMPLES)
 """Largest claims that a contract accepts."""
 OF_UPDATES: Named = {
     "turned round, with a billion samples": both(turned(2.0), BILLION),
@@ -224,12 +222,12 @@ OF_UPDATES: Named = {
 """Changes of trained tensors. Some exceed what training can do, so the server drops the reply."""
 
 
-def other_masks(self: BadClient, letter: Letter) -> None:
+def other_masks(self: BadClient, body: MessageBody) -> None:
     """Prune as many weights as the client did, but exactly those that it kept.
 
     Kept weights, if they are sent, are those of the base model.
     """
-    for key, blob in letter.blobs.items():
+    for key, blob in body.blobs.items():
         sent = load(blob)
         for name in [name for name in sent if name.endswith("prune_mask")]:
             linear = self.model.plan.blocks[block_of_key(key) or 0].linear(
@@ -242,12 +240,12 @@ def other_masks(self: BadClient, letter: Letter) -> None:
             sent[name] = torch.from_numpy(pack((~keep).numpy()))
             if (kept := f"{linear.name}.kept") in sent:
                 sent[kept] = self.model.checkpoint.read(linear.parameter)[keep]
-        letter.blobs[key] = save({name: value.contiguous() for name, value in sent.items()})
+        body.blobs[key] = save({name: value.contiguous() for name, value in sent.items()})
 
 
-def least_of_all(_: BadClient, letter: Letter) -> None:
+def least_of_all(_: BadClient, body: MessageBody) -> None:
     """Send moments whose energy lies in the quarter of directions with the weakest signals."""
-    for key, blob in letter.blobs.items():
+    for key, blob in body.blobs.items():
         sent = {}
         for name, triangle in load(blob).items():
             width = int((2 * triangle.numel()) ** 0.5)
@@ -257,4 +255,4 @@ def least_of_all(_: BadClient, letter: Letter) -> None:
                 0.99 * moments.trace() / (width // 4)
             ) + 1e-6 * torch.eye(width)
             sent[name] = packed(found).float()
-        letter.blobs[key] = save(sent)
+        body.blobs[key] = save(sent)

@@ -17,16 +17,16 @@ from transformers import AutoTokenizer
 from espalier.messages.message import read
 
 
-def perplexity_of(model: Any, windows: torch.Tensor) -> float:
+def perplexity_of(model: Any, samples: torch.Tensor) -> float:
     """Return the perplexity from the losses that transformers computes."""
     with torch.no_grad():
         losses = [
-            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+            model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in samples
         ]
     return math.exp(sum(losses) / len(losses))
 
 
-def windows_of(bench: Bench, text: str) -> torch.Tensor:
+def samples_of(bench: Bench, text: str) -> torch.Tensor:
     """Return a text's tokens in sequences of 16, shape (sequences, 16)."""
     tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(text)["input_ids"])
     return tokens[: len(tokens) // 16 * 16].view(-1, 16)
@@ -65,7 +65,7 @@ class PersonalPromises(Promises):
             bench.run(grid, **changes)
             replies = [read(reply.content) for _, reply in grid.received]
             assert all(
-                reply.scalars["own_losses"] == []
+                reply.fields["own_losses"] == []
                 for reply in replies
                 if reply.header.kind == "evaluate"
             )
@@ -73,16 +73,16 @@ class PersonalPromises(Promises):
                 reply.header.server_round for reply in replies if reply.header.kind == "deliver"
             ]
 
-        assert self.result_round in delivered(evaluation__local_only=True)
+        assert self.result_round in delivered(evaluation__local_baseline=True)
         assert self.result_round not in delivered()
 
     def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
         self, kept: Uninterrupted
     ) -> None:
         """Each client's metric is that of its own model."""
-        windows = windows_of(kept.bench, kept.bench.public.read_text())
+        samples = samples_of(kept.bench, kept.bench.public.read_text())
         found = [
-            perplexity_of(self.masked_model(kept, client), windows)
+            perplexity_of(self.masked_model(kept, client), samples)
             for client in range(kept.bench.num_clients)
         ]
         told = [
@@ -99,7 +99,7 @@ class PersonalPromises(Promises):
                 passage for passage in private_text(client).split("\n\n") if held_out(passage)
             ]
             expected = perplexity_of(
-                self.masked_model(kept, client), windows_of(kept.bench, "\n\n".join(passages))
+                self.masked_model(kept, client), samples_of(kept.bench, "\n\n".join(passages))
             )
             assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(
                 expected, rel=1e-3

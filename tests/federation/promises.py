@@ -39,9 +39,9 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter, address, num_bytes, read, write
-from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors
+from espalier.messages.message import Header, MessageBody, address, num_bytes, read, write
 from espalier.messages.reply_estimate import outlook
+from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
 from espalier.settings.run import parse
 from espalier.storage.chain_check import chain_check
 from server_app.estimate.traffic import RunTraffic, asked_of
@@ -122,7 +122,7 @@ def third_order_of(server_round: int) -> Callable[[Header], bool]:
     )
 
 
-ALL_FIGURES = EVALUATED | {"evaluation.max-windows": 0}
+ALL_FIGURES = EVALUATED | {"evaluation.max-samples": 0}
 
 
 def silent_after_enrolment(request: Message, reply: Message) -> Message | None:
@@ -158,14 +158,14 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
     for client in range(bench.num_clients):
         passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
         tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         metrics = document["clients"][client]["metrics"]
-        assert len(windows) > 0
+        assert len(samples) > 0
         for name, model in loaded.items():
             with torch.no_grad():
                 losses = [
-                    model(input_ids=window[None], labels=window[None]).loss.item()
-                    for window in windows
+                    model(input_ids=sample[None], labels=sample[None]).loss.item()
+                    for sample in samples
                 ]
             expected[name].append(float(np.exp(np.mean(losses))))
             assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(
@@ -218,7 +218,7 @@ class Federations:
     planned_exactly = False
     """True if these runs have the largest number of bytes of the plan."""
 
-    cuts_windows: str
+    cuts_samples: str
     """Name of the function that cuts the text of the method's clients."""
 
     @pytest.fixture(scope="class")
@@ -231,7 +231,7 @@ class Federations:
     def bench(self, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
         # The minimum for real sites is larger than the texts of the bench.
-        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+        monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
         return Bench(tmp_path, self.method, self.settings, home=home)
 
     @pytest.fixture
@@ -270,7 +270,7 @@ class Federations:
     ) -> "Uninterrupted":
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
-            monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+            monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
             bench = Bench(folder, cls.method, cls.settings | changes, home=home)
             requests = list[Message]()
             grid = bench.grid()
@@ -305,7 +305,7 @@ class Promises(Federations):
             check_reply(read(reply.content), asked, contract)
             assert contract.observer
         kinds = {read(request.content).header.kind for request in whole.requests}
-        assert ("alone" in kinds) == settings.job.makes_alone
+        assert ("alone" in kinds) == settings.job.has_local_baseline
 
     def test_every_reply_is_in_the_egress_log(self, whole: Uninterrupted) -> None:
         for client in range(whole.bench.num_clients):
@@ -356,10 +356,10 @@ class Promises(Federations):
             for entry in map(json.loads, log):
                 answer = answers.get((sent.get(entry["kind"], entry["kind"]), entry["round"]))
                 if answer is None:
-                    assert (entry["kind"], entry["blobs"], entry["scalars"]) == ("deliver", [], [])
+                    assert (entry["kind"], entry["blobs"], entry["fields"]) == ("deliver", [], [])
                     continue
-                if entry["kind"] != "fetch" and entry["scalars"]:
-                    assert entry["scalars"] == sorted(answer.scalars)
+                if entry["kind"] != "fetch" and entry["fields"]:
+                    assert entry["fields"] == sorted(answer.fields)
                 tensors = {
                     (blob["name"], name): spec
                     for blob in entry["blobs"]
@@ -411,9 +411,9 @@ class Promises(Federations):
     ) -> None:
         with pytest.raises(
             EspalierError,
-            match=r"data.window-tokens = 65: the model has 64 positions .*; set it to 64 or less",
+            match=r"data.sequence-length = 65: the model has 64 positions .*; set it to 64 or less",
         ):
-            bench.run(data__window_tokens=65)
+            bench.run(data__sequence_length=65)
         assert not (bench.folder / "runs").exists()
 
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
@@ -435,7 +435,7 @@ class Promises(Federations):
             "node-00003",
         ]
         (reason,) = document["refused"].values()
-        assert "data.window-tokens = 16: the model has 15 positions" in reason
+        assert "data.sequence-length = 16: the model has 15 positions" in reason
 
     def test_an_unexpected_error_tells_its_type_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -444,7 +444,7 @@ class Promises(Federations):
         def fail(*_: object, **__: object) -> None:
             raise IndexError(private_text(0)[:200])
 
-        monkeypatch.setattr(f"espalier.data.client_text.{self.cuts_windows}", fail)
+        monkeypatch.setattr(f"espalier.data.client_text.{self.cuts_samples}", fail)
         grid = bench.grid()
         with pytest.raises(RunFailed, match="unexpected IndexError"):
             bench.run(grid)
@@ -464,9 +464,9 @@ class Promises(Federations):
 
         # The reply has a field that the contract does not know.
         def chatty(site: Any, request: Any) -> Any:
-            letter = honest(site, request)
-            letter.scalars["note"] = private_text(0)[:80]
-            return letter
+            body = honest(site, request)
+            body.fields["note"] = private_text(0)[:80]
+            return body
 
         monkeypatch.setattr(job_of(self.method), "train", chatty)
         grid = bench.grid()
@@ -676,37 +676,37 @@ class Promises(Federations):
 
         They go to copies of its state and to a client without state.
         """
-        changes = {"evaluation__local_only": True}
+        changes = {"evaluation__local_baseline": True}
         grid = bench.grid(**changes)
-        seen = dict[tuple[Any, ...], Letter]()
+        seen = dict[tuple[Any, ...], MessageBody]()
         wrong = list[str]()
         copies = bench.folder / "copies"
         state = bench.folder / "state"
 
-        def ask(name: str, letter: Letter, kept: bool) -> None:
+        def ask(name: str, body: MessageBody, kept: bool) -> None:
             with monkeypatch.context() as patched:
                 patched.setenv("ESPALIER_STATE_DIR", str(copies))
                 if kept:
                     shutil.copytree(state, copies)
                 node, context = next(iter(grid.contexts.items()))
-                reply = read(grid.answer(address(letter, node, 60.0), context).content)
+                reply = read(grid.answer(address(body, node, 60.0), context).content)
                 shutil.rmtree(copies, ignore_errors=True)
-            reason = str(reply.scalars.get("reason", ""))
+            reason = str(reply.fields.get("reason", ""))
             if "unexpected" in reason:
                 wrong.append(
-                    f"{letter.header.kind} of round {letter.header.server_round} {name}: {reason}"
+                    f"{body.header.kind} of round {body.header.server_round} {name}: {reason}"
                 )
 
         def before(message: Message) -> None:
-            letter = read(message.content)
-            header = letter.header
-            place = header.kind, header.server_round, header.part, letter.scalars.get("what")
+            body = read(message.content)
+            header = body.header
+            place = header.kind, header.server_round, header.part, body.fields.get("what")
             if header.client != 0 or place in seen:
                 return
-            ask("without state", letter, kept=False)
-            for name, other in unexpected_orders(letter, list(seen.values())[-2:]):
+            ask("without state", body, kept=False)
+            for name, other in unexpected_orders(body, list(seen.values())[-2:]):
                 ask(name, other, kept=True)
-            seen[place] = letter
+            seen[place] = body
 
         grid.before_push = before
         bench.run(grid, **changes)
@@ -715,7 +715,7 @@ class Promises(Federations):
 
     # ----- one answer per round -------------------------------------------------------------------
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return other orders of the same round that the contract allows: with reversed tensors."""
         if not order.blobs:
             return []
@@ -724,48 +724,48 @@ class Promises(Federations):
             key: pack_tensors({n: v[::-1].copy() for n, v in arrays.items()})
             for key, arrays in found.items()
         }
-        return [Letter(order.header, order.scalars, turned)]
+        return [MessageBody(order.header, order.fields, turned)]
 
     def test_a_round_is_answered_once(self, bench: Bench) -> None:
         """A repeated order gets the same reply.
 
         Other orders, and repeated orders of rounds without a stored reply, fail.
         """
-        grid = bench.grid(evaluation__local_only=True)
-        orders = dict[int, Letter]()
-        later = list[Letter]()
+        grid = bench.grid(evaluation__local_baseline=True)
+        orders = dict[int, MessageBody]()
+        later = list[MessageBody]()
 
         def note(message: Message) -> None:
-            letter = read(message.content)
-            if letter.header.kind in ("alone", "evaluate"):
-                later.append(letter)
+            body = read(message.content)
+            if body.header.kind in ("alone", "evaluate"):
+                later.append(body)
                 raise Killed
-            if letter.header.kind == "train" and letter.header.client == 0:
-                orders[letter.header.server_round] = letter
+            if body.header.kind == "train" and body.header.client == 0:
+                orders[body.header.server_round] = body
 
         grid.before_push = note
         with pytest.raises(Killed):
-            bench.run(grid, evaluation__local_only=True)
+            bench.run(grid, evaluation__local_baseline=True)
         replies = [read(reply.content) for partition, reply in grid.received if partition == 0]
         first = {
             reply.header.server_round: reply for reply in replies if reply.header.kind == "train"
         }
 
-        def ask(order: Letter, **header: Any) -> Letter:
-            letter = Letter(order.header.model_copy(update=header), order.scalars, order.blobs)
+        def ask(order: MessageBody, **header: Any) -> MessageBody:
+            body = MessageBody(order.header.model_copy(update=header), order.fields, order.blobs)
             node, context = next(iter(grid.contexts.items()))
-            return read(grid.answer(address(letter, node, 60.0), context).content)
+            return read(grid.answer(address(body, node, 60.0), context).content)
 
         last = max(orders)
         again = ask(orders[last], attempt=2)
-        assert (again.scalars, again.blobs) == (first[last].scalars, first[last].blobs)
+        assert (again.fields, again.blobs) == (first[last].fields, first[last].blobs)
         for order in (other for number in orders for other in self.other_orders(orders[number])):
             words = (
                 "another request of round"
                 if order.header.server_round == last
                 else f"answered round {last}; round"
             )
-            assert words in ask(order).scalars["reason"]
+            assert words in ask(order).fields["reason"]
         for number in set(orders) - {last}:
             # A client keeps the replies of the last two rounds.
             if number == last - 1:
@@ -779,7 +779,7 @@ class Promises(Federations):
                 )
             assert (
                 ask(orders[number])
-                .scalars["reason"]
+                .fields["reason"]
                 .endswith(f"round {number} is over; start a new run")
             )
         shutil.rmtree(
@@ -789,11 +789,11 @@ class Promises(Federations):
         # state.
         anew = ask(orders[last])
         assert anew.blobs in (first[last].blobs, {})
-        assert not anew.scalars.get("lost")
-        for letter in (orders[last], *later):
+        assert not anew.fields.get("lost")
+        for body in (orders[last], *later):
             assert (
                 "of round 5000 does not exist, the run ends with"
-                in ask(letter, server_round=5000, client=0).scalars["reason"]
+                in ask(body, server_round=5000, client=0).fields["reason"]
             )
 
     # ----- result ---------------------------------------------------------------------------------
@@ -807,10 +807,10 @@ class Promises(Federations):
         tokens = torch.tensor(
             AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"]
         )
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         with torch.no_grad():
             losses = [
-                model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+                model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in samples
             ]
         metric, _ = summary(folder)["metrics"]
         assert metric["values"]["federated"] == pytest.approx(
@@ -825,8 +825,8 @@ class Promises(Federations):
     def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
         self, bench: Bench
     ) -> None:
-        grid = bench.grid(evaluation__local_only=True)
-        folder = bench.run(grid, evaluation__local_only=True)
+        grid = bench.grid(evaluation__local_baseline=True)
+        folder = bench.run(grid, evaluation__local_baseline=True)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
         # Some methods need a deliver between rounds.
@@ -835,9 +835,7 @@ class Promises(Federations):
         # Pushes before ``result_round`` serve the client's own result.
         assert all(server_round < self.result_round for server_round in brought)
         assert all(
-            reply.scalars["own_losses"] == []
-            for reply in replies
-            if reply.header.kind == "evaluate"
+            reply.fields["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate"
         )
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
@@ -853,7 +851,7 @@ class Promises(Federations):
     def test_a_mean_over_few_words_never_leaves(
         self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 1000)
+        monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 1000)
         with pytest.raises(
             RunFailed,
             match="gives fewer than 1000 predictions, and their mean would reveal too much",
@@ -866,7 +864,7 @@ class Promises(Federations):
             context.node_config |= {
                 "site": f"site-{client}",
                 "own-text": client != 1,
-                "least-tokens": 30,
+                "min-tokens": 30,
             }
             context.node_config["model-path"] = str(on_own_text.model)
         grid.simulated = False
@@ -908,7 +906,7 @@ class Promises(Federations):
 class PruningPromises(Promises):
     """Promises of methods that set weights to zero."""
 
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         """Return the sparsity that the settings demand, computed by hand."""

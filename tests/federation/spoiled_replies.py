@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, Message
 
 from espalier.messages.message import read
-from espalier.messages.payload import STYPE
+from espalier.messages.tensor_blobs import STYPE
 
 
 def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
@@ -52,7 +52,7 @@ def _bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _text(reply: Message) -> Message:
-    reply.content["scalars"]["note"] = "the patient's name"
+    reply.content["fields"]["note"] = "the patient's name"
     return reply
 
 
@@ -87,7 +87,7 @@ def _oversize(reply: Message) -> Message:
 
 
 def _not_a_number(reply: Message) -> Message:
-    reply.content["scalars"]["seconds"] = float("nan")
+    reply.content["fields"]["seconds"] = float("nan")
     return reply
 
 

@@ -12,7 +12,7 @@ from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import UNREAD, Letter, NoScalars
+from espalier.messages.message import UNREAD, MessageBody, NoFields
 from espalier.messages.parts import Report
 from espalier.settings.node import parse_node
 from espalier.storage.client_state import PrivateState
@@ -22,15 +22,15 @@ from espalier.storage.client_state import PrivateState
 def site(tmp_path: Path) -> Site:
     node = parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True)
     found = Site({}, node)
-    vars(found)["contract"] = Contract("train", "fedprllm", Side(NoScalars), Side(Report), "")
+    vars(found)["contract"] = Contract("train", "fedprllm", Side(NoFields), Side(Report), "")
     return found
 
 
-def order(number: int, **scalars: Any) -> Letter:
+def order(number: int, **fields: Any) -> MessageBody:
     header = UNREAD.model_copy(
         update={"kind": "train", "method": "fedprllm", "server_round": number, "client": 0}
     )
-    return Letter(header, scalars)
+    return MessageBody(header, fields)
 
 
 def works(_: PrivateState) -> Report:
@@ -52,7 +52,7 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
         EspalierError, match="this client answered another request of round 1; start a new run"
     ):
         answer_once(site, order(1, layers=[1]), works)
-    assert answer_once(site, order(1, layers=[0]), works).scalars["seconds"] == 1.0
+    assert answer_once(site, order(1, layers=[0]), works).fields["seconds"] == 1.0
     answer_once(site, order(2, layers=[1]), works)
 
 

@@ -26,7 +26,7 @@ from client_app.policy.approval_command import waiting
 from client_app.policy.log_check import main as check_log
 from espalier.errors import EspalierError
 from espalier.messages.lifetime import lifetime
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
 from espalier.settings.node import parse_node
 from espalier.storage.chain_check import chain_check
 from espalier.storage.waiting_replies import Held, HeldReplies, held_at
@@ -85,7 +85,7 @@ def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid
     nodes = [
         {
             "site": f"site-{client}", "data-path": str(bench.folder / f"text-{client}.txt"), "model-path": str(bench.model),
-            "least-tokens": 1, "state-dir": str(state(bench)), "hold-replies": holds,
+            "min-tokens": 1, "state-dir": str(state(bench)), "require-approval": holds,
         }
         for client in range(bench.num_clients)
     ]  # fmt: skip
@@ -132,13 +132,13 @@ def told(reply: Message) -> tuple[Any, ...]:
 
     These are the duration of the work and the flag that replies need approval.
     """
-    letter = read(reply.content)
+    body = read(reply.content)
     # The two runs that are compared have different names.
-    header = letter.header.model_copy(update={"lineage": "any"})
+    header = body.header.model_copy(update={"lineage": "any"})
     return (
         header,
-        {key: value for key, value in letter.scalars.items() if key not in OTHERWISE},
-        letter.blobs,
+        {key: value for key, value in body.fields.items() if key not in OTHERWISE},
+        body.blobs,
     )
 
 
@@ -149,8 +149,8 @@ class OneSite:
         self.bench = bench
         self.grid = sites(bench, holds, **changes)
 
-    def ask(self, kind: str = "train", server_round: int = 1, **header: Any) -> Letter:
-        scalars = header.pop("scalars", {})
+    def ask(self, kind: str = "train", server_round: int = 1, **header: Any) -> MessageBody:
+        fields = header.pop("fields", {})
         common = {
             "schema_version": SCHEMA_VERSION,
             "lineage": BY_HAND,
@@ -166,7 +166,7 @@ class OneSite:
         )
         node_id, context = next(iter(self.grid.contexts.items()))
         message = address(
-            Letter(Header.model_validate(values), scalars), node_id, lifetime(SECONDS)
+            MessageBody(Header.model_validate(values), fields), node_id, lifetime(SECONDS)
         )
         return read(self.grid.answer(message, context).content)
 
@@ -244,7 +244,7 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
     log = log_of(bench, "site-1")
     assert [entry["entry"] for entry in log] == ["reply", "held", "refused", "reply"]
     assert (log[2]["reason"], log[3]["status"], log[3]["blobs"]) == ("no", "failed", [])
-    assert "no" not in [read(reply.content).scalars.get("reason") for _, reply in grid.received]
+    assert "no" not in [read(reply.content).fields.get("reason") for _, reply in grid.received]
 
 
 def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
@@ -476,16 +476,16 @@ def test_a_file_that_was_changed_is_not_released(
 def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> None:
     site = OneSite(of_method(bench, "fedpetuning"))
     with pytest.raises(StillHeldError):
-        site.ask(scalars={"rank_limit": 8})
+        site.ask(fields={"rank_limit": 8})
     (held,) = undecided(bench)
     second, *_ = held.later
     asked = {"blob_sha256": [second["sha256"]], "rank_limit": 8, "rank": 8}
     with pytest.raises(StillHeldError):
-        site.ask("fetch", part=1, scalars=asked)
+        site.ask("fetch", part=1, fields=asked)
     # The server may send a fetch before the previous one is answered.
     assert time.seconds == pytest.approx(3 * SECONDS)
     assert decide(bench, refuse=[held.id]) == 0
-    assert "was not approved" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
+    assert "was not approved" in str(site.ask("fetch", part=1, fields=asked).fields["reason"])
 
 
 @pytest.mark.parametrize(("holds", "waits"), [("tensors", False), ("all", True)])
@@ -500,11 +500,11 @@ def test_numbers_wait_too_where_the_owner_says_so(
     assert site.ask("enrol", 0).header.status == "ok"
     if waits:
         with pytest.raises(StillHeldError):
-            site.ask("alone", 2, scalars=asked)
+            site.ask("alone", 2, fields=asked)
     else:
-        assert site.ask("alone", 2, scalars=asked).scalars["seconds"] > 0
+        assert site.ask("alone", 2, fields=asked).fields["seconds"] > 0
     # An error text does not wait for approval.
-    assert site.ask("alone", 7, scalars=asked).header.status == "failed"
+    assert site.ask("alone", 7, fields=asked).header.status == "failed"
 
 
 # ----- texts --------------------------------------------------------------------------------------
@@ -559,8 +559,8 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
 
 def test_a_simulated_node_holds_nothing() -> None:
     with pytest.raises(
-        EspalierError, match="hold-replies: nobody can approve replies of a simulated node"
+        EspalierError, match="require-approval: nobody can approve replies of a simulated node"
     ):
-        parse_node({"partition-id": 0, "hold-replies": "all"}, simulated=True)
-    with pytest.raises(EspalierError, match="hold-replies = 'some'"):
-        parse_node({"site": "a", "hold-replies": "some"})
+        parse_node({"partition-id": 0, "require-approval": "all"}, simulated=True)
+    with pytest.raises(EspalierError, match="require-approval = 'some'"):
+        parse_node({"site": "a", "require-approval": "some"})

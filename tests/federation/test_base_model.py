@@ -81,7 +81,7 @@ def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path) -> Non
     bench = Bench(
         tmp_path,
         "fedprllm",
-        PRUNED | {"evaluation.max-windows": 1000},
+        PRUNED | {"evaluation.max-samples": 1000},
         num_clients=2,
     )
     path = bench.model / "model.safetensors"
@@ -100,10 +100,10 @@ def perplexity(directory: Path, text: Path) -> float:
     """Return the perplexity over all sequences of a text."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokens = torch.tensor(AutoTokenizer.from_pretrained(directory)(text.read_text())["input_ids"])
-    windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+    samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():
         losses = [
-            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+            model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in samples
         ]
     return math.exp(sum(losses) / len(losses))
 

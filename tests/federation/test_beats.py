@@ -148,7 +148,7 @@ def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
     grid = a_reply_at_a_time(bench.grid())
     grid.simulated = False
     for client, context in enumerate(grid.contexts.values()):
-        own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 1}
+        own = {"site": f"site-{client}", "model-path": str(bench.model), "min-tokens": 1}
         context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
         grid.held[-1] = 2
     folder = bench.run(grid)
@@ -179,10 +179,10 @@ def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
-    real = client_app.methods.fedprllm._prune_alone
+    real = client_app.methods.fedprllm._prune_local_baseline
     monkeypatch.setattr(
         client_app.methods.fedprllm,
-        "_prune_alone",
+        "_prune_local_baseline",
         lambda *given: (work("during"), real(*given))[1],
     )
 

@@ -17,7 +17,7 @@ from run_names import BY_HAND
 from client_app.node.check_node import look
 from espalier.cli.keys import make_keys
 from espalier.errors import EspalierError
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
 
 SITES = ("hospital-a", "hospital-b")
 NONCE = "0f" * 32
@@ -60,7 +60,7 @@ def grid_of(
         made.append(
             {
                 key: value
-                for key, value in ({**own, **key, "least-tokens": 1} | more).items()
+                for key, value in ({**own, **key, "min-tokens": 1} | more).items()
                 if value is not None
             }
         )
@@ -152,7 +152,7 @@ def test_in_simulation_there_are_no_keys(bench: Bench, monkeypatch: pytest.Monke
 # ----- signatures of a site -----------------------------------------------------------------------
 
 
-def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
+def ask(bench: Bench, fields: dict[str, Any], **changes: Any) -> MessageBody:
     """Return the answer of hospital-a to an enrolment request."""
     grid = grid_of(bench, **changes)
     common = {
@@ -167,12 +167,12 @@ def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
         common | {"kind": "enrol", "method": "fedprllm", "lineage": BY_HAND}
     )
     (node_id, context), *_ = grid.contexts.items()
-    return read(grid.answer(address(Letter(header, scalars), node_id, 60.0), context).content)
+    return read(grid.answer(address(MessageBody(header, fields), node_id, 60.0), context).content)
 
 
 def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> None:
     """The signature is verified by hand, with the public key next to the private one."""
-    told = dict(ask(bench, {"nonce": NONCE}).scalars)
+    told = dict(ask(bench, {"nonce": NONCE}).fields)
     signature = str(told.pop("signature"))
     document = {"told": told, "nonce": NONCE, "lineage": BY_HAND, "node": 1000}
     text = b"espalier: a site says its name (1)\n" + json.dumps(document, sort_keys=True).encode()
@@ -187,7 +187,7 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
 
 
 @pytest.mark.parametrize(
-    ("scalars", "site_keys"),
+    ("fields", "site_keys"),
     [
         ({}, "sites"),
         ({"nonce": ""}, "sites"),
@@ -198,27 +198,27 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
     ],
 )
 def test_it_signs_nothing_else(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, scalars: dict[str, Any], site_keys: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], site_keys: str
 ) -> None:
     """A site does not sign in a run without keys either, even if the request has a nonce."""
     monkeypatch.setattr(
         "client_app.policy.identity.private_key", lambda path: pytest.fail("the key was read")
     )
-    reply = ask(bench, scalars, site_keys=site_keys)
+    reply = ask(bench, fields, site_keys=site_keys)
     assert reply.header.status == "failed"
-    assert reply.scalars.keys() == {"reason", "lost"}
+    assert reply.fields.keys() == {"reason", "lost"}
 
 
 def test_a_run_without_keys_gets_no_signature(bench: Bench) -> None:
     reply = ask(bench, {}, site_keys="")
     assert reply.header.status == "ok"
-    assert "signature" not in reply.scalars
+    assert "signature" not in reply.fields
 
 
 def test_of_what_leaves_the_log_has_the_names_alone(bench: Bench) -> None:
-    signature = ask(bench, {"nonce": NONCE}).scalars["signature"]
+    signature = ask(bench, {"nonce": NONCE}).fields["signature"]
     (log,) = (bench.folder / "state" / "egress").iterdir()
-    assert "signature" in json.loads(log.read_text())["scalars"]
+    assert "signature" in json.loads(log.read_text())["fields"]
     assert str(signature) not in log.read_text()
     assert NONCE not in log.read_text()
 

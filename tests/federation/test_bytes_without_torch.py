@@ -31,7 +31,7 @@ message = address(asked["request"], 1, 60.0)
 message.metadata.__dict__["_message_id"] = "one"
 with playing_a_node():
     reply = read(app(message, Context(1, 1, asked["node"], RecordDict(), asked["run"])).content)
-assert reply == asked["reply"], (reply.header, reply.scalars)
+assert reply == asked["reply"], (reply.header, reply.fields)
 """
 """Program that answers an already answered request again and compares the replies."""
 
@@ -42,7 +42,7 @@ def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     # The minimum for real sites is larger than the texts of the bench.
-    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2)
     answered = set[str]()
     bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)

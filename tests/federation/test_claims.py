@@ -24,15 +24,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def claiming(**scalars: Any) -> Any:
+def claiming(**fields: Any) -> Any:
     """Return a tamper that changes fields of a client's report."""
 
     def spoil(request: Message, reply: Message) -> Message:
-        letter = read(reply.content)
-        if letter.header.kind != "train":
+        body = read(reply.content)
+        if body.header.kind != "train":
             return reply
-        letter.scalars |= scalars
-        return Message(write(letter), reply_to=request)
+        body.fields |= fields
+        return Message(write(body), reply_to=request)
 
     return spoil
 
@@ -97,7 +97,7 @@ def test_claims_of_fedspallm_are_cut_too(folder: Path) -> None:
     for context in grid.contexts.values():
         if context.node_config["partition-id"] == 2:
             context.node_config["capability"] = 1e9
-    grid.tamper[2] = claiming(calibration_windows=10**6)
+    grid.tamper[2] = claiming(calibration_samples=10**6)
     clients = summary(bench.run(grid))["clients"]
     assert clients[2]["capped"] == {
         "capability": {"claimed": 1e9, "counted": 4.0},

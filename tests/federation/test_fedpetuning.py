@@ -13,7 +13,7 @@ import torch
 from adapters_sent import (
     PATHS,
     added_to_b,
-    letters,
+    bodies,
     num_data_bytes,
     padded_mean,
     sent_adapters,
@@ -34,7 +34,7 @@ from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import open_model
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.ledger import Ledger
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
 from espalier.models.adapters import adapter_plan
 from espalier.settings.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
@@ -49,9 +49,11 @@ BYTES_OF = {
 }
 
 
-def block_bytes(payload: str, lora_rank: int) -> int:
+def block_bytes(wire_dtype: str, lora_rank: int) -> int:
     """Return the wire bytes of one block's adapters, computed from the shapes."""
-    return sum(BYTES_OF[payload](lora_rank * side) for shape in SHAPES.values() for side in shape)
+    return sum(
+        BYTES_OF[wire_dtype](lora_rank * side) for shape in SHAPES.values() for side in shape
+    )
 
 
 def first_adapters(bench: Bench, lora_rank: int = 2) -> dict[str, dict[str, torch.Tensor]]:
@@ -70,13 +72,10 @@ def brought(
 ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
     """Return the tensors sent to each client before a round, by blob key and name."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
-    for letter in (read(request.content) for request in requests):
-        if (
-            letter.header.kind in ("deliver", "train")
-            and letter.header.server_round == server_round
-        ):
-            found.setdefault(letter.header.client, {}).update(
-                {key: load(blob) for key, blob in letter.blobs.items()}
+    for body in (read(request.content) for request in requests):
+        if body.header.kind in ("deliver", "train") and body.header.server_round == server_round:
+            found.setdefault(body.header.client, {}).update(
+                {key: load(blob) for key, blob in body.blobs.items()}
             )
     return found
 
@@ -96,21 +95,21 @@ class TestFedPETuning(Promises):
     }
     last_round = 1
     result_round = 3
-    cuts_windows = "all_windows"
+    cuts_samples = "all_samples"
 
     # ----- the average ----------------------------------------------------------------------------
 
     @pytest.fixture
     def uneven(self, bench: Bench) -> dict[int, float]:
         """Give clients texts of different lengths; return their numbers of training sequences."""
-        windows = {}
+        samples = {}
         tokenizer = AutoTokenizer.from_pretrained(bench.model)
         for client in range(bench.num_clients):
             passages = private_text(client).split("\n\n")[: 60 - 12 * client]
             (bench.folder / f"text-{client}.txt").write_text("\n\n".join(passages))
             own = "\n\n".join(passage for passage in passages if not held_out(passage))
-            windows[client] = float(len(tokenizer(own)["input_ids"]) // 16)
-        return windows
+            samples[client] = float(len(tokenizer(own)["input_ids"]) // 16)
+        return samples
 
     def test_factors_are_averaged_by_samples(self, bench: Bench, uneven: dict[int, float]) -> None:
         changes = {"federation__rounds": 1}
@@ -178,7 +177,7 @@ class TestFedPETuning(Promises):
     def test_only_sampled_clients_train_and_others_come_back(self, bench: Bench) -> None:
         grid = bench.grid(**self.SAMPLED)
         folder = bench.run(grid, **self.SAMPLED)
-        asked = [set(letters(grid, server_round, "train")) for server_round in (1, 2, 3, 4)]
+        asked = [set(bodies(grid, server_round, "train")) for server_round in (1, 2, 3, 4)]
         assert [len(clients) for clients in asked] == [2, 2, 2, 2]
         assert [1 in clients for clients in asked] == [True, False, False, True]
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
@@ -205,7 +204,7 @@ class TestFedPETuning(Promises):
 
         grid.tamper = dict.fromkeys(range(4), lose_a_delivery)
         folder = bench.run(grid, **changes)
-        assert len(letters(grid, 2, "train")) == 1
+        assert len(bodies(grid, 2, "train")) == 1
         dropped = [
             client["client"]
             for client in summary(folder)["clients"]
@@ -218,7 +217,7 @@ class TestFedPETuning(Promises):
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
-        changes = self.SAMPLED | {"federation__rounds": 1, "evaluation__local_only": True}
+        changes = self.SAMPLED | {"federation__rounds": 1, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
         (site,) = [
             context
@@ -232,10 +231,10 @@ class TestFedPETuning(Promises):
 
         grid.before_push = change_after_enrolment
         clients = summary(bench.run(grid, **changes))["clients"]
-        assert 2 not in letters(grid, 1, "train")
+        assert 2 not in bodies(grid, 1, "train")
         assert [bool(client["reason"]) for client in clients] == [False, False, True, False]
         assert (
-            "alone: evaluation.window-tokens = 16: the model has 15 positions"
+            "alone: evaluation.sequence-length = 16: the model has 15 positions"
             in clients[2]["reason"]
         )
 
@@ -263,15 +262,15 @@ class TestFedPETuning(Promises):
         assert model_files(folder) == model_files(bench.run(without_them, **changes))
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+    @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
     @pytest.mark.parametrize("rate", [1e-6, 0.1])
     def test_honest_clients_stay_below_the_limit(
-        self, bench: Bench, aggregation: str, payload: str, rate: float
+        self, bench: Bench, aggregation: str, wire_dtype: str, rate: float
     ) -> None:
         """Balanced factors make A much smaller, and the NF4 loss of a larger A is added to it."""
         changes = {
             "fedpetuning__aggregation": aggregation,
-            "federation__payload": payload,
+            "federation__wire_dtype": wire_dtype,
             "federation__rounds": 3,
             "training__learning_rate": rate,
             "training__weight_decay": 0.1,
@@ -283,9 +282,9 @@ class TestFedPETuning(Promises):
 
     # ----- wire dtypes ----------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
-    def test_bytes_of_blobs_are_those_of_the_formulas(self, bench: Bench, payload: str) -> None:
-        changes = {"federation__payload": payload, "num_clients": 2}
+    @pytest.mark.parametrize("wire_dtype", ["bfloat16", "nf4"])
+    def test_bytes_of_blobs_are_those_of_the_formulas(self, bench: Bench, wire_dtype: str) -> None:
+        changes = {"federation__wire_dtype": wire_dtype, "num_clients": 2}
         grid = bench.grid(**changes)
         requests = []
         grid.before_push = requests.append
@@ -299,27 +298,24 @@ class TestFedPETuning(Promises):
         asked = [read(request.content) for request in requests]
         down = [
             blob
-            for letter in asked
-            if letter.header.kind in ("train", "deliver")
-            for blob in letter.blobs.values()
+            for body in asked
+            if body.header.kind in ("train", "deliver")
+            for blob in body.blobs.values()
         ]
         # Two blocks, two rounds, two clients.
         assert len(up) == 2 * 2 * 2
         # Two blocks of the second round, two clients.
         assert len(down) == 2 * 2
-        assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(payload, 2)}
+        assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(wire_dtype, 2)}
 
     def _blobs(self, grid: Any, server_round: int, kind: str) -> list[bytes]:
-        replies = letters(grid, server_round, kind)
+        replies = bodies(grid, server_round, kind)
         return [
-            blob
-            for client in replies
-            for letter in replies[client]
-            for blob in letter.blobs.values()
+            blob for client in replies for body in replies[client] for blob in body.blobs.values()
         ]
 
     def test_the_first_round_s_blobs_are_the_changes_rounded(self, bench: Bench) -> None:
-        changes = {"federation__payload": "bfloat16"}
+        changes = {"federation__wire_dtype": "bfloat16"}
         exact = bench.grid()
         rounded = bench.grid(**changes)
         bench.run(exact, federation__rounds=1)
@@ -341,7 +337,7 @@ class TestFedPETuning(Promises):
 
         Two rounds are recomputed with loops.
         """
-        changes = {"federation__payload": "bfloat16"}
+        changes = {"federation__wire_dtype": "bfloat16"}
         grid = bench.grid(**changes)
         requests = list[Message]()
         grid.before_push = requests.append
@@ -387,7 +383,7 @@ class TestFedPETuning(Promises):
     def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(
         self, bench: Bench
     ) -> None:
-        changes = {"federation__payload": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
+        changes = {"federation__wire_dtype": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
         state = bench.folder / "state"
         grid = bench.grid(**changes)
         removed = list[Path]()
@@ -413,13 +409,13 @@ class TestFedPETuning(Promises):
         """The rounding losses of A and B belong to other directions after an SVD."""
         owed = []
 
-        def pack(tensors: Any, payload: Any, residuals: Any = None) -> Any:
+        def pack(tensors: Any, wire_dtype: Any, residuals: Any = None) -> Any:
             owed.append(bool(residuals))
-            return pack_adapters(tensors, payload, residuals)
+            return pack_adapters(tensors, wire_dtype, residuals)
 
         monkeypatch.setattr("client_app.methods.fedpetuning.pack_adapters", pack)
         monkeypatch.setattr("strategies.averaging.adapters.pack_adapters", pack)
-        bench.run(federation__payload="nf4", fedpetuning__aggregation=aggregation)
+        bench.run(federation__wire_dtype="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")
 
     # ----- layers ---------------------------------------------------------------------------------
@@ -439,9 +435,9 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize(
         "changes",
         [
-            {"federation__payload": "nf4", "fedpetuning__aggregation": "svd"},
+            {"federation__wire_dtype": "nf4", "fedpetuning__aggregation": "svd"},
             {
-                "federation__payload": "nf4",
+                "federation__wire_dtype": "nf4",
                 "federation__fleet": "low",
             },
         ],
@@ -581,7 +577,7 @@ class TestFedPETuning(Promises):
         server_round: int,
         blobs: dict[str, bytes] | None = None,
         limit: int = 2,
-    ) -> Letter:
+    ) -> MessageBody:
         """Return the reply of the first client to an order."""
         header = Header.model_validate(
             {
@@ -590,7 +586,7 @@ class TestFedPETuning(Promises):
             }
         )  # fmt: skip
         node, context = next(iter(grid.contexts.items()))
-        message = address(Letter(header, {"rank_limit": limit}, blobs or {}), node, 60.0)
+        message = address(MessageBody(header, {"rank_limit": limit}, blobs or {}), node, 60.0)
         return read(grid.answer(message, context).content)
 
     def test_a_round_is_answered_once_and_none_before_it(self, bench: Bench) -> None:
@@ -601,10 +597,10 @@ class TestFedPETuning(Promises):
         second = self._train(grid, 2, first.blobs)
         assert second.header.status == "ok"
         again = self._train(grid, 2, first.blobs)
-        assert (again.blobs, again.scalars) == (second.blobs, second.scalars)
+        assert (again.blobs, again.fields) == (second.blobs, second.fields)
         # The server went back to the previous checkpoint.
         again = self._train(grid, 1)
-        assert (again.blobs, again.scalars) == (first.blobs, first.scalars)
+        assert (again.blobs, again.fields) == (first.blobs, first.fields)
         for reply, words in (
             (self._train(grid, 2, second.blobs), "this client answered another request of round 2"),
             (self._train(grid, 1, limit=1), "this client answered round 2; round 1 is over"),
@@ -613,7 +609,7 @@ class TestFedPETuning(Promises):
             (self._train(grid, 3, first.blobs, limit=10**30), "rank_limit is above 2"),
         ):
             assert reply.header.status == "failed"
-            assert words in reply.scalars["reason"]
+            assert words in reply.fields["reason"]
             assert not reply.blobs
 
     @pytest.mark.parametrize(("least", "status"), [(64, "ok"), (65, "failed")])
@@ -622,11 +618,11 @@ class TestFedPETuning(Promises):
     ) -> None:
         """A round has 64 tokens: two steps of two sequences of 16 tokens."""
         grid = bench.grid()
-        next(iter(grid.contexts.values())).node_config["least-tokens"] = least
+        next(iter(grid.contexts.values())).node_config["min-tokens"] = least
         reply = self._train(grid, 1)
         assert reply.header.status == status
-        assert status == "ok" or reply.scalars["reason"].startswith(
-            "least-tokens = 65: the answer would be computed from fewer tokens"
+        assert status == "ok" or reply.fields["reason"].startswith(
+            "min-tokens = 65: the answer would be computed from fewer tokens"
         )
 
     # ----- the adapter ----------------------------------------------------------------------------

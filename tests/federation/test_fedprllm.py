@@ -17,7 +17,7 @@ from safetensors.numpy import load
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import failure, read, write
@@ -74,7 +74,7 @@ class TestFedPrLLM(PruningPromises):
         values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
         # Clients round their losses.
-        assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
+        assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
 
     def test_figures_on_own_text_with_weight_scaling(self, evaluated: Bench) -> None:
         assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
@@ -85,7 +85,7 @@ class TestFedPrLLM(PruningPromises):
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
-            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
+            assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
 
     def test_ledger_counts_every_byte_of_the_masks(self, whole: Uninterrupted) -> None:
@@ -117,7 +117,7 @@ class TestFedPrLLM(PruningPromises):
         document = summary(bench.run())
         assert [client["client"] for client in document["clients"]] == [0, 1, 2]
         (reason,) = document["refused"].values()
-        assert "gives 0 windows of 16 tokens, but data.windows = 2 are needed" in reason
+        assert "gives 0 samples of 16 tokens, but data.num-samples = 2 are needed" in reason
         assert "hawthorn" not in reason
 
     def test_a_site_with_another_model_is_refused(self, bench: Bench) -> None:
@@ -286,8 +286,8 @@ class TestIterativeFedPrLLM(PruningPromises):
         run = parse(bench.config())
         opened = OpenedModel(bench.model)
         model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
-        windows = [
-            client_windows(
+        samples = [
+            client_samples(
                 run,
                 parse_node(context.node_config, simulated=True),
                 opened.encode,
@@ -305,7 +305,7 @@ class TestIterativeFedPrLLM(PruningPromises):
                     name: torch.zeros(module.weight.shape, dtype=torch.int64)
                     for name, module in modules.items()
                 }
-                for own in windows:
+                for own in samples:
                     for name, norm in input_norms(model, modules, own).items():
                         votes[name] += lowest_half_of_each_row(modules[name].weight.abs() * norm)
                 for name, module in modules.items():
@@ -347,9 +347,9 @@ class TestIterativeFedPrLLM(PruningPromises):
         grid.before_push = requests.append
         uninterrupted = evaluated.run(grid, **changes)
         votes = votes_of(grid.received)
-        letters = [read(request.content) for request in requests]
-        orders = [letter for letter in letters if letter.header.kind == "train"]
-        assert [(set(letter.blobs), letter.scalars) for letter in orders] == [(set(), {})] * 4 + [
+        bodies = [read(request.content) for request in requests]
+        orders = [body for body in bodies if body.header.kind == "train"]
+        assert [(set(body.blobs), body.fields) for body in orders] == [(set(), {})] * 4 + [
             ({"block-0000", "votes-0000"}, {"num_voters": [4], "decided": 1})
         ] * 4
         for name, counts in load(orders[-1].blobs["votes-0000"]).items():
@@ -518,7 +518,7 @@ class TestIterativeFedPrLLM(PruningPromises):
 
 
 def input_norms(
-    model: Any, modules: dict[str, Any], windows: torch.Tensor
+    model: Any, modules: dict[str, Any], samples: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Return the L2 norm of each input channel over all tokens, one sequence at a time."""
     sums: dict[str, torch.Tensor] = {}
@@ -530,8 +530,8 @@ def input_norms(
         m.register_forward_pre_hook(lambda _, i, name=name: add(name, i[0]))
         for name, m in modules.items()
     ]
-    for window in windows:
-        model(input_ids=window[None], use_cache=False)
+    for sample in samples:
+        model(input_ids=sample[None], use_cache=False)
     for hook in hooks:
         hook.remove()
     return {name: total.sqrt().float() for name, total in sums.items()}
@@ -574,13 +574,13 @@ class TestVariants:
             "fedprllm__local_comparison_group": "column",
             "fedprllm__comparison_group": "column",
         }
-        wanda = bench.run(**common, evaluation__local_only=True, evaluation__centralized="on")
+        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="on")
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
         assert (
             values["centralized"]
             == values["federated"]
-            == pytest.approx(values["local_only"], rel=6e-4)
+            == pytest.approx(values["local_baseline"], rel=6e-4)
         )
         assert (wanda / "masks.safetensors").read_bytes() == (
             magnitude / "masks.safetensors"

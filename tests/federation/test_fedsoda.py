@@ -29,8 +29,8 @@ from client_app.methods import fedpetuning as tuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.blobs.model_pieces import Manifest
-from espalier.messages.message import Letter, address, read
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody, address, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.fedpetuning.contract import trained
 from espalier.models.adapters import Tensors
 from espalier.seeds import derive_seed
@@ -57,7 +57,7 @@ SMALL: dict[str, Any] = {
     "fedsoda.pre-align-steps": 3,
     "fedsoda.realign-steps": 2,
     "fedsoda.realign-every": 2,
-    "fedsoda.public-windows": 4,
+    "fedsoda.public-samples": 4,
     "part-bytes": 65536,
 }
 EVENLY = {"drop": "uniform"}
@@ -65,10 +65,10 @@ SCALING = 2.0
 BLOCKS = 4
 
 
-def asked(requests: list[Message], what: str) -> list[Letter]:
+def asked(requests: list[Message], what: str) -> list[MessageBody]:
     """Return the requests of one kind; kinds of ``deliver`` have names of their own."""
-    letters = [read(request.content) for request in requests]
-    return [letter for letter in letters if letter.scalars.get("what", letter.header.kind) == what]
+    bodies = [read(request.content) for request in requests]
+    return [body for body in bodies if body.fields.get("what", body.header.kind) == what]
 
 
 def merged(tensors: Mapping[str, torch.Tensor], weight: torch.Tensor, name: str) -> torch.Tensor:
@@ -87,7 +87,7 @@ class TestFedSoda(Promises):
     settings: ClassVar[dict[str, Any]] = SMALL
     last_round = 1
     result_round = 3
-    cuts_windows = "all_windows"
+    cuts_samples = "all_samples"
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -113,9 +113,9 @@ class TestFedSoda(Promises):
             context.node_config |= {
                 "site": f"site-{client}",
                 "own-text": client != 1,
-                "least-tokens": 30,
+                "min-tokens": 30,
             }
-            context.node_config["most-model-bytes"] = 10**6
+            context.node_config["max-model-bytes"] = 10**6
         grid.simulated = False
         document = summary(on_own_text.run(grid))
         assert "this site does not allow it" in document["refused"]["site-1"]
@@ -144,7 +144,7 @@ class TestFedSoda(Promises):
         )
         emulator = asked(whole.requests, "emulator")[-1]
         adapter = [
-            letter for letter in asked(whole.requests, "deliver") if letter.header.server_round == 3
+            body for body in asked(whole.requests, "deliver") if body.header.server_round == 3
         ][-1]
         sent = {key: load(blob) for key, blob in (emulator.blobs | adapter.blobs).items()}
         paths = {
@@ -168,18 +168,18 @@ class TestFedSoda(Promises):
                     passage for passage in private_text(client).split("\n\n") if held_out(passage)
                 ]
                 tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
-                windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+                samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
                 with torch.no_grad():
                     losses = [
-                        model(input_ids=window[None], labels=window[None]).loss.item()
-                        for window in windows
+                        model(input_ids=sample[None], labels=sample[None]).loss.item()
+                        for sample in samples
                     ]
                 found[column].append(math.exp(sum(losses) / len(losses)))
         tokens = torch.tensor(tokenizer(bench.public.read_text())["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         with torch.no_grad():
             losses = [
-                model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+                model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in samples
             ]
         told = summary(whole.folder)["report"]["sub_model_perplexity"]["public"]
         assert told == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-3)
@@ -209,7 +209,7 @@ class TestFedSoda(Promises):
                 m.model.layers[i].input_layernorm.weight for m, i in ((model, place), (base, index))
             )
             torch.testing.assert_close(ours.cpu(), theirs, check_dtype=False)
-        offered = asked(plain.requests, "model")[0].scalars
+        offered = asked(plain.requests, "model")[0].fields
         assert report["sub_model_bytes"] == sum(offered["sizes"])
 
     def test_a_client_gets_every_piece_once_and_a_node_that_holds_the_model_nothing(
@@ -221,9 +221,9 @@ class TestFedSoda(Promises):
         bench.run(first, federation__rounds=1)
         offers = asked(requests, "model")
         pieces = asked(requests, "piece")
-        number = len(offers[0].scalars["piece_sha256"])
+        number = len(offers[0].fields["piece_sha256"])
         assert number > 1
-        brought = sorted((letter.header.client, letter.scalars["index"]) for letter in pieces)
+        brought = sorted((body.header.client, body.fields["index"]) for body in pieces)
         assert brought == [
             (client, index) for client in range(bench.num_clients) for index in range(number)
         ]
@@ -299,9 +299,9 @@ class TestFedSoda(Promises):
         lost = []
 
         def lose(message: Message) -> None:
-            letter = read(message.content)
-            kind = letter.scalars.get("what", letter.header.kind)
-            header = letter.header
+            body = read(message.content)
+            kind = body.fields.get("what", body.header.kind)
+            header = body.header
             if (kind, header.server_round, header.client) == (what, server_round, 1) and not lost:
                 lost.append(header)
                 for folder in [
@@ -340,8 +340,8 @@ class TestFedSoda(Promises):
 
     def test_without_the_aligned_emulator_a_client_makes_nothing_alone(self, bench: Bench) -> None:
         """The client would train and measure another sub-model than the other clients."""
-        grid = bench.grid(evaluation__local_only=True)
-        changes = {"evaluation__local_only": True}
+        grid = bench.grid(evaluation__local_baseline=True)
+        changes = {"evaluation__local_baseline": True}
 
         def lose(message: Message) -> None:
             header = read(message.content).header
@@ -366,7 +366,7 @@ class TestFedSoda(Promises):
 
             def grid(poor: int = poor) -> InProcessGrid:
                 made = bench.grid(**few)
-                made.contexts[list(made.contexts)[poor]].node_config["most-model-bytes"] = 1000
+                made.contexts[list(made.contexts)[poor]].node_config["max-model-bytes"] = 1000
                 return made
 
             whole = bench.run(grid(), **few)
@@ -383,19 +383,19 @@ class TestFedSoda(Promises):
         beside = list[Any]()
         alone = tuning.alone
 
-        def noted(site: Any, request: Letter, given: Any) -> Letter:
+        def noted(site: Any, request: MessageBody, given: Any) -> MessageBody:
             beside.append(given)
             return alone(site, request, given)
 
         monkeypatch.setattr(tuning, "alone", noted)
-        grid = bench.grid(evaluation__local_only=True)
+        grid = bench.grid(evaluation__local_baseline=True)
         requests = list[Message]()
         grid.before_push = requests.append
-        bench.run(grid, evaluation__local_only=True)
+        bench.run(grid, evaluation__local_baseline=True)
         brought = asked(requests, "emulator")[-1]
         assert len(beside) == bench.num_clients
         for given in beside:
-            assert given.plan.blocks.keys() == set(brought.scalars["blocks"])
+            assert given.plan.blocks.keys() == set(brought.fields["blocks"])
             for key, blob in brought.blobs.items():
                 assert all(
                     torch.equal(given.values[key][name], value)
@@ -418,18 +418,18 @@ class TestFedSoda(Promises):
             on_own_text.run(grid)
         node, context = next(iter(grid.contexts.items()))
 
-        def ask(letter: Letter) -> Letter:
-            return read(grid.answer(address(letter, node, 60.0), context).content)
+        def ask(body: MessageBody) -> MessageBody:
+            return read(grid.answer(address(body, node, 60.0), context).content)
 
         evaluation = asked(requests, "evaluate")[0]
         assert evaluation.header.client == 0
         first = ask(evaluation)
-        assert ask(evaluation).scalars == first.scalars
+        assert ask(evaluation).fields == first.fields
         last = next(
-            letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
+            body for body in reversed(asked(requests, "emulator")) if body.header.client == 0
         )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
-        assert "answered another request of this run" in ask(evaluation).scalars["reason"]
+        assert "answered another request of this run" in ask(evaluation).fields["reason"]
 
     @pytest.mark.parametrize("part", ["document", "blob"])
     def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
@@ -461,7 +461,7 @@ class TestFedSoda(Promises):
         self, bench: Bench
     ) -> None:
         """Other values of the same alignment are refused too after the round was answered."""
-        grid = bench.grid(evaluation__local_only=True)
+        grid = bench.grid(evaluation__local_baseline=True)
         requests = list[Message]()
 
         def note(message: Message) -> None:
@@ -471,24 +471,22 @@ class TestFedSoda(Promises):
 
         grid.before_push = note
         with pytest.raises(Killed):
-            bench.run(grid, evaluation__local_only=True)
+            bench.run(grid, evaluation__local_baseline=True)
         node, context = next(iter(grid.contexts.items()))
 
-        def ask(letter: Letter, **changes: Any) -> Letter:
-            changed = Letter(letter.header, letter.scalars | changes, letter.blobs)
+        def ask(body: MessageBody, **changes: Any) -> MessageBody:
+            changed = MessageBody(body.header, body.fields | changes, body.blobs)
             return read(grid.answer(address(changed, node, 60.0), context).content)
 
-        order = next(
-            letter for letter in reversed(asked(requests, "train")) if letter.header.client == 0
-        )
-        assert "was not sent to this site" in ask(order, model_sha256="0" * 64).scalars["reason"]
-        assert "is of another round" in ask(order, aligned=3).scalars["reason"]
+        order = next(body for body in reversed(asked(requests, "train")) if body.header.client == 0)
+        assert "was not sent to this site" in ask(order, model_sha256="0" * 64).fields["reason"]
+        assert "is of another round" in ask(order, aligned=3).fields["reason"]
         assert ask(order).header.status != "failed"
         last = next(
-            letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
+            body for body in reversed(asked(requests, "emulator")) if body.header.client == 0
         )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
-        assert "another request of round 2" in ask(order).scalars["reason"]
+        assert "another request of round 2" in ask(order).fields["reason"]
 
     def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
         text = bench.folder / "align.txt"
@@ -507,8 +505,8 @@ class TestFedSoda(Promises):
         """A site accepts models up to its limit, which also counts models of earlier runs."""
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
-            context.node_config |= {"most-model-bytes": 10**6} if client else {}
+            context.node_config |= {"site": f"site-{client}", "own-text": True, "min-tokens": 30}
+            context.node_config |= {"max-model-bytes": 10**6} if client else {}
         grid.simulated = False
         document = summary(on_own_text.run(grid))
         assert "this site accepts no model from a run's server" in document["refused"]["site-0"]
@@ -517,8 +515,8 @@ class TestFedSoda(Promises):
         size = sum(file.stat().st_size for file in first.iterdir())
         again = on_own_text.grid(fedsoda__groups=2, fedsoda__group_layers=0)
         for client, context in enumerate(again.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
-            context.node_config["most-model-bytes"] = int(1.8 * size)
+            context.node_config |= {"site": f"site-{client}", "own-text": True, "min-tokens": 30}
+            context.node_config["max-model-bytes"] = int(1.8 * size)
         again.simulated = False
         with pytest.raises(
             RunFailed,
@@ -535,15 +533,15 @@ class TestFedSoda(Promises):
         offer = asked(requests, "model")[0]
         node, context = next(iter(grid.contexts.items()))
 
-        def answer(**changes: Any) -> Letter:
-            letter = Letter(offer.header, offer.scalars | changes)
-            return read(grid.answer(address(letter, node, 60.0), context).content)
+        def answer(**changes: Any) -> MessageBody:
+            body = MessageBody(offer.header, offer.fields | changes)
+            return read(grid.answer(address(body, node, 60.0), context).content)
 
-        assert answer().scalars == {"pieces": []}
-        other = answer(file_sha256=["0" * 64, *offer.scalars["file_sha256"][1:]])
+        assert answer().fields == {"pieces": []}
+        other = answer(file_sha256=["0" * 64, *offer.fields["file_sha256"][1:]])
         assert (
             "the server offered this site another model before in this run"
-            in other.scalars["reason"]
+            in other.fields["reason"]
         )
 
     def test_a_piece_is_of_the_size_that_was_offered(self, bench: Bench) -> None:
@@ -553,16 +551,16 @@ class TestFedSoda(Promises):
         bench.killed(lambda header: header.kind == "train", grid)
         piece = asked(requests, "piece")[0]
         node, context = next(iter(grid.contexts.items()))
-        longer = pack_tensors({"bytes": np.zeros(piece.scalars["size"] + 1, dtype=np.uint8)})
-        letter = Letter(
-            piece.header, piece.scalars | {"size": piece.scalars["size"] + 1}, {"piece": longer}
+        longer = pack_tensors({"bytes": np.zeros(piece.fields["size"] + 1, dtype=np.uint8)})
+        body = MessageBody(
+            piece.header, piece.fields | {"size": piece.fields["size"] + 1}, {"piece": longer}
         )
-        reply = read(grid.answer(address(letter, node, 60.0), context).content)
-        assert "does not have the size in the offer" in reply.scalars["reason"]
+        reply = read(grid.answer(address(body, node, 60.0), context).content)
+        assert "does not have the size in the offer" in reply.fields["reason"]
 
     def test_a_run_of_which_a_client_hears_at_its_end_resumes(self, bench: Bench) -> None:
         """A client that no round sampled gets the sub-model only for the evaluation."""
-        few = {"federation__sampled_clients": 0.25, "evaluation__local_only": True}
+        few = {"federation__sampled_clients": 0.25, "evaluation__local_baseline": True}
         whole = bench.run(bench.grid(**few), **few)
         folder = bench.killed(lambda header: header.kind == "evaluate", bench.grid(**few), **few)
         assert json.loads((folder / "checkpoint" / "state.json").read_text())["round"] == 2
@@ -571,10 +569,10 @@ class TestFedSoda(Promises):
 
     def test_a_site_may_allow_no_model_so_large(self, bench: Bench) -> None:
         grid = bench.grid()
-        next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
+        next(iter(grid.contexts.values())).node_config["max-model-bytes"] = 1000
         client = summary(bench.run(grid))["clients"][0]
         assert client["status"] == "dropped"
-        assert "most-model-bytes = 1000: the run's model has " in client["reason"]
+        assert "max-model-bytes = 1000: the run's model has " in client["reason"]
 
     # ----- the adapter ----------------------------------------------------------------------------
 
@@ -607,8 +605,8 @@ class TestFedSoda(Promises):
         """
         u = sum(2 * (rows + columns) for rows, columns in ((64, 64), (32, 64), (64, 64)))
 
-        def numbers(letters: list[Letter]) -> int:
-            blobs = [blob for letter in letters for blob in letter.blobs.values()]
+        def numbers(bodies: list[MessageBody]) -> int:
+            blobs = [blob for body in bodies for blob in body.blobs.values()]
             return sum(value.numel() for blob in blobs for value in load(blob).values())
 
         clients = plain.bench.num_clients
@@ -623,9 +621,9 @@ class TestFedSoda(Promises):
             clients * (rounds - 1) * u,
             clients * 2 * u,
         )
-        for letter in (*asked(plain.requests, "train"), *asked(plain.requests, "emulator")):
+        for body in (*asked(plain.requests, "train"), *asked(plain.requests, "emulator")):
             # A blob has a safetensors header and four bytes per number.
-            for blob in letter.blobs.values():
+            for blob in body.blobs.values():
                 assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 4 * u
 
     def test_an_alignment_has_the_current_adapter_in_both_models(
@@ -654,8 +652,8 @@ class TestFedSoda(Promises):
             for name, tensor in tensors.items():
                 torch.testing.assert_close(values[key][name].cpu(), tensor.float())
         (first,) = (
-            {key: load(blob) for key, blob in letter.blobs.items()}
-            for letter in _emulators(plain, 0)[:1]
+            {key: load(blob) for key, blob in body.blobs.items()}
+            for body in _emulators(plain, 0)[:1]
         )
         for key, tensors in first.items():
             for name, tensor in tensors.items():
@@ -670,26 +668,26 @@ class TestFedSoda(Promises):
             "mlp.down": "mlp.down_proj",
         }
         layer = model.model.layers[-1]
-        windows = alignment.windows[list(teacher.numbers)]
+        samples = alignment.samples[list(teacher.numbers)]
         layer.register_forward_hook(
             lambda _, __, out: states.append(out if isinstance(out, torch.Tensor) else out[0])
         )
         (adapter,) = (
             {name: value.float() for name, value in tensors.items()} for tensors in brought.values()
         )
-        windows = windows.cpu()
+        samples = samples.cpu()
         with torch.no_grad():
-            model(windows)
+            model(samples)
             for name, path in paths.items():
                 weight = layer.get_submodule(path).weight
                 weight.data = merged(adapter, weight.data, name)
-            model(windows)
+            model(samples)
         without, with_adapter = states
-        found = teacher.last.of_windows(range(len(windows))).float().cpu()
+        found = teacher.last.of_samples(range(len(samples))).float().cpu()
         assert (found - with_adapter).norm() < 0.1 * (found - without).norm()
 
     @pytest.mark.parametrize(
-        "changes", [{"federation__payload": "bfloat16"}, {"federation__payload": "nf4"}]
+        "changes", [{"federation__wire_dtype": "bfloat16"}, {"federation__wire_dtype": "nf4"}]
     )
     def test_clients_train_on_the_aligned_sub_model_whatever_its_lora_travels_in(
         self, bench: Bench, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -725,8 +723,7 @@ class TestFedSoda(Promises):
 
     def test_realignment_begins_where_the_last_one_ended(self, plain: Uninterrupted) -> None:
         first, second = (
-            {key: load(blob) for key, blob in letter.blobs.items()}
-            for letter in _emulators(plain, 0)
+            {key: load(blob) for key, blob in body.blobs.items()} for body in _emulators(plain, 0)
         )
         assert first.keys() == second.keys()
         differences = [
@@ -735,7 +732,7 @@ class TestFedSoda(Promises):
             for name in first[key]
         ]
         assert 0 < max(differences) < 0.1
-        assert [letter.scalars["aligned"] for letter in _emulators(plain, 0)] == [1, 2]
+        assert [body.fields["aligned"] for body in _emulators(plain, 0)] == [1, 2]
 
     # ----- other values of the same keys ----------------------------------------------------------
 
@@ -776,16 +773,14 @@ class TestFedSoda(Promises):
             for _, reply in grid.received
             for key in read(reply.content).blobs
         }
-        brought = {
-            block for letter in asked(requests, "emulator") for block in letter.scalars["blocks"]
-        }
+        brought = {block for body in asked(requests, "emulator") for block in body.fields["blocks"]}
         assert sent == adapted
         assert brought <= emulated
         assert bool(brought) == bool(emulated)
         rounds = [
-            letter.scalars["aligned"]
-            for letter in asked(requests, "emulator")
-            if letter.header.client == 0
+            body.fields["aligned"]
+            for body in asked(requests, "emulator")
+            if body.header.client == 0
         ]
         assert rounds == {"none": [], "pre": [1], "realign": [2], "fedot": [1]}.get(name, [1, 2])
 
@@ -897,5 +892,5 @@ def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
     assert float(pull(plan, moved)) == pytest.approx(0.25 * (9 + 1))
 
 
-def _emulators(run: Uninterrupted, client: int) -> list[Letter]:
-    return [letter for letter in asked(run.requests, "emulator") if letter.header.client == client]
+def _emulators(run: Uninterrupted, client: int) -> list[MessageBody]:
+    return [body for body in asked(run.requests, "emulator") if body.header.client == client]

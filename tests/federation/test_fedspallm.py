@@ -22,8 +22,8 @@ from tiny_model import save_tiny_llama
 import client_app.methods.fedspallm_layers
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import STYPE
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import STYPE
 from espalier.methods.fedspallm.contract import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
@@ -45,10 +45,10 @@ def pruned_layers(
     """Return the tensors that each client sent in a round: client -> blob key -> tensors."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for _, reply in grid.received:
-        letter = read(reply.content)
-        if letter.header.kind in ("train", "fetch") and letter.header.server_round == server_round:
-            found.setdefault(letter.header.client, {}).update(
-                {key: load(blob) for key, blob in letter.blobs.items()}
+        body = read(reply.content)
+        if body.header.kind in ("train", "fetch") and body.header.server_round == server_round:
+            found.setdefault(body.header.client, {}).update(
+                {key: load(blob) for key, blob in body.blobs.items()}
             )
     return found
 
@@ -60,7 +60,7 @@ def dense_of(tensors: dict[str, torch.Tensor], name: str, size: int) -> list[flo
     return [None if words[i // 64] >> (i % 64) & 1 else next(kept) for i in range(size)]
 
 
-def samples(folder: Path) -> dict[int, list[int]]:
+def sampled(folder: Path) -> dict[int, list[int]]:
     """Return each client's layers in the last round."""
     return {client["client"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
 
@@ -78,9 +78,9 @@ def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, li
     asked = list[list[int]]()
 
     def note(message: Any) -> None:
-        letter = read(message.content)
-        if letter.header.kind == "train" and letter.header.server_round == server_round:
-            asked.append(letter.scalars["blocks"])
+        body = read(message.content)
+        if body.header.kind == "train" and body.header.server_round == server_round:
+            asked.append(body.fields["blocks"])
 
     grid.before_push = note
     last = ("train", server_round, bench.num_clients - 1)
@@ -97,10 +97,10 @@ def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, li
 class SpaLLMPromises(PruningPromises):
     """Promises of runs with one and with several rounds."""
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return orders with other samples of the layers."""
-        samples = [blocks for blocks in ([0], [1], [0, 1]) if blocks != order.scalars["blocks"]]
-        return [Letter(order.header, {**order.scalars, "blocks": blocks}) for blocks in samples]
+        sampled = [blocks for blocks in ([0], [1], [0, 1]) if blocks != order.fields["blocks"]]
+        return [MessageBody(order.header, {**order.fields, "blocks": blocks}) for blocks in sampled]
 
 
 class TestFedSpaLLM(Federations):
@@ -169,7 +169,7 @@ class TestFedSpaLLM(Federations):
             changes["federation__max_weight_ratio"] = 1e6
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
-            context.node_config["windows"] = 1 + context.node_config["partition-id"]
+            context.node_config["num-samples"] = 1 + context.node_config["partition-id"]
         folder = bench.run(grid, **changes)
         weight_of = np.float32([1, 2, 3, 4] if weights == "samples" else [1, 1, 1, 1])
         model = OpenedModel(bench.model)
@@ -236,7 +236,7 @@ class TestFedSpaLLM(Federations):
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
-            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
+            assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
 
     @pytest.mark.parametrize("method", ["wanda", "ria", "magnitude"])
@@ -282,13 +282,13 @@ class TestFedSpaLLM(Federations):
 
         def saying(name: str, value: Any) -> Callable[[Any], Any]:
             def lie(reply: Any) -> Any:
-                reply.content["scalars"][name] = value
+                reply.content["fields"][name] = value
                 return reply
 
             return lie
 
         def inflate(reply: Any) -> Any:
-            hashes = list(reply.content["scalars"]["blob_sha256"])
+            hashes = list(reply.content["fields"]["blob_sha256"])
             for place, key in enumerate(sorted(reply.content["blobs"])):
                 tensors = load(reply.content["blobs"][key].data)
                 blown = save(
@@ -301,11 +301,11 @@ class TestFedSpaLLM(Federations):
                     Array("", (), STYPE, blown),
                     sha256(blown),
                 )
-            reply.content["scalars"]["blob_sha256"] = hashes
+            reply.content["fields"]["blob_sha256"] = hashes
             return reply
 
         changes = {"federation__client_weights": "samples", "quorum": 0.25}
-        lies = {0: saying("seconds", 1.7e308), 1: inflate, 3: saying("calibration_windows", 2**60)}
+        lies = {0: saying("seconds", 1.7e308), 1: inflate, 3: saying("calibration_samples", 2**60)}
         grid = bench.grid(**changes)
         grid.tamper = {client: spoiled(lie) for client, lie in lies.items()}
         clients = summary(bench.run(grid, **changes))["clients"]
@@ -317,7 +317,7 @@ class TestFedSpaLLM(Federations):
         ]
         assert "seconds" in clients[0]["reason"]
         assert "a kept weight is over 100 times the largest dense one" in clients[1]["reason"]
-        assert "calibration_windows" in clients[3]["reason"]
+        assert "calibration_samples" in clients[3]["reason"]
 
     def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
         folder = bench.run(fedspallm__pattern="2:4")
@@ -380,7 +380,7 @@ def _three_wide(bench: Bench) -> Path:
 SIX_LAYERS = {
     "federation.rounds": 4,
     "fedspallm.sampled-layers": 0.33,
-    "evaluation.local-only": True,
+    "evaluation.local-baseline": True,
 }
 """Settings of four rounds on a model of six layers.
 
@@ -430,7 +430,7 @@ class TestRounds(SpaLLMPromises):
         )
 
     def test_layers_in_proportion_to_capability(self, plain: Uninterrupted) -> None:
-        assert {client: len(layers) for client, layers in samples(plain.folder).items()} == {
+        assert {client: len(layers) for client, layers in sampled(plain.folder).items()} == {
             0: 1,
             1: 2,
             2: 2,
@@ -440,14 +440,12 @@ class TestRounds(SpaLLMPromises):
     def test_in_round_one_nothing_but_layer_numbers_goes_down(self, plain: Uninterrupted) -> None:
         sent = [read(request.content) for request in plain.requests]
         first = [
-            letter
-            for letter in sent
-            if letter.header.server_round == 1 and letter.header.kind in ("train", "deliver")
+            body
+            for body in sent
+            if body.header.server_round == 1 and body.header.kind in ("train", "deliver")
         ]
-        assert [letter.header.kind for letter in first] == ["train"] * 4
-        assert all(
-            not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first
-        )
+        assert [body.header.kind for body in first] == ["train"] * 4
+        assert all(not body.blobs and set(body.fields) == {"blocks", "versions"} for body in first)
 
     def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(
         self, whole_six: Uninterrupted
@@ -458,9 +456,9 @@ class TestRounds(SpaLLMPromises):
         """
         sent = [read(request.content) for request in whole_six.requests]
         sampled = {
-            (letter.header.server_round, letter.header.client): letter.scalars["blocks"]
-            for letter in sent
-            if letter.header.kind == "train"
+            (body.header.server_round, body.header.client): body.fields["blocks"]
+            for body in sent
+            if body.header.kind == "train"
         }
         # versions[r] has the version of each layer of the global model after r finished rounds.
         versions = [[0] * 6]
@@ -478,17 +476,15 @@ class TestRounds(SpaLLMPromises):
         brought = set[int]()
         spared = 0
         # The order of each client's letters matters, not that between clients.
-        for letter in sorted(sent, key=lambda letter: letter.header.client):
-            before = versions[letter.header.server_round - 1]
-            own = held[letter.header.client]
-            if letter.header.kind == "deliver":
-                assert letter.scalars["versions"] == [
-                    before[index] for index in letter.scalars["blocks"]
-                ]
-                brought.update(letter.scalars["blocks"])
-            elif letter.header.kind in ("train", "evaluate"):
+        for body in sorted(sent, key=lambda body: body.header.client):
+            before = versions[body.header.server_round - 1]
+            own = held[body.header.client]
+            if body.header.kind == "deliver":
+                assert body.fields["versions"] == [before[index] for index in body.fields["blocks"]]
+                brought.update(body.fields["blocks"])
+            elif body.header.kind in ("train", "evaluate"):
                 stale = {index for index in range(6) if own[index] != before[index]}
-                end = letter.scalars["blocks"][-1] + 1 if letter.header.kind == "train" else 6
+                end = body.fields["blocks"][-1] + 1 if body.header.kind == "train" else 6
                 assert brought == {index for index in stale if index < end}
                 spared += len(stale - brought)
                 for index in brought:
@@ -560,7 +556,7 @@ class TestRounds(SpaLLMPromises):
         ]
         pruned = [
             sum(counts[1][i] if i in layers else counts[0][i] for i in (0, 1))
-            for layers in samples(folder).values()
+            for layers in sampled(folder).values()
         ]
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
@@ -576,12 +572,12 @@ class TestRounds(SpaLLMPromises):
         half = f"{self.expected_sparsity(OpenedModel(whole.bench.model)):.2%}"
         expected = {
             "dense": "0.00%",
-            "local-only (mean)": f"{local:.2%}",
+            "local-baseline (mean)": f"{local:.2%}",
             "centralized": half,
             "federated": half,
         }
         assert found == expected
-        assert found["local-only (mean)"] != half
+        assert found["local-baseline (mean)"] != half
 
     def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(
         self, bench: Bench, monkeypatch: Any
@@ -612,13 +608,9 @@ class TestRounds(SpaLLMPromises):
         grid.before_push = lambda message: sent.append(read(message.content))
         folder = bench.run(grid, federation__rounds=4, quorum=0.25)
         last = [
-            letter
-            for letter in sent
-            if letter.header.kind == "train" and letter.header.server_round == 4
+            body for body in sent if body.header.kind == "train" and body.header.server_round == 4
         ]
-        assert [(letter.header.client, len(letter.scalars["blocks"])) for letter in last] == [
-            (0, 1)
-        ]
+        assert [(body.header.client, len(body.fields["blocks"])) for body in last] == [(0, 1)]
         assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [
             4
         ]
@@ -721,13 +713,13 @@ class TestRounds(SpaLLMPromises):
         grid.tamper[3] = silent_after_enrolment
 
         def note(message: Any) -> None:
-            letter = read(message.content)
+            body = read(message.content)
             if (
-                letter.header.kind == "train"
-                and letter.header.client < 3
-                and letter.header.server_round == 2
+                body.header.kind == "train"
+                and body.header.client < 3
+                and body.header.server_round == 2
             ):
-                orders.append(letter.scalars["blocks"])
+                orders.append(body.fields["blocks"])
 
         grid.before_push = note
         clients = summary(bench.run(grid, resume_from=str(run), **changes))["clients"]
@@ -747,7 +739,7 @@ class TestRounds(SpaLLMPromises):
             context.node_config["capability"] = 1.0 + 9.0 * context.node_config["partition-id"]
         resumed = bench.run(grid, resume_from=str(run), **changes)
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
-        assert set(map(tuple, samples(resumed).values())) == {(0, 1)}
+        assert set(map(tuple, sampled(resumed).values())) == {(0, 1)}
 
     def test_what_was_drawn_is_in_the_checkpoint_before_anybody_is_asked(
         self, bench: Bench
@@ -778,7 +770,7 @@ class TestRounds(SpaLLMPromises):
 
     def test_state_holds_the_newest_layers_alone(self, on_own_text: Bench) -> None:
         """Each client holds the layers from before and after the last push; others are deleted."""
-        changes = {"federation__rounds": 5, "evaluation__local_only": True}
+        changes = {"federation__rounds": 5, "evaluation__local_baseline": True}
         counts = []
         grid = on_own_text.grid(**changes)
 
@@ -801,7 +793,7 @@ class TestSampling:
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+        monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
         return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
 
     def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
@@ -853,7 +845,7 @@ class TestSampling:
                 context.node_config["capability"] = stated
             bench.run(grid, fedspallm__coverage="over-rounds")
             seen = [
-                read(reply.content).scalars
+                read(reply.content).fields
                 for _, reply in grid.received
                 if read(reply.content).header.kind == "enrol"
             ]

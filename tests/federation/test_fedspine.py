@@ -17,7 +17,7 @@ import torch
 from adapters_sent import sent_adapters
 from bench import Bench, Home, events, model_files, results, summary
 from flwr.app import Message
-from personal_promises import PersonalPromises, perplexity_of, windows_of
+from personal_promises import PersonalPromises, perplexity_of, samples_of
 from promises import Uninterrupted, assert_planned, outgoing_bytes
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import CUT
-from espalier.messages.message import Letter, read, write
-from espalier.messages.payload import pack_tensors, tensor_specs, unpack_tensors
+from espalier.messages.message import MessageBody, read, write
+from espalier.messages.tensor_blobs import pack_tensors, tensor_specs, unpack_tensors
 from espalier.models.structure import Structure
 from espalier.settings.fleet import read_fleet
 from strategies.base.rounds import RunFailed
@@ -43,7 +43,11 @@ PATHS = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
-SHARES = {"fedspine__selection": "global", "fedspine__share": 0.25, "fedspine__prune_rounds": 2}
+SHARES = {
+    "fedspine__selection": "global",
+    "fedspine__pruning_ratio": 0.25,
+    "fedspine__prune_rounds": 2,
+}
 
 
 class TestFedSpine(PersonalPromises):
@@ -55,7 +59,7 @@ class TestFedSpine(PersonalPromises):
     method = "fedspine"
     settings: ClassVar[dict[str, Any]] = {
         "federation.rounds": 2,
-        "fedspine.share": 0.25,
+        "fedspine.pruning-ratio": 0.25,
         "fedspine.keep-models": False,
         "training.steps": 3,
         "training.batch-size": 2,
@@ -66,7 +70,7 @@ class TestFedSpine(PersonalPromises):
     }
     last_round = 1
     result_round = 3
-    cuts_windows = "all_windows"
+    cuts_samples = "all_samples"
     in_kept_run: ClassVar[dict[str, Any]] = {"fedspine.allocation": "random"}
 
     # ----- each device's own model ----------------------------------------------------------------
@@ -74,16 +78,16 @@ class TestFedSpine(PersonalPromises):
     def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
         changes = {
             "fedspine__keep_models": True,
-            "evaluation__local_only": True,
-            "evaluation__max_windows": 1000,
+            "evaluation__local_baseline": True,
+            "evaluation__max_samples": 1000,
         }
         folder = bench.run(**changes)
-        windows = windows_of(bench, bench.public.read_text())
+        samples = samples_of(bench, bench.public.read_text())
         for told in summary(folder)["clients"]:
             model = AutoModelForCausalLM.from_pretrained(
                 folder / "clients" / told["site"], dtype=torch.float32
             ).eval()
-            expected = perplexity_of(model, windows)
+            expected = perplexity_of(model, samples)
             assert told["metrics"]["perplexity/public/federated"] == pytest.approx(
                 expected, rel=1e-3
             )
@@ -184,15 +188,15 @@ class TestFedSpine(PersonalPromises):
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
         asked = [
-            (r.header.server_round, r.scalars["pruned"])
+            (r.header.server_round, r.fields["pruned"])
             for r in map(opened, requests)
-            if "pruned" in r.scalars
+            if "pruned" in r.fields
         ]
         assert asked == [(2, 0.125)] * 4 + [(3, 0.25)] * 4
         limits = {
-            (r.header.kind, r.scalars["rank_limit"])
+            (r.header.kind, r.fields["rank_limit"])
             for r in map(opened, requests)
-            if "rank_limit" in r.scalars
+            if "rank_limit" in r.fields
         }
         assert limits == {("train", 3), ("fetch", 3), ("deliver", 3)}
         for note in refinements(folder):
@@ -207,7 +211,10 @@ class TestFedSpine(PersonalPromises):
         # With two pruning rounds the steps are smaller than the target.
         bench.run(**{**SHARES, "fedspine__prune_rounds": 2})
         told = " ".join(capsys.readouterr().out.split())
-        assert "4 of 4 clients did not reach fedspine.share = 0.25; raise federation.rounds" in told
+        assert (
+            "4 of 4 clients did not reach fedspine.pruning-ratio = 0.25; raise federation.rounds"
+            in told
+        )
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "did not reach" not in capsys.readouterr().out
 
@@ -218,15 +225,11 @@ class TestFedSpine(PersonalPromises):
 
         Replies are split in the same way.
         """
-        letters = [opened(request) for request in plain.requests]
+        bodies = [opened(request) for request in plain.requests]
         second = [
-            letter
-            for letter in letters
-            if letter.header.server_round == 2 and letter.header.client == 0
+            body for body in bodies if body.header.server_round == 2 and body.header.client == 0
         ]
-        kinds = [
-            (letter.header.kind, letter.header.part, sorted(letter.blobs)) for letter in second
-        ]
+        kinds = [(body.header.kind, body.header.part, sorted(body.blobs)) for body in second]
         first = ["block-0000", "structure"]
         last = ["block-0001", "structure"]
         assert kinds == [
@@ -236,14 +239,12 @@ class TestFedSpine(PersonalPromises):
             ("fetch", 1, ["structure"]),
         ]
         # The bits before the answer differ from those after it.
-        assert len({letter.blobs["structure"] for letter in second}) == 2
-        assert not any(
-            "structure" in letter.blobs for letter in letters if letter.header.server_round < 2
-        )
+        assert len({body.blobs["structure"] for body in second}) == 2
+        assert not any("structure" in body.blobs for body in bodies if body.header.server_round < 2)
 
     def test_a_share_of_0_prunes_nothing_and_chooses_ranks(self, bench: Bench) -> None:
         """This is the paper's method without A_P."""
-        changes = {"fedspine__share": 0.0, "federation__rounds": 3, "lora__rank": 8}
+        changes = {"fedspine__pruning_ratio": 0.0, "federation__rounds": 3, "lora__rank": 8}
         folder = bench.run(**changes)
         assert [structures(folder, client)["pruned"] for client in range(4)] == [0.0] * 4
         devices = [device for note in refinements(folder) for device in note["devices"].values()]
@@ -299,34 +300,34 @@ class TestFedSpine(PersonalPromises):
         asked = list[Message]()
 
         def note(message: Message) -> None:
-            if "pruned" in read(message.content).scalars:
+            if "pruned" in read(message.content).fields:
                 asked.append(message)
 
         grid.before_push = note
         bench.run(grid, **SHARES)
         grid.before_push = lambda _: None
-        letter = read(asked[0].content)
+        body = read(asked[0].content)
         first = next(
             read(reply.content)
             for client, reply in grid.received
-            if client == letter.header.client and "structure" in read(reply.content).blobs
+            if client == body.header.client and "structure" in read(reply.content).blobs
         )
         context = grid.contexts[asked[0].metadata.dst_node_id]
         assert read(grid.answer(asked[0], context).content).blobs == first.blobs
-        other = Letter(letter.header, {"pruned": letter.scalars["pruned"] / 2}, letter.blobs)
+        other = MessageBody(body.header, {"pruned": body.fields["pruned"] / 2}, body.blobs)
         reply = read(
             grid.answer(
                 Message(write(other), dst_node_id=1, message_type="query.deliver"), context
             ).content
         )
-        assert "answered another request of round 2" in reply.scalars["reason"]
-        beyond = Letter(letter.header, {"pruned": 0.5}, letter.blobs)
+        assert "answered another request of round 2" in reply.fields["reason"]
+        beyond = MessageBody(body.header, {"pruned": 0.5}, body.blobs)
         reply = read(
             grid.answer(
                 Message(write(beyond), dst_node_id=1, message_type="query.deliver"), context
             ).content
         )
-        assert "pruned is above the run's share" in reply.scalars["reason"]
+        assert "pruned is above the run's pruning ratio" in reply.fields["reason"]
 
     def test_a_device_that_lost_its_state_goes_on_with_the_cut_that_the_server_knows(
         self, bench: Bench
@@ -335,12 +336,12 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(**changes)
 
         def lose(message: Message) -> None:
-            letter = read(message.content)
-            if "pruned" in letter.scalars and (
-                letter.header.server_round,
-                letter.header.client,
+            body = read(message.content)
+            if "pruned" in body.fields and (
+                body.header.server_round,
+                body.header.client,
             ) == (3, 1):
-                shutil.rmtree(bench.folder / "state" / letter.header.lineage / "node-00001")
+                shutil.rmtree(bench.folder / "state" / body.header.lineage / "node-00001")
 
         grid.before_push = lose
         folder = bench.run(grid, **changes)
@@ -369,9 +370,9 @@ class TestFedSpine(PersonalPromises):
         sent = sent_adapters(grid, 2)
         reports = [read(reply.content) for _, reply in grid.received]
         taylor = {
-            letter.header.client: letter.scalars["taylor"]
-            for letter in reports
-            if (letter.header.kind, letter.header.server_round) == ("train", 2)
+            body.header.client: body.fields["taylor"]
+            for body in reports
+            if (body.header.kind, body.header.server_round) == ("train", 2)
         }
         dense = {client: dense_updates(folder, client, own) for client, own in sent.items()}
         spectral = {
@@ -407,17 +408,17 @@ class TestFedSpine(PersonalPromises):
         """Equation 1 by hand: steps, full sequences, 4 and 6 operations, 8 bits per byte."""
         changes = {"federation__fleet": "low", "fedspine__allocation": "fixed", "fedspine__rank": 2}
         grid = bench.grid(**changes)
-        letters = list[Letter]()
-        grid.before_push = lambda message: letters.append(opened(message))
+        bodies = list[MessageBody]()
+        grid.before_push = lambda message: bodies.append(opened(message))
         folder = bench.run(grid, **changes)
         travelled = Counter[tuple[int, int]]()
-        for letter in [*letters, *(opened(reply) for _, reply in grid.received)]:
+        for body in [*bodies, *(opened(reply) for _, reply in grid.received)]:
             sizes = [
                 spec.num_bytes
-                for blob in letter.blobs.values()
+                for blob in body.blobs.values()
                 for spec in tensor_specs(blob).values()
             ]
-            travelled[letter.header.server_round, letter.header.client] += sum(sizes)
+            travelled[body.header.server_round, body.header.client] += sum(sizes)
         fleet = read_fleet(Path(__file__).parents[2] / "conf" / "devices" / "low.toml")
         whole = OpenedModel(bench.model).plan.num_parameters
         for note in refinements(folder):
@@ -540,12 +541,12 @@ class TestFedSpine(PersonalPromises):
                 {
                     "fedspine__score": "group",
                     "fedspine__normalise": False,
-                    "federation__payload": "bfloat16",
+                    "federation__wire_dtype": "bfloat16",
                 },
                 marks=pytest.mark.slow,
             ),
             {
-                "federation__payload": "nf4",
+                "federation__wire_dtype": "nf4",
                 "fedspine__selection": "block",
                 "federation__client_weights": "samples",
             },
@@ -589,7 +590,7 @@ class TestFedSpine(PersonalPromises):
             "task__test_path": str(bench.folder / "tests.jsonl"),
             "data__source": "jsonl",
             "data__path": str(bench.folder / "items-{client}.jsonl"),
-            "evaluation__local_only": True,
+            "evaluation__local_baseline": True,
             "evaluation__every": 2,
         }
         grid = bench.grid(**changes)
@@ -625,7 +626,7 @@ class TestFedSpine(PersonalPromises):
                 {"lora__layers": "1"},
                 "measures groups by adapters that lie on them, and block 0 has none",
             ),
-            ({"fedspine__share": 0.8}, r"fedspine.share = 0.8"),
+            ({"fedspine__pruning_ratio": 0.8}, r"fedspine.pruning-ratio = 0.8"),
             ({"federation__rounds": 1}, "fedspine prunes from round 2 on"),
             ({"lora__merge": True}, "clients of fedspine end with models of different shapes"),
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
@@ -634,10 +635,13 @@ class TestFedSpine(PersonalPromises):
                 "neither ratio nor rank is chosen",
             ),
             (
-                {"fedspine__adaptive_rank": False, "fedspine__share": 0.0},
+                {"fedspine__adaptive_rank": False, "fedspine__pruning_ratio": 0.0},
                 "neither ratio nor rank is chosen",
             ),
-            ({"fedspine__reward": "literal", "fedspine__share": 0.0}, "all rewards would be 0"),
+            (
+                {"fedspine__reward": "literal", "fedspine__pruning_ratio": 0.0},
+                "all rewards would be 0",
+            ),
             (
                 {"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50},
                 "and no device comes to the share",
@@ -659,7 +663,7 @@ class TestFedSpine(PersonalPromises):
                 "not even the largest arms come to the share; lower it to 2 or less",
             ),
             (
-                {"fedspine__channel_multiple": 16, "fedspine__share": 0.45},
+                {"fedspine__channel_multiple": 16, "fedspine__pruning_ratio": 0.45},
                 r"16 channels \(channel-multiple\) of each block",
             ),
             ({"federation__fleet": ""}, "federation.fleet = ''"),
@@ -691,7 +695,11 @@ class TestFedSpine(PersonalPromises):
     @pytest.mark.parametrize(
         "changes",
         [
-            {"fedspine__selection": "block", "fedspine__share": 0.3, "federation__rounds": 3},
+            {
+                "fedspine__selection": "block",
+                "fedspine__pruning_ratio": 0.3,
+                "federation__rounds": 3,
+            },
             pytest.param(
                 {
                     "fedspine__selection": "global",
@@ -703,7 +711,7 @@ class TestFedSpine(PersonalPromises):
             pytest.param(
                 {
                     "fedspine__allocation": "fixed",
-                    "fedspine__share": 0.1,
+                    "fedspine__pruning_ratio": 0.1,
                     "fedspine__prune_rounds": 3,
                     "federation__rounds": 4,
                 },
@@ -737,7 +745,8 @@ class TestFedSpine(PersonalPromises):
         Other blobs then share a part, and each part carries the bits of the cut.
         """
         changes = {
-            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection, "fedspine__share": 0.1,
+            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection,
+            "fedspine__pruning_ratio": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
         }  # fmt: skip
         wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)
@@ -771,14 +780,14 @@ class TestFedSpine(PersonalPromises):
             grid,
             federation__rounds=6,
         )
-        question = next(opened(message) for message in asked if "pruned" in opened(message).scalars)
+        question = next(opened(message) for message in asked if "pruned" in opened(message).fields)
         context = grid.contexts[
-            next(m for m in asked if "pruned" in opened(m).scalars).metadata.dst_node_id
+            next(m for m in asked if "pruned" in opened(m).fields).metadata.dst_node_id
         ]
         before = unpack_tensors(question.blobs["structure"])[CUT]
         for server_round, pruned in ((3, 0.05), (4, 0.2), (5, 0.25)):
             header = question.header.model_copy(update={"server_round": server_round})
-            content = write(Letter(header, {"pruned": pruned}, question.blobs))
+            content = write(MessageBody(header, {"pruned": pruned}, question.blobs))
             reply = read(
                 grid.answer(
                     Message(content, dst_node_id=context.node_id, message_type="query.deliver"),
@@ -791,10 +800,10 @@ class TestFedSpine(PersonalPromises):
         self, bench: Bench
     ) -> None:
         def boasting(request: Message, reply: Message) -> Message:
-            letter = read(reply.content)
-            if letter.header.kind == "train":
-                letter.scalars["taylor"] = 1e30
-                reply.content = write(letter)
+            body = read(reply.content)
+            if body.header.kind == "train":
+                body.fields["taylor"] = 1e30
+                reply.content = write(body)
             return reply
 
         grid = bench.grid(federation__max_weight_ratio=2.0)
@@ -816,7 +825,7 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(**changes)
         grid.simulated = False
         for client, context in enumerate(grid.contexts.values()):
-            own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 32}
+            own = {"site": f"site-{client}", "model-path": str(bench.model), "min-tokens": 32}
             context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
         with pytest.raises(
             RunFailed,
@@ -881,7 +890,7 @@ def test_a_run_without_devices_ends_with_the_reason(
 # ----- helpers ------------------------------------------------------------------------------------
 
 
-def opened(message: Message) -> Letter:
+def opened(message: Message) -> MessageBody:
     return read(message.content)
 
 
@@ -920,12 +929,12 @@ def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message
     """Return a tamper that changes the bits of a device's cut."""
 
     def tamper(request: Message, reply: Message) -> Message:
-        letter = read(reply.content)
-        if letter.header.kind != "deliver" or "structure" not in letter.blobs:
+        body = read(reply.content)
+        if body.header.kind != "deliver" or "structure" not in body.blobs:
             return reply
-        (bits,) = unpack_tensors(letter.blobs["structure"])[CUT].tolist()
-        letter.blobs["structure"] = pack_tensors({CUT: np.array([spoil(bits)], np.uint64)})
-        return Message(write(letter), reply_to=request)
+        (bits,) = unpack_tensors(body.blobs["structure"])[CUT].tolist()
+        body.blobs["structure"] = pack_tensors({CUT: np.array([spoil(bits)], np.uint64)})
+        return Message(write(body), reply_to=request)
 
     return tamper
 

@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
     # This value disables the limit, as in the paper.
     "federation.max-weight-ratio": 1e6,
     "federation.max-update-ratio": 1e6,
-    "fedspine.share": 0.4,
+    "fedspine.pruning-ratio": 0.4,
     "fedspine.allocation": "random",
     "fedspine.keep-models": True,
     "training.steps": 3,
@@ -82,8 +82,8 @@ def bench_in(folder: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Ben
     """Return a bench of four devices with one file of records each, and evaluation items."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.MIN_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.MIN_ITEMS", 3)
     given = {
         "task.test-path": shared.public.with_name("test.jsonl"),
         "data.path": shared.public.with_name("text-{client}.txt"),
@@ -197,7 +197,7 @@ def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> N
         np.mean(found, axis=0), abs=1e-3
     )
     assert values["loss"]["federated"] < values["loss"]["dense"]
-    assert values["acc"]["local_only"] is None, "nobody trained alone"
+    assert values["acc"]["local_baseline"] is None, "nobody trained alone"
     worst = {entry["name"]: entry["worst_of_clients"] for entry in document["metrics"]}
     assert worst["acc"] == {
         "federated": pytest.approx(min(accuracy for accuracy, _ in found), abs=1e-3)
@@ -306,14 +306,14 @@ def test_killed_and_resumed_equals_never_killed(bench: Bench, done: Done) -> Non
     [
         pytest.param(
             {
-                "federation__payload": "nf4",
+                "federation__wire_dtype": "nf4",
                 "fedspine__selection": "global",
                 "federation__client_weights": "samples",
             },
             marks=pytest.mark.slow,
         ),
         {
-            "federation__payload": "bfloat16",
+            "federation__wire_dtype": "bfloat16",
             "training__base": "bfloat16",
             "evaluation__own_text": True,
         },
@@ -360,7 +360,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
             {"lora__targets": "attn.q,attn.v"},
             "measures channels by adapters that lie on them, and block 0 has none on mlp.up",
         ),
-        ({"fedspine__share": 0.9}, r"fedspine.share = 0.9"),
+        ({"fedspine__pruning_ratio": 0.9}, r"fedspine.pruning-ratio = 0.9"),
         (
             {"training__base": "nf4"},
             r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64",

@@ -11,11 +11,11 @@ from bench import Bench, private_text, summary
 from promises import Promises, Uninterrupted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.data.client_text import client_windows
+from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
@@ -25,7 +25,7 @@ SHARE = 0.3
 LINEARS = {"attn.o": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
 
 
-def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+def inputs_of(bench: Bench, samples: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     """Return the inputs of two matrices of each dense block, shape (tokens, channels), float64."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
     found: list[dict[str, torch.Tensor]] = []
@@ -44,7 +44,7 @@ def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tenso
 
             block.get_submodule(path).register_forward_pre_hook(keep)
     with torch.no_grad():
-        model(input_ids=windows, use_cache=False)
+        model(input_ids=samples, use_cache=False)
     return found
 
 
@@ -79,13 +79,13 @@ def cut_by_hand(bench: Bench, inputs: list[dict[str, torch.Tensor]]) -> list[dic
     return [{kind: sorted(numbers) for kind, numbers in block.items()} for block in cut]
 
 
-def all_windows(bench: Bench, **changes: Any) -> torch.Tensor:
+def all_samples(bench: Bench, **changes: Any) -> torch.Tensor:
     settings = parse(bench.config(**changes))
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
     encode = lambda text: tokenizer(text)["input_ids"]  # noqa: E731
     return torch.cat(
         [
-            client_windows(settings, simulated_node(), encode, client)
+            client_samples(settings, simulated_node(), encode, client)
             for client in range(bench.num_clients)
         ]
     )
@@ -100,9 +100,9 @@ class TestFlap(Promises):
     """Federations with one round in which all groups compete."""
 
     method = "flap"
-    settings: ClassVar[dict[str, Any]] = {"flap.share": SHARE}
+    settings: ClassVar[dict[str, Any]] = {"flap.pruning-ratio": SHARE}
     last_round = 1
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
@@ -113,13 +113,13 @@ class TestFlap(Promises):
         }
         return bench
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return no orders: an order of FLAP has no content that could differ."""
         return []
 
     def test_what_is_cut_is_what_one_party_cuts_that_has_all_windows(self, pointed: Bench) -> None:
         folder = pointed.run(evaluation__centralized="auto")
-        inputs = inputs_of(pointed, all_windows(pointed))
+        inputs = inputs_of(pointed, all_samples(pointed))
         expected = cut_by_hand(pointed, inputs)
         assert sum(len(block["channels"]) for block in expected) > 4
         found = OpenedModel(folder / "model")
@@ -167,15 +167,15 @@ class TestFlap(Promises):
             "data__source": "text",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
-        windows = all_windows(plain.bench, **changes).chunk(4)
+        samples = all_samples(plain.bench, **changes).chunk(4)
         for client, reply in plain.received:
-            letter = read(reply.content)
-            if letter.header.kind != "train":
+            body = read(reply.content)
+            if body.header.kind != "train":
                 continue
-            inputs = inputs_of(plain.bench, windows[client])
-            assert letter.scalars["tokens"] == 32
+            inputs = inputs_of(plain.bench, samples[client])
+            assert body.fields["tokens"] == 32
             for index, own in enumerate(inputs):
-                sent = unpack_tensors(letter.blobs[f"block-{index:04d}"])
+                sent = unpack_tensors(body.blobs[f"block-{index:04d}"])
                 for name, values in own.items():
                     mean = values.mean(dim=0)
                     np.testing.assert_allclose(sent[f"{name}.mean"], mean, rtol=1e-4, atol=1e-6)
@@ -193,7 +193,7 @@ class TestFlap(Promises):
             ({"flap__selection": "block"}, False),
             (
                 {
-                    "flap__share": 0.05,
+                    "flap__pruning_ratio": 0.05,
                     "flap__square_attention": False,
                 },
                 False,
@@ -231,9 +231,9 @@ class TestFlap(Promises):
         ("changes", "words"),
         [
             (
-                {"flap__share": 0.99},
+                {"flap__pruning_ratio": 0.99},
                 (
-                    r"flap.share = 0.99: 99.0% of what can be removed would"
+                    r"flap.pruning-ratio = 0.99: 99.0% of what can be removed would"
                     r" have to go"
                 ),
             ),
@@ -267,7 +267,7 @@ class TestFlap(Promises):
     ) -> None:
         from flwr.app import Array, Message
 
-        from espalier.messages.payload import STYPE
+        from espalier.messages.tensor_blobs import STYPE
 
         def spoil(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
@@ -293,7 +293,7 @@ class TestFlap(Promises):
 
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                reply.content["scalars"]["tokens"] = 16_000_001
+                reply.content["fields"]["tokens"] = 16_000_001
             return reply
 
         grid = bench.grid()
@@ -308,16 +308,16 @@ class TestFlap(Promises):
         """The limit applies to claimed tokens and to moments far above those of other clients."""
         from flwr.app import Array, Message
 
-        from espalier.messages.payload import STYPE
+        from espalier.messages.tensor_blobs import STYPE
 
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind != "train":
                 return reply
             if claimed == "tokens":
-                reply.content["scalars"]["tokens"] = 1_000_000
+                reply.content["fields"]["tokens"] = 1_000_000
                 return reply
             blobs = reply.content["blobs"]
-            hashes = list(reply.content["scalars"]["blob_sha256"])
+            hashes = list(reply.content["fields"]["blob_sha256"])
             for place, key in enumerate(sorted(blobs)):
                 loud = {
                     n: v * np.float32(1e4 if n.endswith("mean") else 1e8)
@@ -325,7 +325,7 @@ class TestFlap(Promises):
                 }
                 blobs[key] = Array("", (), STYPE, pack_tensors(loud))
                 hashes[place] = sha256(blobs[key].data)
-            reply.content["scalars"]["blob_sha256"] = hashes
+            reply.content["fields"]["blob_sha256"] = hashes
             return reply
 
         grid = bench.grid()
@@ -345,7 +345,7 @@ def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
     )
     bench = Bench(tmp_path, method, settings)
     grid = bench.grid()
-    next(iter(grid.contexts.values())).node_config["windows"] = 3
+    next(iter(grid.contexts.values())).node_config["num-samples"] = 3
     assert {client["status"] for client in summary(bench.run(grid))["clients"]} == {"completed"}
 
 

@@ -13,9 +13,9 @@ import torch
 from adapters_sent import (
     PATHS,
     added_to_b,
+    bodies,
     decoded_adapters,
     factors,
-    letters,
     norm_weights,
     num_data_bytes,
     padded_mean,
@@ -33,8 +33,8 @@ from safetensors.torch import load, save
 import client_app.methods.fedpetuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import open_model
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import STYPE
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import STYPE
 from espalier.models.adapters import adapter_plan
 from espalier.settings.fleet import read_fleet
 from espalier.settings.lora import LoraSettings
@@ -60,15 +60,15 @@ def limits(requests: list[Message], server_round: int, kind: str = "train") -> d
     """Return the rank limit of each client's orders in a round."""
     asked = [read(request.content) for request in requests]
     chosen = [
-        letter
-        for letter in asked
-        if (letter.header.kind, letter.header.server_round) == (kind, server_round)
+        body
+        for body in asked
+        if (body.header.kind, body.header.server_round) == (kind, server_round)
     ]
-    return {letter.header.client: letter.scalars["rank_limit"] for letter in chosen}
+    return {body.header.client: body.fields["rank_limit"] for body in chosen}
 
 
-def assert_zero_beyond(letter: Letter, rank: int) -> None:
-    for blob in letter.blobs.values():
+def assert_zero_beyond(body: MessageBody, rank: int) -> None:
+    for blob in body.blobs.values():
         for name, tensor in load(blob).items():
             beyond = tensor[rank:] if name.endswith("lora_a") else tensor[:, rank:]
             within = tensor[:rank] if name.endswith("lora_a") else tensor[:, :rank]
@@ -96,7 +96,7 @@ class TestHetLoRA(Promises):
     }
     last_round = 1
     result_round = 3
-    cuts_windows = "all_windows"
+    cuts_samples = "all_samples"
 
     # ----- ranks ----------------------------------------------------------------------------------
 
@@ -112,11 +112,11 @@ class TestHetLoRA(Promises):
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
         for client, lora_rank in enumerate((2, 4, 8, 8)):
             replies = [
-                letter
+                body
                 for kind in ("train", "fetch")
-                for letter in letters(grid, 1, kind).get(client, [])
+                for body in bodies(grid, 1, kind).get(client, [])
             ]
-            blobs = [blob for letter in replies for blob in letter.blobs.values()]
+            blobs = [blob for body in replies for blob in body.blobs.values()]
             assert [num_data_bytes(blob) for blob in blobs] == [4 * lora_rank * SIDES] * 2
             shapes = {name: tuple(tensor.shape) for name, tensor in load(blobs[0]).items()}
             assert shapes["attn.q.lora_a"] == (lora_rank, 16)
@@ -132,11 +132,11 @@ class TestHetLoRA(Promises):
         sent = sent_adapters(grid, 1)
         brought = dict[int, dict[str, torch.Tensor]]()
         for request in requests:
-            letter = read(request.content)
-            if letter.header.kind in ("deliver", "train") and letter.header.server_round == 2:
-                for blob in letter.blobs.values():
+            body = read(request.content)
+            if body.header.kind in ("deliver", "train") and body.header.server_round == 2:
+                for blob in body.blobs.values():
                     # Parts are in block order, so the first blob is that of block 0.
-                    brought.setdefault(letter.header.client, load(blob))
+                    brought.setdefault(body.header.client, load(blob))
         b, a = padded_mean(sent, norm_weights(sent), 0, "attn.v", 8)
         for client, lora_rank in enumerate((2, 4, 8, 8)):
             np.testing.assert_allclose(
@@ -160,15 +160,15 @@ class TestHetLoRA(Promises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks = {}
-        alone = client_app.methods.fedpetuning._train_alone
+        alone = client_app.methods.fedpetuning._train_local_baseline
 
         def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters, *beside)
 
-        monkeypatch.setattr(client_app.methods.fedpetuning, "_train_alone", noted)
+        monkeypatch.setattr(client_app.methods.fedpetuning, "_train_local_baseline", noted)
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
-        changes = {"hetlora__ranks": "", **drawn, "evaluation__local_only": True}
+        changes = {"hetlora__ranks": "", **drawn, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
@@ -208,8 +208,8 @@ class TestHetLoRA(Promises):
         )
         sent = sent_adapters(grid, 1)
         samples = {
-            client: float(replies[0].scalars["samples"])
-            for client, replies in letters(grid, 1, "train").items()
+            client: float(replies[0].fields["samples"])
+            for client, replies in bodies(grid, 1, "train").items()
         }
         for matrix in PATHS:
             expected = svd_mean(
@@ -300,7 +300,7 @@ class TestHetLoRA(Promises):
     ) -> None:
         changes = PRUNED | {
             "hetlora__aggregation": aggregation,
-            "federation__payload": "nf4",
+            "federation__wire_dtype": "nf4",
             "training__learning_rate": 1e-6,
         }
         assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {
@@ -319,14 +319,14 @@ class TestHetLoRA(Promises):
         # B is zero before round 1.
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
-        for client, replies in letters(grid, 2, "train").items():
-            kept = replies[0].scalars["rank"]
+        for client, replies in bodies(grid, 2, "train").items():
+            kept = replies[0].fields["rank"]
             assert kept == {0: 1, 1: 2, 2: 4, 3: 4}[client]
-            for letter in [*replies, *letters(grid, 2, "fetch").get(client, [])]:
-                assert_zero_beyond(letter, kept)
+            for body in [*replies, *bodies(grid, 2, "fetch").get(client, [])]:
+                assert_zero_beyond(body, kept)
                 assert {
                     len(t)
-                    for b in letter.blobs.values()
+                    for b in body.blobs.values()
                     for n, t in load(b).items()
                     if n.endswith("a")
                 } == {2 * kept}
@@ -347,15 +347,17 @@ class TestHetLoRA(Promises):
         bench.run(grid, **changes)
         assert limits(requests, 3) == {0: 2, 1: 4, 2: 8, 3: 8}
 
-    @pytest.mark.parametrize("payload", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"])
+    @pytest.mark.parametrize(
+        "wire_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"]
+    )
     def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(
-        self, bench: Bench, payload: str
+        self, bench: Bench, wire_dtype: str
     ) -> None:
         """Losses of earlier rounding are dropped with the rank.
 
         Ranks keep falling from round to round.
         """
-        changes = PRUNED | {"federation__payload": payload, "federation__rounds": 4}
+        changes = PRUNED | {"federation__wire_dtype": wire_dtype, "federation__rounds": 4}
         grid = bench.grid(**changes)
         requests = list[Message]()
         grid.before_push = requests.append
@@ -365,15 +367,20 @@ class TestHetLoRA(Promises):
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         assert limits(requests, 4)[0] == 1
 
-    @pytest.mark.parametrize("payload", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"])
+    @pytest.mark.parametrize(
+        "wire_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"]
+    )
     def test_differences_of_clients_of_all_ranks_are_added_to_the_first_ranks_of_the_global_adapters(
-        self, bench: Bench, payload: str
+        self, bench: Bench, wire_dtype: str
     ) -> None:
         """Ranks that a client gave up leave nothing, even if other clients still have them.
 
         The reference is computed with loops, round by round.
         """
-        changes = PRUNED | {"federation__payload": payload, "federation__client_weights": "equal"}
+        changes = PRUNED | {
+            "federation__wire_dtype": wire_dtype,
+            "federation__client_weights": "equal",
+        }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         opened = open_model(str(bench.model))
@@ -384,10 +391,10 @@ class TestHetLoRA(Promises):
         }
         gave_up = 0
         for server_round in (1, 2, 3):
-            sent = decoded_adapters(grid, server_round, payload)
+            sent = decoded_adapters(grid, server_round, wire_dtype)
             reports = {
-                client: replies[0].scalars["rank"]
-                for client, replies in letters(grid, server_round, "train").items()
+                client: replies[0].fields["rank"]
+                for client, replies in bodies(grid, server_round, "train").items()
             }
             for key, block in whole.items():
                 for name in block:
@@ -431,11 +438,11 @@ class TestHetLoRA(Promises):
             "training__learning_rate": 0.002,
         }
         exact = updates(bench.run(**common))
-        found = updates(bench.run(**common, federation__payload="nf4"))
+        found = updates(bench.run(**common, federation__wire_dtype="nf4"))
         assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
     def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
-        changes = PRUNED | {"federation__payload": "nf4"}
+        changes = PRUNED | {"federation__wire_dtype": "nf4"}
         uninterrupted = bench.run(**changes)
         folder = bench.killed(third_order_of(3), **changes)
         resumed = bench.run(resume_from=str(folder), **changes)
@@ -514,7 +521,7 @@ class TestHetLoRA(Promises):
         def claim(rank: int) -> Any:
             def tamper(request: Message, reply: Message) -> Message:
                 if read(request.content).header.kind == "train":
-                    reply.content["scalars"]["rank"] = rank
+                    reply.content["fields"]["rank"] = rank
                 return reply
 
             return tamper

@@ -8,15 +8,15 @@ import torch
 from bench import Bench, summary
 from flwr.app import Array, Message
 from promises import Promises, Uninterrupted
-from test_flap import all_windows
+from test_flap import all_samples
 from transformers import AutoModelForCausalLM
 
 from espalier.errors import EspalierError
 from espalier.hf.group_scores.taylor import taylor_scores
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.storage.blobs import sha256
 
@@ -30,11 +30,11 @@ SIZES = {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.v_proj": 4, "s
 
 
 def scores_by_hand(
-    bench: Bench, windows: torch.Tensor, signed: bool
+    bench: Bench, samples: torch.Tensor, signed: bool
 ) -> list[dict[str, list[float]]]:
     """Return weight times gradient of the mean loss, summed by prunable group."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
-    model(input_ids=windows, labels=windows).loss.backward()
+    model(input_ids=samples, labels=samples).loss.backward()
     found = []
     for block in model.model.layers:
         products = {
@@ -63,7 +63,7 @@ SIDES = {"groups": ("self_attn.o_proj", 2, 8), "channels": ("mlp.down_proj", 24,
 COSTS = {"groups": 16 * 8 + 2 * 16 * 4 + 16 * 8, "channels": 3 * 16}
 
 
-def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[float]]]:
+def fisher_by_hand(bench: Bench, samples: torch.Tensor) -> list[dict[str, list[float]]]:
     """Return the squared gradients of masks of ones, summed one sample at a time."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     masks = {}
@@ -76,12 +76,12 @@ def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[f
 
             block.get_submodule(path).register_forward_pre_hook(masked)
     found = {key: torch.zeros_like(mask) for key, mask in masks.items()}
-    for window in windows:
+    for sample in samples:
         gradients = torch.autograd.grad(
-            model(input_ids=window[None], labels=window[None]).loss, list(masks.values())
+            model(input_ids=sample[None], labels=sample[None]).loss, list(masks.values())
         )
         for key, gradient in zip(found, gradients, strict=True):
-            found[key] += gradient.square() / len(windows)
+            found[key] += gradient.square() / len(samples)
     return [{kind: found[index, kind].tolist() for kind in SIDES} for index in range(2)]
 
 
@@ -113,14 +113,14 @@ class TestLlmPruner(Promises):
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = {
-        "llm-pruner.share": 0.3,
+        "llm-pruner.pruning-ratio": 0.3,
         "llm-pruner.spare-first": 0,
         "llm-pruner.spare-last": 0,
     }
     last_round = 1
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return no orders: the content of an order is empty."""
         return []
 
@@ -140,11 +140,11 @@ class TestLlmPruner(Promises):
         changes |= {**UNLIMITED, "llm_pruner__form": "compact"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
-        windows = all_windows(bench, **changes).chunk(4)
-        expected = [scores_by_hand(bench, own, element == "signed") for own in windows]
+        samples = all_samples(bench, **changes).chunk(4)
+        expected = [scores_by_hand(bench, own, element == "signed") for own in samples]
         for client, reply in grid.received:
-            letter = read(reply.content)
-            for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
+            body = read(reply.content)
+            for key, blob in body.blobs.items() if body.header.kind == "train" else ():
                 for kind, values in expected[client][int(key[-4:])].items():
                     np.testing.assert_allclose(
                         unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-6
@@ -177,10 +177,10 @@ class TestLlmPruner(Promises):
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
-        expected = [fisher_by_hand(bench, own) for own in all_windows(bench, **changes).chunk(4)]
+        expected = [fisher_by_hand(bench, own) for own in all_samples(bench, **changes).chunk(4)]
         for client, reply in grid.received:
-            letter = read(reply.content)
-            for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
+            body = read(reply.content)
+            for key, blob in body.blobs.items() if body.header.kind == "train" else ():
                 for kind, values in expected[client][int(key[-4:])].items():
                     np.testing.assert_allclose(
                         unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-9
@@ -216,14 +216,14 @@ class TestLlmPruner(Promises):
     def test_signed_sums_of_unequal_parties_add_up_to_those_of_all(self, bench: Bench) -> None:
         """A party with three samples counts three times as much as a party with one."""
         model = OpenedModel(bench.model)
-        windows = all_windows(bench)[:4]
+        samples = all_samples(bench)[:4]
         job = LlmPrunerSettings.model_validate(
             {"element": "signed", "spare-first": 0, "spare-last": 0}
         )
         computing = Computing(torch.device("cpu"), torch.float32, 1)
         whole, *parts = (
             taylor_scores(model, computing, own, job, 2)
-            for own in (windows, windows[:3], windows[3:])
+            for own in (samples, samples[:3], samples[3:])
         )
         for index, scores in whole.items():
             for kind, values in scores.items():
@@ -254,7 +254,7 @@ class TestLlmPruner(Promises):
         assert "a score is not a finite number, or below 0" in clients[1]["reason"]
 
     def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
-        folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__share": 0.2})
+        folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__pruning_ratio": 0.2})
         small = OpenedModel(folder / "model")
         base = OpenedModel(bench.model)
         assert small.plan.blocks[1] == base.plan.blocks[1]
@@ -272,8 +272,8 @@ class TestLlmPruner(Promises):
                 ),
             ),
             (
-                {"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6},
-                r"llm-pruner.share = 0.6: 120.0% of what can be removed",
+                {"llm_pruner__spare_first": 1, "llm_pruner__pruning_ratio": 0.6},
+                r"llm-pruner.pruning-ratio = 0.6: 120.0% of what can be removed",
             ),
         ],
     )
@@ -290,7 +290,7 @@ class TestLlmPruner(Promises):
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 blobs = reply.content["blobs"]
-                hashes = list(reply.content["scalars"]["blob_sha256"])
+                hashes = list(reply.content["fields"]["blob_sha256"])
                 for place, key in enumerate(sorted(blobs)):
                     loud = {
                         name: 1e6 * values
@@ -298,7 +298,7 @@ class TestLlmPruner(Promises):
                     }
                     blobs[key] = Array("", (), STYPE, pack_tensors(loud))
                     hashes[place] = sha256(blobs[key].data)
-                reply.content["scalars"]["blob_sha256"] = hashes
+                reply.content["fields"]["blob_sha256"] = hashes
             return reply
 
         grid = bench.grid()

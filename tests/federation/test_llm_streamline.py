@@ -11,15 +11,15 @@ import torch
 from bench import Bench, Home, home, results, summary
 from flwr.app import Array, Message
 from promises import Promises, Uninterrupted
-from test_flap import all_windows
+from test_flap import all_samples
 from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Header, Letter, read
-from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import Header, MessageBody, read
+from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
 from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.training.order import sequences_of_step
@@ -41,7 +41,7 @@ def dense(bench: Bench) -> Any:
     return AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
 
 
-def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
+def hidden_states(bench: Bench, samples: Tensor) -> list[Tensor]:
     """Return the input of each block and the output of the last one before the final norm."""
     model = dense(bench)
     found = list[Tensor]()
@@ -49,11 +49,11 @@ def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
         block.register_forward_pre_hook(lambda _, args: found.append(args[0]))
     model.model.layers[-1].register_forward_hook(lambda _, args, output: found.append(output))
     with torch.no_grad():
-        model(input_ids=windows, use_cache=False)
+        model(input_ids=samples, use_cache=False)
     return found
 
 
-def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
+def published_hidden_states(bench: Bench, samples: Tensor) -> list[Tensor]:
     """Return transformers' hidden states, as the published code compares them.
 
     The last one is the output of the final norm.
@@ -61,7 +61,7 @@ def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
     with torch.no_grad():
         return list(
             dense(bench)(
-                input_ids=windows, output_hidden_states=True, use_cache=False
+                input_ids=samples, output_hidden_states=True, use_cache=False
             ).hidden_states
         )
 
@@ -84,7 +84,7 @@ def trained_by_hand(
     bench: Bench,
     layer: dict[str, Tensor],
     start: int,
-    windows: Tensor,
+    samples: Tensor,
     client: int,
     first_step: int,
 ) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def trained_by_hand(
 
     Its inputs and targets are hidden states.
     """
-    hidden = hidden_states(bench, windows)
+    hidden = hidden_states(bench, samples)
     model = dense(bench)
     block = model.model.layers[start]
     block.load_state_dict({NAMES[name]: value.clone() for name, value in layer.items()})
@@ -100,7 +100,7 @@ def trained_by_hand(
     rotary = model.model.rotary_emb(hidden[0], torch.arange(16)[None])
     for step in range(first_step, first_step + STEPS):
         numbers = sequences_of_step(
-            len(windows), 2, step, derive_seed(0, "training", client=client)
+            len(samples), 2, step, derive_seed(0, "training", client=client)
         )
         losses = []
         for number in numbers:
@@ -119,13 +119,13 @@ def sent(received: list[tuple[int, Message]], server_round: int, client: int) ->
     """Return the tensors that a client sent in a round, by name."""
     found = {}
     for partition, reply in received:
-        letter = read(reply.content)
+        body = read(reply.content)
         if (
             partition == client
-            and letter.header.server_round == server_round
-            and letter.header.kind in ("train", "fetch")
+            and body.header.server_round == server_round
+            and body.header.kind in ("train", "fetch")
         ):
-            for blob in letter.blobs.values():
+            for blob in body.blobs.values():
                 found |= {
                     name: torch.from_numpy(value.copy())
                     for name, value in unpack_tensors(blob).items()
@@ -138,16 +138,16 @@ class TestLlmStreamline(Promises):
 
     method = "llm-streamline"
     settings: ClassVar[dict[str, Any]] = {
-        "llm-streamline.share": 0.25,
+        "llm-streamline.pruning-ratio": 0.25,
         "llm-streamline.steps": STEPS,
-        "llm-streamline.batch-windows": 2,
+        "llm-streamline.batch-size": 2,
         "llm-streamline.learning-rate": RATE,
         "federation.rounds": 2,
         "part-bytes": 4096,
     }
     last_round = 2
     result_round = 4
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -156,13 +156,13 @@ class TestLlmStreamline(Promises):
         save_tiny_llama(made.model, blocks=BLOCKS)
         return made
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return orders with another span of blocks, or with other tensors."""
-        if "start" not in order.scalars:
+        if "start" not in order.fields:
             return []
         return [
             *super().other_orders(order),
-            Letter(order.header, {"start": (order.scalars["start"] + 1) % 3}, order.blobs),
+            MessageBody(order.header, {"start": (order.fields["start"] + 1) % 3}, order.blobs),
         ]
 
     @pytest.fixture
@@ -174,15 +174,15 @@ class TestLlmStreamline(Promises):
         }
         return bench
 
-    def windows(self, bench: Bench) -> tuple[Tensor, ...]:
+    def samples(self, bench: Bench) -> tuple[Tensor, ...]:
         changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
-        return all_windows(bench, **changes).chunk(bench.num_clients)
+        return all_samples(bench, **changes).chunk(bench.num_clients)
 
     def test_the_stretch_that_changes_its_input_least_over_all_tokens_goes(
         self, plain: Uninterrupted
     ) -> None:
-        windows = self.windows(plain.bench)
-        for client, own in enumerate(windows):
+        samples = self.samples(plain.bench)
+        for client, own in enumerate(samples):
             cosines = sent(plain.received, 1, client)["cosines"]
             np.testing.assert_allclose(
                 cosines,
@@ -190,7 +190,7 @@ class TestLlmStreamline(Promises):
                 rtol=1e-4,
                 atol=1e-5,
             )
-        pooled = cosines_by_hand(published_hidden_states(plain.bench, torch.cat(windows)))
+        pooled = cosines_by_hand(published_hidden_states(plain.bench, torch.cat(samples)))
         report = summary(plain.folder)["report"]
         np.testing.assert_allclose(report["cosines"], pooled, rtol=1e-4, atol=1e-5)
         start = int(np.argmax(pooled))
@@ -216,7 +216,7 @@ class TestLlmStreamline(Promises):
             "evaluation__centralized": "auto",
         }
         unread = {
-            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_samples", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -225,7 +225,7 @@ class TestLlmStreamline(Promises):
         }
         for value, went in (("after-norm", False), ("before-norm", True)):
             folder = pointed.run(
-                **changes, llm_streamline__last_hidden_state=value, evaluation__local_only=True
+                **changes, llm_streamline__last_hidden_state=value, evaluation__local_baseline=True
             )
             document = summary(folder)
             assert (document["report"]["blocks_that_went"] == [BLOCKS - 1]) is went
@@ -236,7 +236,7 @@ class TestLlmStreamline(Promises):
         self, plain: Uninterrupted
     ) -> None:
         bench = plain.bench
-        windows = self.windows(plain.bench)
+        samples = self.samples(plain.bench)
         start, *_ = summary(plain.folder)["report"]["blocks_that_went"]
         base = dense(bench).model.layers[start]
         layer = {name: base.get_parameter(path).detach() for name, path in NAMES.items()}
@@ -244,7 +244,7 @@ class TestLlmStreamline(Promises):
             own = [sent(plain.received, server_round, client) for client in range(4)]
             for client, found in enumerate(own):
                 expected = trained_by_hand(
-                    bench, layer, start, windows[client], client, (server_round - 2) * STEPS
+                    bench, layer, start, samples[client], client, (server_round - 2) * STEPS
                 )
                 assert found.keys() == expected.keys()
                 for name, value in expected.items():
@@ -285,12 +285,12 @@ class TestLlmStreamline(Promises):
             "evaluation__own_text": True,
         }
         changes |= {
-            "evaluation__local_only": True,
+            "evaluation__local_baseline": True,
             "evaluation__centralized": "auto",
             "llm_streamline__form": "zero-filled",
         }
         unread = {
-            f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate")
+            f"llm_streamline__{key}": None for key in ("steps", "batch_samples", "learning_rate")
         }
         pointed.settings = {
             k: v
@@ -316,7 +316,7 @@ class TestLlmStreamline(Promises):
             public["values"]["federated"], rel=1e-6
         )
         assert {client["status"] for client in document["clients"]} == {"completed"}
-        assert own["values"]["local_only"] is not None
+        assert own["values"]["local_baseline"] is not None
 
     def test_hidden_states_that_were_lost_are_made_again(
         self, bench: Bench, plain: Uninterrupted
@@ -336,12 +336,12 @@ class TestLlmStreamline(Promises):
         assert results(bench.run(grid)) == results(plain.folder)
         assert len(lost) == 1
 
-    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    @pytest.mark.parametrize("wire_dtype", ["bfloat16", "nf4"])
     def test_rounded_layers_come_close_to_whole_ones(
-        self, bench: Bench, plain: Uninterrupted, payload: str
+        self, bench: Bench, plain: Uninterrupted, wire_dtype: str
     ) -> None:
-        grid = bench.grid(federation__payload=payload)
-        folder = bench.run(grid, federation__payload=payload, evaluation__own_text=True)
+        grid = bench.grid(federation__wire_dtype=wire_dtype)
+        folder = bench.run(grid, federation__wire_dtype=wire_dtype, evaluation__own_text=True)
         start, *_ = summary(folder)["report"]["blocks_that_went"]
         made, exact = (OpenedModel(path / "model").checkpoint for path in (folder, plain.folder))
         base = OpenedModel(bench.model).checkpoint
@@ -349,7 +349,7 @@ class TestLlmStreamline(Promises):
             name = f"model.layers.{start}.{path}"
             change = (exact.read(name).float() - base.read(name).float()).norm()
             error = (made.read(name).float() - exact.read(name).float()).norm()
-            assert error < (0.05 if payload == "bfloat16" else 0.5) * change
+            assert error < (0.05 if wire_dtype == "bfloat16" else 0.5) * change
 
     def test_weights_by_samples_are_those_of_windows(
         self, bench: Bench, plain: Uninterrupted
@@ -367,8 +367,11 @@ class TestLlmStreamline(Promises):
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"share": 0.9}, r"llm-streamline.share = 0.9: of 4 blocks none would stay"),
-            ({"share": 0.75 + 1e-3}, "none would stay"),
+            (
+                {"pruning-ratio": 0.9},
+                r"llm-streamline.pruning-ratio = 0.9: of 4 blocks none would stay",
+            ),
+            ({"pruning-ratio": 0.75 + 1e-3}, "none would stay"),
             (
                 {"replacement": "none"},
                 (
@@ -408,16 +411,16 @@ class TestLlmStreamline(Promises):
             if (asked.kind, asked.server_round) != ("train", server_round):
                 return reply
             blobs = reply.content["blobs"]
-            scalars = reply.content["scalars"]
+            fields = reply.content["fields"]
             key = sorted(blobs)[0]
             tensors = {
                 name: found.copy() for name, found in unpack_tensors(blobs[key].data).items()
             }
             next(iter(tensors.values())).flat[0] = value
             packed = pack_tensors(tensors)
-            hashes = list(scalars["blob_sha256"])
+            hashes = list(fields["blob_sha256"])
             hashes[hashes.index(sha256(blobs[key].data))] = sha256(packed)
-            scalars["blob_sha256"], blobs[key] = hashes, Array("", (), STYPE, packed)
+            fields["blob_sha256"], blobs[key] = hashes, Array("", (), STYPE, packed)
             return reply
 
         grid = bench.grid()
@@ -433,8 +436,8 @@ class TestLlmStreamline(Promises):
 
     def test_more_tokens_than_any_client_has_are_refused(self, bench: Bench) -> None:
         def claim(request: Message, reply: Message) -> Message:
-            if "tokens" in reply.content["scalars"]:
-                reply.content["scalars"]["tokens"] = 16_000_001
+            if "tokens" in reply.content["fields"]:
+                reply.content["fields"]["tokens"] = 16_000_001
             return reply
 
         grid = bench.grid()
@@ -445,12 +448,12 @@ class TestLlmStreamline(Promises):
     @pytest.mark.parametrize(
         ("limit", "words"),
         [
-            ({"most-steps": 2}, "most-steps = 2: llm-streamline.steps = 3"),
+            ({"max-steps": 2}, "max-steps = 2: llm-streamline.steps = 3"),
             (
-                {"most-batch-tokens": 31},
-                "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32",
+                {"max-batch-tokens": 31},
+                "max-batch-tokens = 31: llm-streamline.batch-size x data.sequence-length = 32",
             ),
-            ({"most-rounds": 2}, "most-rounds = 2: rounds of the run = 3"),
+            ({"max-rounds": 2}, "max-rounds = 2: rounds of the run = 3"),
         ],
     )
     def test_a_site_s_limits_hold_for_the_layer_s_training(
@@ -462,7 +465,7 @@ class TestLlmStreamline(Promises):
             more = limit if client == 1 else {}
             context.node_config |= {
                 "site": f"site-{client}",
-                "least-tokens": 30,
+                "min-tokens": 30,
                 "model-path": str(bench.model),
             } | more
         grid.simulated = False
@@ -475,13 +478,13 @@ class TestLlmStreamline(Promises):
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= {
                 "site": f"site-{client}",
-                "least-tokens": 33 if client == 1 else 30,
+                "min-tokens": 33 if client == 1 else 30,
             }
             context.node_config["model-path"] = str(bench.model)
         grid.simulated = False
         document = summary(bench.run(grid))
         assert (
-            "least-tokens = 33: the answer would be computed from fewer tokens"
+            "min-tokens = 33: the answer would be computed from fewer tokens"
             in document["refused"]["site-1"]
         )
         assert [client["site"] for client in document["clients"]] == ["site-0", "site-2", "site-3"]

@@ -20,8 +20,8 @@ import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
-from espalier.messages.message import Letter, address, read
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody, address, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop
 from strategies.base.federation import PATIENCE, Federation
@@ -92,7 +92,7 @@ def test_the_local_only_result_is_made_in_a_message_of_its_own(
     assert kinds(grid)[-2:] == ["alone", "evaluate"]
     assert (worked["alone"], worked["evaluate"]) == (2, 0)
     values = summary(folder)["metrics"][0]["values"]
-    assert values["local_only"] is not None
+    assert values["local_baseline"] is not None
 
 
 def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> Non
     assert kinds(grid)[-1] == "evaluate"
 
 
-@pytest.mark.parametrize("key", ["evaluation__local_only", "evaluation__baselines"])
+@pytest.mark.parametrize("key", ["evaluation__local_baseline", "evaluation__baselines"])
 def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench, key: str) -> None:
     grid = bench.grid()
     bench.run(grid, **{key: False})
@@ -137,7 +137,7 @@ def test_a_client_that_fails_alone_keeps_its_contribution(bench: Bench) -> None:
 def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
     requests = requests_of(bench)
     assert (
-        "made nothing by itself in round 1" in answer(bench, requests["evaluate"]).scalars["reason"]
+        "made nothing by itself in round 1" in answer(bench, requests["evaluate"]).fields["reason"]
     )
 
 
@@ -186,7 +186,7 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(
 
     def measure(request: Message, reply: Message) -> Message:
         if read(request.content).header.kind == "train":
-            reply.content["scalars"]["seconds"] = measured
+            reply.content["fields"]["seconds"] = measured
         return reply
 
     def hold(message: Message) -> None:
@@ -206,7 +206,7 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
 
     def measure(request: Message, reply: Message) -> Message:
         if read(request.content).header.kind == "train":
-            reply.content["scalars"]["seconds"] = 9.0
+            reply.content["fields"]["seconds"] = 9.0
         return reply
 
     grid.tamper = {0: measure, 1: measure}
@@ -254,18 +254,18 @@ def test_damaged_times_are_told(bench: Bench) -> None:
 # ----- repeated messages --------------------------------------------------------------------------
 
 
-def requests_of(bench: Bench) -> dict[str, Letter]:
+def requests_of(bench: Bench) -> dict[str, MessageBody]:
     """Return the first request of each kind to the first client.
 
     The requests come from a run whose private state is gone.
     """
-    found: dict[str, Letter] = {}
+    found: dict[str, MessageBody] = {}
     grid = bench.grid()
 
     def note(message: Message) -> None:
-        letter = read(message.content)
-        if letter.header.client == 0:
-            found.setdefault(letter.header.kind, letter)
+        body = read(message.content)
+        if body.header.client == 0:
+            found.setdefault(body.header.kind, body)
 
     grid.before_push = note
     bench.run(grid)
@@ -273,14 +273,14 @@ def requests_of(bench: Bench) -> dict[str, Letter]:
 
 
 def answer(
-    bench: Bench, request: Letter, attempt: int = 1, grid: InProcessGrid | None = None
-) -> Letter:
+    bench: Bench, request: MessageBody, attempt: int = 1, grid: InProcessGrid | None = None
+) -> MessageBody:
     """Return the first client's reply."""
     grid = grid or bench.grid()
     node, context = next(iter(grid.contexts.items()))
-    again = Letter(
+    again = MessageBody(
         request.header.model_copy(update={"attempt": attempt}),
-        dict(request.scalars),
+        dict(request.fields),
         dict(request.blobs),
     )
     return read(grid.answer(address(again, node, 60.0), context).content)
@@ -297,9 +297,9 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
             assert answer(bench, requests["train"]).header.status == "ok"
         first = answer(bench, requests[kind], 1)
         second = answer(bench, requests[kind], 2)
-        assert first.header.status == "ok", first.scalars
+        assert first.header.status == "ok", first.fields
         assert second.header.attempt == 2
-        assert (second.scalars, second.blobs) == (first.scalars, first.blobs)
+        assert (second.fields, second.blobs) == (first.fields, first.blobs)
 
 
 @pytest.mark.parametrize("bench", ["slicegpt"], indirect=True)
@@ -309,16 +309,16 @@ def test_what_an_evaluation_stores_makes_no_other_evaluation_of_it(bench: Bench)
     assert answer(bench, requests["train"]).header.status == "ok"
     first = answer(bench, requests["evaluate"], 1)
     again = answer(bench, requests["evaluate"], 2)
-    assert (first.header.status, again.scalars) == ("ok", first.scalars)
+    assert (first.header.status, again.fields) == ("ok", first.fields)
 
 
-def _second_round(train: Letter, bench: Bench) -> Letter:
+def _second_round(train: MessageBody, bench: Bench) -> MessageBody:
     """Return the order for the second block, with this client's votes as the decision."""
     decided = answer(bench, train).blobs
-    return Letter(train.header.model_copy(update={"server_round": 2}), {}, decided)
+    return MessageBody(train.header.model_copy(update={"server_round": 2}), {}, decided)
 
 
-def told_once(bench: Bench) -> Letter:
+def told_once(bench: Bench) -> MessageBody:
     """Return the request of an evaluation that was answered."""
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
@@ -335,19 +335,19 @@ def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(
         assert answer(bench, requests[kind]).header.status == "ok"
 
 
-def with_other_texts(evaluate: Letter) -> Letter:
+def with_other_texts(evaluate: MessageBody) -> MessageBody:
     """Return an evaluation of other texts, as long as those of ``evaluate``."""
-    windows = {key: unpack_tensors(blob) for key, blob in evaluate.blobs.items()}
+    samples = {key: unpack_tensors(blob) for key, blob in evaluate.blobs.items()}
     other = {
         key: pack_tensors({name: array[:, ::-1].copy() for name, array in arrays.items()})
-        for key, arrays in windows.items()
+        for key, arrays in samples.items()
     }
-    return Letter(evaluate.header, evaluate.scalars, other)
+    return MessageBody(evaluate.header, evaluate.fields, other)
 
 
 def test_another_evaluation_is_refused(bench: Bench) -> None:
     refused = answer(bench, with_other_texts(told_once(bench)))
-    assert "answered another request of this run" in refused.scalars["reason"]
+    assert "answered another request of this run" in refused.fields["reason"]
 
 
 def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,9 +363,9 @@ def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.Monk
         patched.setattr(client_app.protocol.evaluation, "_losses", fail)
         for attempt in (1, 2):
             reply = answer(bench, requests["evaluate"], attempt)
-            assert reply.scalars["reason"] == "evaluate: NaN"
+            assert reply.fields["reason"] == "evaluate: NaN"
     refused = answer(bench, with_other_texts(requests["evaluate"]))
-    assert "answered another request of this run" in refused.scalars["reason"]
+    assert "answered another request of this run" in refused.fields["reason"]
     assert answer(bench, requests["evaluate"], 3).header.status == "ok"
 
 
@@ -374,12 +374,12 @@ def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) ->
     evaluate = told_once(bench)
     (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/alone.json")
     made.write_text(json.dumps(json.loads(made.read_text()) | {"seconds": 7.0}))
-    assert "answered another request of this run" in answer(bench, evaluate).scalars["reason"]
+    assert "answered another request of this run" in answer(bench, evaluate).fields["reason"]
 
 
 WORK = {
     "train": (client_app.methods.fedpetuning, "_train"),
-    "alone": (client_app.methods.fedpetuning, "_train_alone"),
+    "alone": (client_app.methods.fedpetuning, "_train_local_baseline"),
     "evaluate": (client_app.protocol.evaluation, "_losses"),
 }
 """Function that does the work of each message kind."""
@@ -434,4 +434,4 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
         replies = first.result(), second.result()
     assert times == [kind]
     assert [reply.header.status for reply in replies] == ["ok", "ok"]
-    assert replies[0].scalars == replies[1].scalars
+    assert replies[0].fields == replies[1].fields

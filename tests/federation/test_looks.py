@@ -14,12 +14,12 @@ from espalier.errors import EspalierError
 
 TRAINED = {
     "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
-    "evaluation.max-windows": 4,
+    "evaluation.max-samples": 4,
 }  # fmt: skip
 FEDSPINE = {
     "lora.targets": "all",
-    "fedspine.share": 0.25,
-    "evaluation.local-only": True,
+    "fedspine.pruning-ratio": 0.25,
+    "evaluation.local-baseline": True,
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from bench import Bench, summary
 from flwr.app import Array, Message
 from promises import Promises, Uninterrupted
-from test_flap import all_windows
+from test_flap import all_samples
 from test_llm_pruner import SIDES, searched_by_hand
 from transformers import AutoModelForCausalLM
 
@@ -21,8 +21,8 @@ from espalier.errors import EspalierError
 from espalier.hf.group_scores.mask_tuning import scaled_cuts, scales_or_none
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import scales_of
-from espalier.messages.message import Letter, read
-from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody, read
+from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.mask_tuning import require_sendable
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.groups import Groups
@@ -31,7 +31,12 @@ from espalier.storage.blobs import sha256
 
 DAMPING = 0.01
 FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
-SMALL = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, **FISHER}
+SMALL = {
+    "llm-pruner.pruning-ratio": 0.3,
+    "llm-pruner.spare-first": 0,
+    "llm-pruner.spare-last": 0,
+    **FISHER,
+}
 TUNED = {
     **SMALL,
     "llm-pruner.rearrange": "all",
@@ -43,7 +48,7 @@ TUNED |= NO_LIMIT
 PLACES = [(index, kind) for index in range(2) for kind in SIDES]
 
 
-def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str], np.ndarray]:
+def mask_gradients(bench: Bench, samples: torch.Tensor) -> dict[tuple[int, str], np.ndarray]:
     """Return the gradients of each sample's loss by masks of ones, shape (samples, groups)."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     masks = {}
@@ -56,9 +61,9 @@ def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str],
 
         model.model.layers[index].get_submodule(path).register_forward_pre_hook(masked)
     found: dict[tuple[int, str], list[np.ndarray]] = {place: [] for place in PLACES}
-    for window in windows:
+    for sample in samples:
         gradients = torch.autograd.grad(
-            model(input_ids=window[None], labels=window[None]).loss, list(masks.values())
+            model(input_ids=sample[None], labels=sample[None]).loss, list(masks.values())
         )
         for place, gradient in zip(PLACES, gradients, strict=True):
             found[place].append(gradient.double().numpy())
@@ -86,7 +91,7 @@ def rearranged_by_hand(information: np.ndarray, cut: set[int]) -> set[int]:
 
 @torch.no_grad()
 def outputs_by_hand(
-    bench: Bench, windows: torch.Tensor, kept: dict[tuple[int, str], list[int]]
+    bench: Bench, samples: torch.Tensor, kept: dict[tuple[int, str], list[int]]
 ) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
     """Return, in the cut model, the outputs of the groups that stay and of all groups.
 
@@ -116,7 +121,7 @@ def outputs_by_hand(
             return (inputs[0] * silent,)
 
         model.model.layers[place[0]].get_submodule(path).register_forward_pre_hook(silence)
-    model(input_ids=windows, use_cache=False)
+    model(input_ids=samples, use_cache=False)
     return found
 
 
@@ -140,8 +145,8 @@ def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> 
             change(tensors)
             blob = pack_tensors(tensors)
             reply.content["blobs"][key] = Array("", (), STYPE, blob)
-            hashes = list(reply.content["scalars"]["blob_sha256"])
-            reply.content["scalars"]["blob_sha256"] = [sha256(blob), *hashes[1:]]
+            hashes = list(reply.content["fields"]["blob_sha256"])
+            reply.content["fields"]["blob_sha256"] = [sha256(blob), *hashes[1:]]
         return reply
 
     return tamper
@@ -156,9 +161,9 @@ class TestMaskTuning(Promises):
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = TUNED
     last_round = 1
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return an order with another cut: another channel of the first block stays."""
         if not order.blobs:
             return []
@@ -167,18 +172,20 @@ class TestMaskTuning(Promises):
             name: value.copy() for name, value in unpack_tensors(blobs["block-0000"]).items()
         }
         tensors["channels.cut"] ^= np.uint64(1)
-        return [Letter(order.header, order.scalars, blobs | {"block-0000": pack_tensors(tensors)})]
+        return [
+            MessageBody(order.header, order.fields, blobs | {"block-0000": pack_tensors(tensors)})
+        ]
 
     @pytest.fixture(scope="class")
     @classmethod
     def by_hand(cls, plain: Uninterrupted) -> list[dict[tuple[int, str], np.ndarray]]:
         """Return each client's gradients of masks."""
-        return [mask_gradients(plain.bench, own) for own in cls.windows(plain.bench)]
+        return [mask_gradients(plain.bench, own) for own in cls.samples(plain.bench)]
 
     @staticmethod
-    def windows(bench: Bench) -> tuple[torch.Tensor, ...]:
+    def samples(bench: Bench) -> tuple[torch.Tensor, ...]:
         changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
-        return all_windows(bench, **changes).chunk(bench.num_clients)
+        return all_samples(bench, **changes).chunk(bench.num_clients)
 
     @staticmethod
     def kept(folder: Path) -> dict[tuple[int, str], list[int]]:
@@ -194,8 +201,8 @@ class TestMaskTuning(Promises):
         The products of its rows equal the mean products of the samples' gradients.
         """
         for client, reply in plain.received:
-            letter = read(reply.content)
-            for key, blob in letter.blobs.items() if letter.header.server_round == 1 else ():
+            body = read(reply.content)
+            for key, blob in body.blobs.items() if body.header.server_round == 1 else ():
                 for kind, (_, number, _) in SIDES.items():
                     gradients = by_hand[client][int(key[-4:]), kind]
                     rows = np.zeros((2, number))
@@ -227,11 +234,11 @@ class TestMaskTuning(Promises):
         self, plain: Uninterrupted
     ) -> None:
         kept = self.kept(plain.folder)
-        outputs = [outputs_by_hand(plain.bench, own, kept) for own in self.windows(plain.bench)]
+        outputs = [outputs_by_hand(plain.bench, own, kept) for own in self.samples(plain.bench)]
         sent = 0
         for client, reply in plain.received:
-            letter = read(reply.content)
-            for key, blob in letter.blobs.items() if letter.header.server_round == 2 else ():
+            body = read(reply.content)
+            for key, blob in body.blobs.items() if body.header.server_round == 2 else ():
                 tensors = unpack_tensors(blob)
                 place = (int(key[6:10]), key[11:])
                 given, wanted = outputs[client][place]
@@ -272,12 +279,10 @@ class TestMaskTuning(Promises):
         ``test_figures_on_own_text`` compares the metrics.
         """
         delivered = [read(request.content) for request in whole.requests]
-        letters = [
-            letter
-            for letter in delivered
-            if letter.header.kind == "deliver" and letter.header.client == 0
+        bodies = [
+            body for body in delivered if body.header.kind == "deliver" and body.header.client == 0
         ]
-        blobs = {key: blob for letter in letters for key, blob in letter.blobs.items()}
+        blobs = {key: blob for body in bodies for key, blob in body.blobs.items()}
         for place, stay in self.kept(whole.folder).items():
             scales = scales_of(blobs[f"block-{place[0]:04d}"])[place[1]]
             assert set(np.flatnonzero(scales)) == set(stay)
@@ -293,8 +298,8 @@ class TestMaskTuning(Promises):
         }
         changes |= {
             "evaluation__centralized": "auto",
-            "evaluation__local_only": True,
-            "data__windows": 3,
+            "evaluation__local_baseline": True,
+            "data__num_samples": 3,
         }
         bench.num_clients = clients
         (metric,) = summary(bench.run(**changes))["metrics"]
@@ -302,15 +307,15 @@ class TestMaskTuning(Promises):
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-4)
         # Clients round losses to three decimals.
         if clients == 1:
-            assert values["local_only"] == pytest.approx(values["federated"], rel=1e-3)
+            assert values["local_baseline"] == pytest.approx(values["federated"], rel=1e-3)
         assert values["federated"] != pytest.approx(values["dense"], rel=1e-3)
 
     def test_without_rescaling_there_is_one_round_and_what_a_client_would_cut_needs_no_message(
         self, bench: Bench
     ) -> None:
         bench.settings = {**SMALL, "llm-pruner.rearrange": "groups"}
-        grid = bench.grid(evaluation__local_only=True)
-        document = summary(bench.run(grid, evaluation__local_only=True))
+        grid = bench.grid(evaluation__local_baseline=True)
+        document = summary(bench.run(grid, evaluation__local_baseline=True))
         kinds = [read(reply.content).header.kind for _, reply in grid.received]
         assert (kinds.count("train"), kinds.count("alone")) == (4, 0)
         names = {

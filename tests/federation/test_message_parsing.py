@@ -26,7 +26,7 @@ def test_a_site_parses_a_message_and_what_belongs_to_it_once(
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     # The minimum for real sites is larger than the texts of the bench.
-    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
     calls = Counter[str]()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

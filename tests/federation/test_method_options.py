@@ -16,7 +16,7 @@ from client_app.protocol.push import take
 from client_app.site import Site
 from espalier.hf.stream.edits import dense
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import Letter, Scalars, read
+from espalier.messages.message import Fields, MessageBody, read
 from espalier.messages.parts import Sha256
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
@@ -31,7 +31,7 @@ class PersonalOutcome(EditedOutcome[Any]):
         self.measure_texts({"dense": dense, "federated": {0: dense, 1: result.edits}})
 
 
-class Lacks(Scalars):
+class Lacks(Fields):
     """Fields of a client's answer to a pushed part."""
 
     blob_sha256: list[Sha256]
@@ -82,15 +82,15 @@ class TestOptions(Federations):
         def delivery(*arguments: Any) -> Contract:
             return replace(honest(*arguments), up=Side(Lacks))
 
-        def take_part(site: Site, request: Letter) -> Letter:
-            letter = take(site, request)
+        def take_part(site: Site, request: MessageBody) -> MessageBody:
+            body = take(site, request)
             return replace(
-                letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
+                body, fields={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
             )
 
-        def push_parts(*arguments: Any) -> list[Letter]:
+        def push_parts(*arguments: Any) -> list[MessageBody]:
             answers = pushed(*arguments)
-            told.extend(letter.scalars for letter in answers)
+            told.extend(body.fields for body in answers)
             return answers
 
         monkeypatch.setattr(contract, "delivery", delivery)
@@ -99,7 +99,7 @@ class TestOptions(Federations):
         document = summary(on_own_text.run())
         assert document["finished"] == 4
         assert len(told) == 4
-        assert {len(scalars["blob_sha256"]) for scalars in told} == {1}
+        assert {len(fields["blob_sha256"]) for fields in told} == {1}
 
     def test_a_site_without_the_base_model_takes_part_where_the_method_says_so(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

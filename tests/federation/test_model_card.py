@@ -54,7 +54,7 @@ def test_a_pruned_model_s_card(model: OpenedModel) -> None:
     )
     assert row(card, "clients").startswith("3 requested")
     assert row(card, "data").startswith(
-        "8 windows of 256 tokens for each client, from the documentation of Python"
+        "8 samples of 256 tokens for each client, from the documentation of Python"
     )
     assert row(card, "versions").startswith("espalier 0.1.0, python 3.")
     assert "\nseed = 5\n" in card

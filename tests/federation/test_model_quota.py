@@ -24,8 +24,8 @@ from client_app.simulated import in_simulation
 from client_app.site import Site
 from espalier.errors import EspalierError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter
-from espalier.messages.payload import pack_tensors
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import default_values
 
 MOST = 20_000
@@ -52,26 +52,26 @@ class Server:
             schema_version=SCHEMA_VERSION, kind="deliver", method="fedsoda", lineage=named(run), server_round=1, client=0,
             attempt=1, part=0, num_parts=1,
         )  # fmt: skip
-        config = {"site": "ward", "state-dir": str(root / "state"), "most-model-bytes": MOST} | node
+        config = {"site": "ward", "state-dir": str(root / "state"), "max-model-bytes": MOST} | node
         context = Context(1, 1, config, RecordDict(), {**default_values(), "method": "fedsoda"})
-        self.site = Site.of(context, Letter(self.header))
+        self.site = Site.of(context, MessageBody(self.header))
 
     def offer(self) -> list[int]:
         lacking: list[int] = take_offer(
-            self.site, Letter(self.header, self.offered.model_dump())
-        ).scalars["pieces"]
+            self.site, MessageBody(self.header, self.offered.model_dump())
+        ).fields["pieces"]
         return lacking
 
     def bring(self, index: int) -> None:
         data = self.pieces[index]
-        scalars = {
+        fields = {
             "what": "piece",
             "model_sha256": self.offered.manifest().sha256,
             "index": index,
             "size": len(data),
         }
         blob = pack_tensors({BYTES: np.frombuffer(data, np.uint8)})
-        take_piece(self.site, Letter(self.header, scalars, {PIECE: blob}))
+        take_piece(self.site, MessageBody(self.header, fields, {PIECE: blob}))
 
     def bring_all(self, lacking: list[int]) -> None:
         for index in lacking:
@@ -190,7 +190,7 @@ def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
 
 
 def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(EspalierError, match=f"most-model-bytes = {MOST}: the run's model has"):
+    with pytest.raises(EspalierError, match=f"max-model-bytes = {MOST}: the run's model has"):
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
     server.offer()
@@ -267,7 +267,7 @@ def test_a_file_without_weights_is_no_larger_than_any_is(tmp_path: Path) -> None
         "piece_bytes": 1 << 28,
         "piece_sha256": ["0" * 64],
     }
-    server = Server(tmp_path, "a", of(1, 1000), **{"most-model-bytes": 1 << 40})
+    server = Server(tmp_path, "a", of(1, 1000), **{"max-model-bytes": 1 << 40})
     server.offered = server.offered.model_copy(update=large)
     with pytest.raises(EspalierError, match="a file without weights has more than"):
         server.offer()

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 import client_app.app
 import client_app.policy.egress_check
 import client_app.site
-from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, address, read
+from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, MessageBody, address, read
 from espalier.storage.chain_check import chain_check
 from espalier.storage.client_state import mark_as_ours, private_folder
 from espalier.training.loop import Loop
@@ -36,7 +36,7 @@ class OneSite:
         own = {
             "data-path": str(bench.folder / "text-0.txt"),
             "model-path": str(bench.model),
-            "least-tokens": 20,
+            "min-tokens": 20,
         }
         self.node = {"site": "ward", **own, **(node or {})}
         self.run = bench.config(**{"evaluation__texts": "a=a.txt,b=b.txt"} | changes)
@@ -47,9 +47,9 @@ class OneSite:
         self,
         kind: str,
         server_round: int | None = None,
-        scalars: dict[str, Any] | None = None,
+        fields: dict[str, Any] | None = None,
         **header: Any,
-    ) -> Letter:
+    ) -> MessageBody:
         """Return the site's reply; ``header`` may replace header fields and add ``blobs``."""
         blobs = header.pop("blobs", {})
         if server_round is None:
@@ -69,30 +69,32 @@ class OneSite:
         )
         (node_id, context), *_ = self.grid.contexts.items()
         message = address(
-            Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0
+            MessageBody(Header.model_validate(values), fields or {}, blobs), node_id, 60.0
         )
         return read(self.grid.answer(message, context).content)
 
     def refusal(self, *arguments: Any, **named: Any) -> str:
         """Return the reason why the site refused."""
         reply = self.ask(*arguments, **named)
-        assert reply.header.status == "failed", reply.scalars
+        assert reply.header.status == "failed", reply.fields
         assert not reply.blobs
         # A refusal to enrol starts with the site's name.
-        return str(reply.scalars["reason"]).removeprefix("site ward: ")
+        return str(reply.fields["reason"]).removeprefix("site ward: ")
 
-    def evaluate(self, texts: dict[str, list[int]], server_round: int = 1, **header: Any) -> Letter:
+    def evaluate(
+        self, texts: dict[str, list[int]], server_round: int = 1, **header: Any
+    ) -> MessageBody:
         """Ask for the loss on invented evaluation texts of 16 tokens each."""
-        windows = {
+        samples = {
             name: torch.tensor([tokens], dtype=torch.int32).numpy()
             for name, tokens in texts.items()
         }
-        scalars = {
-            "names": list(texts), "num_windows": [1] * len(texts), "window_tokens": 16, "own_text": False, "test_metrics": [],
+        fields = {
+            "names": list(texts), "num_samples": [1] * len(texts), "sequence_length": 16, "own_text": False, "test_metrics": [],
             "test_items": 0, "test_requests": 0, "test_tokens": 0,
         }  # fmt: skip
         return self.ask(
-            "evaluate", server_round, scalars, blobs={"public-windows": save(windows)}, **header
+            "evaluate", server_round, fields, blobs={"public-samples": save(samples)}, **header
         )
 
 
@@ -116,26 +118,26 @@ def tuning(bench: Bench) -> Bench:
 
 def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
     """A server could guess two calibration tokens and verify the guess."""
-    changes = {"data__windows": 1, "data__window_tokens": 2}
-    site = OneSite(bench, {"least-tokens": 0}, **changes)
-    assert "least-tokens = 2048: the answer would be computed from fewer tokens" in site.refusal(
+    changes = {"data__num_samples": 1, "data__sequence_length": 2}
+    site = OneSite(bench, {"min-tokens": 0}, **changes)
+    assert "min-tokens = 2048: the answer would be computed from fewer tokens" in site.refusal(
         "train"
     )
     reply = OneSite(bench).ask("train", lineage=named("b"))
-    assert sorted(reply.scalars) == ["blob_sha256", "seconds"]
+    assert sorted(reply.fields) == ["blob_sha256", "seconds"]
 
 
-@pytest.mark.parametrize("own_windows", [2, 5])
-def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_windows: int) -> None:
+@pytest.mark.parametrize("own_samples", [2, 5])
+def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_samples: int) -> None:
     """A sample has 16 tokens; the run asks for 2000 samples, and the site has fewer."""
-    site = OneSite(bench, data__windows=2000)
+    site = OneSite(bench, data__num_samples=2000)
     told = site.refusal("train")
     assert told.startswith(
-        "data: the client's text gives too few windows of data.window-tokens = 16 tokens"
+        "data: the client's text gives too few samples of data.sequence-length = 16 tokens"
     )
     assert not any(character.isdigit() for character in told.replace("= 16 tokens", ""))
-    site = OneSite(bench, {"windows": own_windows})
-    assert site.ask("train", lineage=named("b")).scalars.keys() == {"seconds", "blob_sha256"}
+    site = OneSite(bench, {"num-samples": own_samples})
+    assert site.ask("train", lineage=named("b")).fields.keys() == {"seconds", "blob_sha256"}
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_a_run_s_field_is_not_read(bench: Bench) -> None:
     assert by_name.blobs
     chosen = OneSite(
         bench,
-        {"data-path": str(file), "data-field": "name", "least-tokens": 1},
-        data__window_tokens=2,
+        {"data-path": str(file), "data-field": "name", "min-tokens": 1},
+        data__sequence_length=2,
     )
     assert chosen.ask("train", lineage=named("c")).blobs != plain.blobs
 
@@ -229,20 +231,20 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
     order = {"rank_limit": 2}
     assert (
         "data-task: this site's data-path contains text, but the run needs records of the task sst2"
-        in site.refusal("train", scalars=order)
+        in site.refusal("train", fields=order)
     )
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
-    assert site.ask("train", scalars=order, lineage=named("b")).header.status == "ok"
+    assert site.ask("train", fields=order, lineage=named("b")).header.status == "ok"
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"})
     assert "contains records of the task sst2, but the run needs text" in site.refusal(
-        "train", scalars=order, lineage=named("c")
+        "train", fields=order, lineage=named("c")
     )
 
 
 def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
     """Python's texts are on every machine; the README's deployment on one machine uses them."""
     reply = OneSite(bench, {"data-path": ""}, data__source="documentation").ask("train")
-    assert reply.header.status == "ok", reply.scalars
+    assert reply.header.status == "ok", reply.fields
 
 
 # ----- limits -------------------------------------------------------------------------------------
@@ -253,10 +255,10 @@ def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
     ("node", "changes", "line"),
     [
         ({}, {"threads": 1000}, "threads = 1000: at most [0-9]+ are allowed here"),
-        ({}, {"data__windows": 5000}, "most-windows = 4096: data.windows = 5000"),
-        ({}, {"method": "fedpetuning", "training__batch_size": 16385}, "most-batch-tokens = 262144: .* of a sequence = 262160"),
-        ({"most-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "most-rounds = 2: federation.rounds = 3"),
-        ({"allow-methods": "fedspallm,hetlora"}, {}, "allow-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
+        ({}, {"data__num_samples": 5000}, "max-samples = 4096: data.num-samples = 5000"),
+        ({}, {"method": "fedpetuning", "training__batch_size": 16385}, "max-batch-tokens = 262144: .* of a sequence = 262160"),
+        ({"max-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "max-rounds = 2: federation.rounds = 3"),
+        ({"allowed-methods": "fedspallm,hetlora"}, {}, "allowed-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
         ({"require-site-keys": True}, {}, "require-site-keys: in this run anyone could use this site's name"),
     ],
 )  # fmt: skip
@@ -277,50 +279,50 @@ def test_rounds_that_a_method_adds_are_rounds_too(bench: Bench) -> None:
     The number of clients limits them, and the server chooses that number.
     """
     bench.method = "fedspallm"
-    site = OneSite(bench, {"most-rounds": 1}, num_clients=10**6)
+    site = OneSite(bench, {"max-rounds": 1}, num_clients=10**6)
     order = {"blocks": [0], "versions": [0, 0]}
-    assert site.ask("train", scalars=order).header.status == "ok"
-    assert "most-rounds = 1: requested round = 2" in site.refusal("train", 2, order)
-    assert "most-rounds = 1: requested round = 2" in site.refusal("deliver", 3, order)
+    assert site.ask("train", fields=order).header.status == "ok"
+    assert "max-rounds = 1: requested round = 2" in site.refusal("train", 2, order)
+    assert "max-rounds = 1: requested round = 2" in site.refusal("deliver", 3, order)
 
 
 def test_public_texts_are_bounded(bench: Bench) -> None:
-    site = OneSite(bench, {"most-windows": 60}, data__windows=2, evaluation__max_windows=0)
+    site = OneSite(bench, {"max-samples": 60}, data__num_samples=2, evaluation__max_samples=0)
     assert site.ask("train").header.status == "ok"
     texts = {name: list(range(16)) for name in ("a", "b")}
-    scalars = {"names": list(texts), "num_windows": [67, 67], "window_tokens": 16, "own_text": False, "test_metrics": [],
+    fields = {"names": list(texts), "num_samples": [67, 67], "sequence_length": 16, "own_text": False, "test_metrics": [],
                "test_items": 0, "test_requests": 0, "test_tokens": 0}  # fmt: skip
-    windows = {
+    samples = {
         name: torch.tensor([tokens] * 67, dtype=torch.int32).numpy()
         for name, tokens in texts.items()
     }
-    told = site.refusal("evaluate", 1, scalars, blobs={"public-windows": save(windows)})
-    assert "most-windows = 60: the public texts of evaluation.texts have 134 windows" in told
+    told = site.refusal("evaluate", 1, fields, blobs={"public-samples": save(samples)})
+    assert "max-samples = 60: the public texts of evaluation.texts have 134 samples" in told
 
 
 def test_all_limits_are_told_at_once(bench: Bench) -> None:
-    node = {"most-steps": 3, "most-rounds": 1}
+    node = {"max-steps": 3, "max-rounds": 1}
     told = OneSite(tuning(bench), node, threads=1000, training__accumulation=2).refusal("enrol")
     first, *others = [line.strip() for line in told.splitlines()[1:]]
     assert first.startswith("threads = 1000: at most ")
     assert others == [
-        "most-steps = 3: training.steps x training.accumulation = 4",
-        "most-rounds = 1: federation.rounds = 2",
+        "max-steps = 3: training.steps x training.accumulation = 4",
+        "max-rounds = 1: federation.rounds = 2",
     ]
 
 
 def test_a_site_answers_so_many_runs(bench: Bench) -> None:
-    site = OneSite(bench, {"most-runs": 2})
+    site = OneSite(bench, {"max-runs": 2})
     assert [
         site.ask("train", lineage=named(lineage)).header.status for lineage in ("a", "b", "a")
     ] == ["ok"] * 3
     for kind in ("enrol", "train"):
         assert (
-            "most-runs = 2: this number of runs was already answered within keep-days"
+            "max-runs = 2: this number of runs was already answered within keep-days"
             in site.refusal(kind, lineage=named("c"))
         )
     assert (
-        OneSite(bench, {"most-runs": 2, "site": "other"})
+        OneSite(bench, {"max-runs": 2, "site": "other"})
         .ask("train", lineage=named("c"))
         .header.status
         == "ok"
@@ -336,9 +338,9 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
 
     Each run that asks counts, regardless of the answer.
     """
-    node = {"most-runs": 3}
+    node = {"max-runs": 3}
     asked = {
-        lineage: OneSite(bench, node, data__windows=number)
+        lineage: OneSite(bench, node, data__num_samples=number)
         for lineage, number in (("a", 2000), ("b", 2), ("c", 1000))
     }
     found = {
@@ -346,12 +348,12 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
         for lineage, site in asked.items()
     }
     assert found == {"a": "failed", "b": "ok", "c": "failed"}
-    assert "most-runs = 3: this number of runs was already answered" in asked["b"].refusal(
+    assert "max-runs = 3: this number of runs was already answered" in asked["b"].refusal(
         "enrol", 0, lineage=named("d")
     )
-    assert "too few windows" in asked["a"].refusal("enrol", 0, lineage=named("a"))
+    assert "too few samples" in asked["a"].refusal("enrol", 0, lineage=named("a"))
     # Other settings in the same run are refused too.
-    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage=named("a"))
+    told = OneSite(bench, node, data__num_samples=500).refusal("enrol", 0, lineage=named("a"))
     assert told.startswith("message: this site takes part in this run with another set of settings")
     assert asked["b"].ask("train", lineage=named("b")).header.status == "ok"
 
@@ -359,17 +361,15 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
 def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
     """The site refuses before it reads its data."""
     for lineage in ("a", "b", "c"):
-        assert "threads = 1000" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal(
+        assert "threads = 1000" in OneSite(bench, {"max-runs": 1}, threads=1000).refusal(
             "enrol", 0, lineage=named(lineage)
         )
-    assert (
-        OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage=named("d")).header.status == "ok"
-    )
+    assert OneSite(bench, {"max-runs": 1}).ask("enrol", 0, lineage=named("d")).header.status == "ok"
 
 
 def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
-    node = {"partition-id": 0, "num-partitions": 2, "least-tokens": 0}
-    assert "least-tokens = 2048" in OneSite(bench, node).refusal("train")
+    node = {"partition-id": 0, "num-partitions": 2, "min-tokens": 0}
+    assert "min-tokens = 2048" in OneSite(bench, node).refusal("train")
     assert "threads = 1000" in OneSite(bench, node, threads=1000).refusal("enrol")
     assert "threads = 100000: input should be less than" in OneSite(
         bench, node, threads=100_000
@@ -400,25 +400,25 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
     """A server could otherwise ask for five clients with different samples of the same text."""
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
-    scalars = {
+    fields = {
         "fedpetuning": {"rank_limit": 2},
         "fedspallm": {"blocks": [0], "versions": [0, 0]},
     }.get(method, {})
     site = OneSite(bench)
-    first = site.ask("train", scalars=scalars)
-    assert first.header.status == "ok", first.scalars
+    first = site.ask("train", fields=fields)
+    assert first.header.status == "ok", first.fields
     for client in (1, 2, 7):
-        told = site.refusal("train", scalars=scalars, client=client)
+        told = site.refusal("train", fields=fields, client=client)
         assert (
             told == "message: this site takes part in this run with another number; start a new run"
         )
-    assert site.ask("train", scalars=scalars).blobs == first.blobs
+    assert site.ask("train", fields=fields).blobs == first.blobs
 
 
 def test_a_run_keeps_its_settings(bench: Bench) -> None:
     """A run could otherwise ask as much as many runs."""
     assert OneSite(bench).ask("train").header.status == "ok"
-    told = OneSite(bench, data__windows=3).refusal("train")
+    told = OneSite(bench, data__num_samples=3).refusal("train")
     assert (
         told
         == "message: this site takes part in this run with another set of settings; start a new run"
@@ -429,14 +429,14 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
     site = OneSite(bench)
     site.ask("train")
     first = site.evaluate({"a": list(range(16)), "b": list(range(16, 32))})
-    assert first.header.status == "ok", first.scalars
-    assert all(loss == round(loss, 3) for loss in first.scalars["losses"])
+    assert first.header.status == "ok", first.fields
+    assert all(loss == round(loss, 3) for loss in first.fields["losses"])
     again = site.evaluate({"a": list(range(16)), "b": list(range(16, 32))}, attempt=2)
-    assert again.scalars == first.scalars
+    assert again.fields == first.fields
     for texts in ({"a": list(range(16))}, {"a": list(range(16)), "b": list(range(17, 33))}):
         reply = site.evaluate(texts)
         assert (
-            reply.scalars["reason"]
+            reply.fields["reason"]
             == "evaluate: this client answered another request of this run; start a new run"
         )
 
@@ -449,17 +449,17 @@ def test_an_evaluation_is_of_the_texts_that_the_settings_name(
     tokens = list(range(16))
     site.ask("train")
     assert (
-        site.evaluate({"a": tokens, "c": tokens}).scalars["reason"]
+        site.evaluate({"a": tokens, "c": tokens}).fields["reason"]
         == "Texts: evaluation.texts names no such text"
     )
     names = ",".join(f"text-{number}=x.txt" for number in range(17))
     assert "17 texts, at most 16 are evaluated on" in OneSite(
         bench, evaluation__texts=names
     ).refusal("enrol", 0, lineage=named("c"))
-    monkeypatch.setattr("espalier.messages.evaluation.LEAST_PREDICTIONS", 1000)
+    monkeypatch.setattr("espalier.messages.evaluation.MIN_PREDICTIONS", 1000)
     assert (
         site.evaluate({"a": tokens})
-        .scalars["reason"]
+        .fields["reason"]
         .startswith("evaluation.texts: 'a' gives 15 predictions, sites evaluate")
     )
 
@@ -472,9 +472,9 @@ def test_steps_that_learn_nothing_do_not_count(
     The result therefore depends on one sequence of 16 tokens.
     """
     changes = {"training__steps": 4, "training__batch_size": 1}
-    order = {"scalars": {"rank_limit": 2}}
+    order = {"fields": {"rank_limit": 2}}
     assert (
-        OneSite(tuning(bench), {"least-tokens": 64}, **changes)
+        OneSite(tuning(bench), {"min-tokens": 64}, **changes)
         .ask("train", **order, lineage=named("a"))
         .header.status
         == "ok"
@@ -489,11 +489,11 @@ def test_steps_that_learn_nothing_do_not_count(
 
     monkeypatch.setattr(Loop, "_backward", only_the_first)
     for least, status in ((17, "failed"), (16, "ok")):
-        site = OneSite(tuning(bench), {"least-tokens": least}, **changes)
+        site = OneSite(tuning(bench), {"min-tokens": least}, **changes)
         reply = site.ask("train", **order, lineage=named(f"b{least}"))
-        assert reply.header.status == status, reply.scalars
-        assert status == "ok" or reply.scalars["reason"].startswith(
-            "least-tokens = 17: the answer would be computed from fewer tokens"
+        assert reply.header.status == status, reply.fields
+        assert status == "ok" or reply.fields["reason"].startswith(
+            "min-tokens = 17: the answer would be computed from fewer tokens"
         )
     told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal(
         "train", **order, lineage=named("c")
@@ -526,12 +526,12 @@ def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> No
     A server could then recognize it by its score among nine texts.
     """
     (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
-    site = OneSite(tuning(bench), {"least-tokens": 0})
+    site = OneSite(tuning(bench), {"min-tokens": 0})
     reason = site.refusal("alone", 2, {"rank_limit": 0})
     assert reason.startswith(
-        "least-tokens = 2048: the answer would be computed from fewer tokens; give the site more data"
+        "min-tokens = 2048: the answer would be computed from fewer tokens; give the site more data"
     )
-    assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]
+    assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).fields["reason"]
 
 
 # ----- errors that are not an Exception -----------------------------------------------------------
@@ -545,11 +545,11 @@ def panic(*_: Any, **__: Any) -> Any:
     raise PanicException(SECRET)
 
 
-def told_of_panic(reply: Letter) -> bool:
+def told_of_panic(reply: MessageBody) -> bool:
     return (
         reply.header.status == "failed"
-        and "PanicException" in str(reply.scalars)
-        and SECRET not in str(reply.scalars)
+        and "PanicException" in str(reply.fields)
+        and SECRET not in str(reply.fields)
     )
 
 
@@ -601,9 +601,9 @@ def test_an_interrupt_ends_the_handler(
 def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> None:
     """The site refuses the request before it creates anything under that name."""
     site = OneSite(bench)
-    message = address(Letter(UNREAD.model_copy(update={"lineage": name})), 1000, 60.0)
+    message = address(MessageBody(UNREAD.model_copy(update={"lineage": name})), 1000, 60.0)
     reply = read(site.grid.answer(message, site.grid.contexts[1000]).content)
-    assert "lineage" in reply.scalars["reason"]
+    assert "lineage" in reply.fields["reason"]
     assert not (bench.folder / "state").exists()
 
 
@@ -630,4 +630,4 @@ def test_what_else_lies_in_the_state_directory_is_no_run_of_a_site(bench: Bench)
     """A site's name may equal the name of a model's folder, which has a version file too."""
     name = "0" * 64
     mark_as_ours(private_folder(bench.folder / "state", "models", name))
-    assert OneSite(bench, {"site": name, "most-runs": 1}).ask("train").header.status == "ok"
+    assert OneSite(bench, {"site": name, "max-runs": 1}).ask("train").header.status == "ok"

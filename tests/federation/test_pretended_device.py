@@ -29,15 +29,17 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "units, rearranged and rescaled": (
         "llm-pruner",
         {
-            "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "llm-pruner.share": 0.3, "llm-pruner.element": "squared",
+            "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "llm-pruner.pruning-ratio": 0.3,
+            "llm-pruner.element": "squared",
             "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all",
         },
     ),
-    "moments of channels": ("flap", {"flap.share": 0.3}),
-    "moments of the stream": ("slicegpt", {"slicegpt.slicing": 0.25, "slicegpt.multiple": 4}),
+    "moments of channels": ("flap", {"flap.pruning-ratio": 0.3}),
+    "moments of the stream": ("slicegpt", {"slicegpt.width-pruning-ratio": 0.25, "slicegpt.multiple": 4}),
     "a layer in place of blocks": (
         "llm-streamline",
-        {"llm-streamline.share": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-windows": 2, "federation.rounds": 1},
+        {"llm-streamline.pruning-ratio": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-size": 2,
+         "federation.rounds": 1},
     ),
     "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
     "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
@@ -45,12 +47,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "fedsoda",
         TRAINED | {
             "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
-            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4,
+            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-samples": 4,
             "fedsoda.emulator": "stored",
         },
     ),
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4}),
-    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "lora.targets": "all"}),
+    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.pruning-ratio": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
 LIKE = (
     "votes block by block",
@@ -84,7 +86,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
 ) -> None:
     method, settings = RUNS[name]
     # The minimum for real sites is larger than the texts of the bench.
-    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
     if method in DEEPER:
         save_tiny_llama(bench.model, blocks=4)

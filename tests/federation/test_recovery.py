@@ -24,7 +24,7 @@ from espalier.training.adapted_model import AdaptedModel
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 TUNED: dict[str, Any] = {
     "federation.rounds": 1, "training.steps": 3, "training.learning-rate": 0.05, "lora.rank": 2, "lora.targets": "all",
-    "lora.merge": True, "evaluation.max-windows": 0,
+    "lora.merge": True, "evaluation.max-samples": 0,
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ TUNED: dict[str, Any] = {
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Run two pruning methods and return their run directories."""
     folder = tmp_path_factory.mktemp("pruned")
-    methods = {"fedprllm": {"fedprllm.sparsity": 0.5}, "flap": {"flap.share": 0.3}}
+    methods = {"fedprllm": {"fedprllm.sparsity": 0.5}, "flap": {"flap.pruning-ratio": 0.3}}
     found = {}
     for method, settings in methods.items():
         (folder / method).mkdir()
@@ -43,10 +43,10 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def perplexity(folder: Path, text: Path) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.tensor(AutoTokenizer.from_pretrained(folder)(text.read_text())["input_ids"])
-    windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+    samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():
         losses = [
-            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+            model(input_ids=sample[None], labels=sample[None]).loss.item() for sample in samples
         ]
     return float(np.exp(np.mean(losses)))
 
@@ -106,8 +106,8 @@ def test_a_smaller_model_is_tuned_for_a_task(
 ) -> None:
     """The smaller model evaluates the items before tuning, the tuned one afterwards."""
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.MIN_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.MIN_ITEMS", 3)
     bench = bench_of(tmp_path, "sst2", reviews, model=str(pruned["flap"]))
     document = summary(bench.run())
     loss = metric(document, "loss")["values"]
@@ -124,7 +124,7 @@ def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]
     masked = Bench(tmp_path, "fedprllm", {"model": str(pruned["flap"])}).run()
     assert OpenedModel(masked / "model").structure == open_model(str(pruned["flap"])).structure
     assert summary(masked)["sparsity"]["achieved"] == pytest.approx(0.5, abs=0.02)
-    twice = Bench(tmp_path, "flap", {"model": str(pruned["flap"]), "flap.share": 0.2}).run()
+    twice = Bench(tmp_path, "flap", {"model": str(pruned["flap"]), "flap.pruning-ratio": 0.2}).run()
     once = open_model(str(pruned["flap"]))
     assert OpenedModel(twice / "model").plan.num_parameters < once.plan.num_parameters
 

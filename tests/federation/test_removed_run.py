@@ -15,7 +15,7 @@ from strategies.base.run_folder import RunFolder
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    return Bench(tmp_path, "fedprllm", {"evaluation.local-only": True}, num_clients=2)
+    return Bench(tmp_path, "fedprllm", {"evaluation.local-baseline": True}, num_clients=2)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedspallm": {"federation.rounds": 2, "fedspallm.schedule": "linear"},
     "fedpetuning": {
         "federation.rounds": 2,
-        "federation.payload": "bfloat16",
+        "federation.wire-dtype": "bfloat16",
         "training.steps": 2,
         "lora.rank": 2,
     },

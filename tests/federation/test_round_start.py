@@ -8,7 +8,7 @@ import pytest
 
 from client_app.methods.fedpetuning import begins_with
 from espalier.errors import EspalierError
-from espalier.messages.payload import NUMPY_DTYPES, pack_tensors
+from espalier.messages.tensor_blobs import NUMPY_DTYPES, pack_tensors
 from espalier.methods.examples import PLAN
 from espalier.methods.fedpetuning.contract import blob_specs, trained
 from espalier.settings.run import parse

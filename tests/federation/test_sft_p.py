@@ -16,7 +16,7 @@ import torch
 from bench import Bench, Home, private_text, summary
 from flwr.app import Message
 from in_process import InProcessGrid
-from personal_promises import PersonalPromises, perplexity_of, windows_of
+from personal_promises import PersonalPromises, perplexity_of, samples_of
 from promises import Uninterrupted, held_out, outgoing_bytes
 from run_names import BY_HAND
 from safetensors.torch import load, load_file
@@ -53,7 +53,7 @@ class TestSftP(PersonalPromises):
         "training.learning-rate": 0.01,
         "lora.rank": 2,
         "lora.alpha": 4.0,
-        "sft-p.shares": "0.2,0.2,0.5,0.5",
+        "sft-p.pruning-ratios": "0.2,0.2,0.5,0.5",
         "sft-p.embedding": 8,
         "sft-p.code": 4,
         "sft-p.learning-rate": 0.01,
@@ -62,7 +62,7 @@ class TestSftP(PersonalPromises):
     }
     last_round = 1
     result_round = 3
-    cuts_windows = "all_windows"
+    cuts_samples = "all_samples"
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -112,12 +112,12 @@ class TestSftP(PersonalPromises):
 
         The site's own log reports impossible and missing budgets.
         """
-        grid = real_sites(bench, bench.grid(sft_p__shares=""))
+        grid = real_sites(bench, bench.grid(sft_p__pruning_ratios=""))
         for share, context in zip(
             (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
         ):
             context.node_config["pruned-share"] = share
-        changes = {"sft_p__shares": "", "sft_p__share_of": "model", "quorum": 0.5}
+        changes = {"sft_p__pruning_ratios": "", "sft_p__pruning_ratio_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert document["refused"] == {
@@ -146,10 +146,10 @@ class TestSftP(PersonalPromises):
         folder = bench.run(grid, federation__rounds=1)
         sent: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
         for client, reply in grid.received:
-            letter = read(reply.content)
-            if letter.header.kind in ("train", "fetch"):
+            body = read(reply.content)
+            if body.header.kind in ("train", "fetch"):
                 sent.setdefault(client, {}).update(
-                    {key: load(blob) for key, blob in letter.blobs.items()}
+                    {key: load(blob) for key, blob in body.blobs.items()}
                 )
         written = load_file(folder / "generator.safetensors")
         for name, value in written.items():
@@ -202,12 +202,12 @@ class TestSftP(PersonalPromises):
         """
         changes = {
             "sft_p__keep_models": True,
-            "evaluation__local_only": True,
-            "evaluation__max_windows": 1000,
+            "evaluation__local_baseline": True,
+            "evaluation__max_samples": 1000,
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
-        windows = windows_of(bench, bench.public.read_text())
+        samples = samples_of(bench, bench.public.read_text())
         gates = ResidualGates(OpenedModel(bench.model).plan)
         whole = OpenedModel(bench.model).plan.num_parameters
         for client, told in enumerate(summary(folder)["clients"]):
@@ -215,7 +215,7 @@ class TestSftP(PersonalPromises):
                 folder / "clients" / told["site"], dtype=torch.float32
             ).eval()
             assert told["metrics"]["perplexity/public/federated"] == pytest.approx(
-                perplexity_of(model, windows), rel=1e-3
+                perplexity_of(model, samples), rel=1e-3
             )
             pruned = whole - sum(value.numel() for value in model.parameters())
             wanted = gates.total - gates.target((0.2, 0.2, 0.5, 0.5)[client], "blocks")
@@ -225,7 +225,7 @@ class TestSftP(PersonalPromises):
             for _, reply in grid.received
             if read(reply.content).header.kind == "alone"
         ]
-        assert [letter.scalars.keys() for letter in alone] == [{"seconds"}] * 4
+        assert [body.fields.keys() for body in alone] == [{"seconds"}] * 4
 
     def test_a_real_site_writes_its_model_where_its_owner_says(self, bench: Bench) -> None:
         grid = real_sites(bench, bench.grid(sft_p__keep_models=True))
@@ -275,9 +275,9 @@ class TestSftP(PersonalPromises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        folder = bench.run(sft_p__conditioned=False, sft_p__shares="0.3")
+        folder = bench.run(sft_p__conditioned=False, sft_p__pruning_ratios="0.3")
         run = Uninterrupted(bench, folder, [], [], "")
-        settings = parse(bench.config(sft_p__conditioned=False, sft_p__shares="0.3"))
+        settings = parse(bench.config(sft_p__conditioned=False, sft_p__pruning_ratios="0.3"))
         found = [masks(run, client, settings, 0.3) for client in range(4)]
         assert all(torch.equal(one[gate], found[0][gate]) for one in found for gate in one)
 
@@ -287,7 +287,7 @@ class TestSftP(PersonalPromises):
             {"sft_p__heads": "shared"},
             {"sft_p__estimator": "gumbel", "sft_p__tau": 0.4},
             {"sft_p__masks": "sign", "federation__sampled_clients": 0.5},
-            {"sft_p__norm": "read", "evaluation__local_only": True},
+            {"sft_p__norm": "read", "evaluation__local_baseline": True},
         ],
     )
     def test_other_generators_work(self, bench: Bench, changes: dict[str, Any]) -> None:
@@ -381,7 +381,7 @@ class TestSftP(PersonalPromises):
         changes = {
             "sft_p__late_clients": 1,
             "sft_p__late_steps": 12,
-            "evaluation__local_only": True,
+            "evaluation__local_baseline": True,
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -395,7 +395,7 @@ class TestSftP(PersonalPromises):
             for _, reply in grid.received
             if read(reply.content).header.kind == "alone"
         )
-        assert alone.scalars.keys() == {"seconds"}
+        assert alone.fields.keys() == {"seconds"}
         settings = parse(bench.config(**changes))
         first = first_embedding(shape_of(settings), settings.seed, 3)
         found = private(Uninterrupted(bench, folder, [], [], ""), 3)["embedding"]
@@ -413,17 +413,17 @@ class TestSftP(PersonalPromises):
 
     def test_where_a_site_is_missing_the_last_of_the_others_is_late(self, bench: Bench) -> None:
         changes = {
-            "sft_p__shares": "",
+            "sft_p__pruning_ratios": "",
             "sft_p__late_clients": 1,
             "sft_p__late_steps": 3,
             "quorum": 0.5,
         }
         grid = real_sites(bench, bench.grid(**changes))
-        list(grid.contexts.values())[1].node_config["allow-methods"] = "fedprllm"
+        list(grid.contexts.values())[1].node_config["allowed-methods"] = "fedprllm"
         bench.run(grid, **changes)
         kinds = {
-            (letter.header.client, letter.header.kind)
-            for letter in (read(reply.content) for _, reply in grid.received)
+            (body.header.client, body.header.kind)
+            for body in (read(reply.content) for _, reply in grid.received)
         }
         assert {client for client, kind in kinds if kind == "train"} == {0, 1}
         assert {client for client, kind in kinds if kind == "alone"} == {2}
@@ -446,12 +446,12 @@ class TestSftP(PersonalPromises):
         assert {int(client) for client in document["late"]} == {0, 1, 2, 3} - drawn
 
     def test_fitting_counts_towards_what_a_site_s_owner_allows(self, bench: Bench) -> None:
-        changes = {"sft_p__shares": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
+        changes = {"sft_p__pruning_ratios": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
         grid = real_sites(bench, bench.grid(**changes))
         for context in grid.contexts.values():
-            context.node_config["most-steps"] = 5
+            context.node_config["max-steps"] = 5
         with pytest.raises(
-            RunFailed, match=r"most-steps = 5: sft-p.late-steps x training.accumulation = 50"
+            RunFailed, match=r"max-steps = 5: sft-p.late-steps x training.accumulation = 50"
         ):
             bench.run(grid, **changes)
 
@@ -459,17 +459,17 @@ class TestSftP(PersonalPromises):
         self, bench: Bench
     ) -> None:
         """The client loses its metrics and its model; the other clients keep theirs."""
-        changes = {"sft_p__keep_models": True, "evaluation__local_only": True}
+        changes = {"sft_p__keep_models": True, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
 
         def lose(message: Message) -> None:
-            letter = read(message.content)
-            if (letter.header.kind, letter.header.client, letter.header.part) == (
+            body = read(message.content)
+            if (body.header.kind, body.header.client, body.header.part) == (
                 "deliver",
                 1,
                 0,
-            ) and letter.header.server_round == 3:
-                shutil.rmtree(bench.folder / "state" / letter.header.lineage / "node-00001")
+            ) and body.header.server_round == 3:
+                shutil.rmtree(bench.folder / "state" / body.header.lineage / "node-00001")
 
         grid.before_push = lose
         folder = bench.run(grid, **changes)
@@ -518,7 +518,7 @@ class TestSftP(PersonalPromises):
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         monkeypatch.setattr(personal_masks, "draw", mask_analysis.draw)
-        changes = {"sft_p__validation_windows": 2, "evaluation__local_only": True}
+        changes = {"sft_p__validation_samples": 2, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
         run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")
         document = json.loads((run.folder / "masks.json").read_text())
@@ -551,7 +551,7 @@ class TestSftP(PersonalPromises):
         }
         for name in ("agreement", "density", "budget", "perplexity"):
             assert (run.folder / f"masks-{name}.png").read_bytes().startswith(b"\x89PNG")
-        sent = {name for _, reply in grid.received for name in read(reply.content).scalars}
+        sent = {name for _, reply in grid.received for name in read(reply.content).fields}
         assert not sent & {"spent", "perplexity", "target", "masks"}
 
     def test_a_client_with_too_little_held_out_text_trains_all_the_same(self, bench: Bench) -> None:
@@ -561,23 +561,23 @@ class TestSftP(PersonalPromises):
             (bench.folder / f"text-{client}.txt").write_text(
                 "\n\n".join([*kept, next(filter(held_out, passages))])
             )
-        document = summary(bench.run(sft_p__validation_windows=2, evaluation__window_tokens=64))
+        document = summary(bench.run(sft_p__validation_samples=2, evaluation__sequence_length=64))
         assert {client["status"] for client in document["clients"]} == {"completed"}
 
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"sft_p__shares": "0.2,,0.5"}, "'' is no number"),
-            ({"sft_p__shares": ","}, "'' is no number"),
+            ({"sft_p__pruning_ratios": "0.2,,0.5"}, "'' is not a number"),
+            ({"sft_p__pruning_ratios": ","}, "'' is not a number"),
             (
-                {"sft_p__validation_windows": 2, "task__name": "sst2"},
-                "validation-windows = 2: task.name = 'sst2' does not read it",
+                {"sft_p__validation_samples": 2, "task__name": "sst2"},
+                "validation-samples = 2: task.name = 'sst2' does not read it",
             ),
-            ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
-            ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
+            ({"sft_p__pruning_ratios": "0.2,x"}, "'x' is not a number"),
+            ({"sft_p__pruning_ratios": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
             (
-                {"sft_p__share_of": "model", "sft_p__shares": "0.95"},
-                r"sft-p.share = 0.95 \(share-of = 'model'\)",
+                {"sft_p__pruning_ratio_of": "model", "sft_p__pruning_ratios": "0.95"},
+                r"sft-p.pruning-ratio = 0.95 \(pruning-ratio-of = 'model'\)",
             ),
             (
                 {"sft_p__late_clients": 4},
@@ -603,7 +603,7 @@ class TestSftP(PersonalPromises):
 
 def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     """Only simulated clients use the list of ratios by client number."""
-    config = {"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"}
+    config = {"method": "sft-p", "sft-p.pruning-ratio": 0.3, "sft-p.pruning-ratios": "0.5"}
     gates = ResidualGates(Site(config, NodeSettings()).model.plan)
     header = Header(
         schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
@@ -627,7 +627,7 @@ def real_sites(bench: Bench, grid: InProcessGrid) -> InProcessGrid:
     """Turn the sites of a grid into real sites."""
     grid.simulated = False
     for client, context in enumerate(grid.contexts.values()):
-        own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 1}
+        own = {"site": f"site-{client}", "model-path": str(bench.model), "min-tokens": 1}
         context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
     return grid
 
@@ -651,7 +651,7 @@ def of_reviews(bench: Bench) -> dict[str, Any]:
         "task__test_path": str(bench.folder / "tests.jsonl"),
         "data__source": "jsonl",
         "data__path": str(bench.folder / "items-{client}.jsonl"),
-        "evaluation__local_only": True,
+        "evaluation__local_baseline": True,
     }
 
 

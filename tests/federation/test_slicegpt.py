@@ -11,7 +11,7 @@ import torch
 from bench import Bench, home, model_files, summary
 from flwr.app import Array, Message
 from promises import Promises, Uninterrupted
-from test_flap import all_windows
+from test_flap import all_samples
 from test_recovery import TUNED, perplexity
 from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
@@ -20,25 +20,29 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter, read
-from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import Header, MessageBody, read
+from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
 from espalier.settings.run import changed, parse
 from espalier.storage.blobs import sha256
 
 WIDTH = 16
 KEPT = 12
-SMALL = {"slicegpt.slicing": 0.25, "slicegpt.multiple": 4, "federation.max-update-ratio": 1e6}
+SMALL = {
+    "slicegpt.width-pruning-ratio": 0.25,
+    "slicegpt.multiple": 4,
+    "federation.max-update-ratio": 1e6,
+}
 """Settings without limits: moments of so few tokens differ more than those of real clients."""
 PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn", "mlp")] + ["head"]
 UPPER = np.triu_indices(WIDTH)
 PUBLIC = {
     "slicegpt.covariances": "public",
-    "slicegpt.public-windows": 10_000,
+    "slicegpt.public-samples": 10_000,
 }
 
 
 @torch.no_grad()
-def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
+def moments_by_hand(bench: Bench, samples: Tensor) -> list[Tensor]:
     """Return the second moments of the norms' outputs in the dense model, without their scale.
 
     They are means over tokens, shape (width, width), float64.
@@ -54,7 +58,7 @@ def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
         block.input_layernorm.register_forward_hook(keep)
         block.post_attention_layernorm.register_forward_hook(keep)
     model.model.norm.register_forward_hook(keep)
-    model(input_ids=windows, use_cache=False)
+    model(input_ids=samples, use_cache=False)
     return found
 
 
@@ -90,9 +94,9 @@ def changing(
             change(tensors)
             blob = pack_tensors(tensors)
             reply.content["blobs"][place] = Array("", (), STYPE, blob)
-            hashes = list(reply.content["scalars"]["blob_sha256"])
+            hashes = list(reply.content["fields"]["blob_sha256"])
             hashes[PLACES.index(place)] = sha256(blob)
-            reply.content["scalars"]["blob_sha256"] = hashes
+            reply.content["fields"]["blob_sha256"] = hashes
         return reply
 
     return tamper
@@ -104,7 +108,7 @@ class TestSliceGpt(Promises):
     method = "slicegpt"
     settings: ClassVar[dict[str, Any]] = SMALL
     last_round = 1
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
@@ -115,14 +119,14 @@ class TestSliceGpt(Promises):
         }
         return bench
 
-    def other_orders(self, order: Letter) -> list[Letter]:
+    def other_orders(self, order: MessageBody) -> list[MessageBody]:
         """Return no orders: an order of SliceGPT has no content that could differ."""
         return []
 
     def test_bases_are_those_of_one_party_that_has_all_windows(self, pointed: Bench) -> None:
         folder = pointed.run(evaluation__centralized="auto")
         expected = [
-            principal(moments) for moments in moments_by_hand(pointed, all_windows(pointed))
+            principal(moments) for moments in moments_by_hand(pointed, all_samples(pointed))
         ]
         for found, wanted in zip(projections(folder), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
@@ -140,20 +144,20 @@ class TestSliceGpt(Promises):
         if weights == "samples":
             changes["federation__max_weight_ratio"] = 1e6
         grid = pointed.grid(**changes)
-        next(iter(grid.contexts.values())).node_config["windows"] = 6
+        next(iter(grid.contexts.values())).node_config["num-samples"] = 6
         folder = pointed.run(grid, **changes)
         told = [
-            read(reply.content).scalars
+            read(reply.content).fields
             for _, reply in grid.received
             if read(reply.content).header.kind == "train"
         ]
-        assert sorted(scalars["samples"] for scalars in told) == (
+        assert sorted(fields["samples"] for fields in told) == (
             [2, 2, 2, 6] if weights == "samples" else [0, 0, 0, 0]
         )
         sent: dict[int, list[Tensor]] = {}
         for client, reply in grid.received:
-            letter = read(reply.content)
-            for blob in (letter.blobs[key] for key in sorted(letter.blobs)):
+            body = read(reply.content)
+            for blob in (body.blobs[key] for key in sorted(body.blobs)):
                 full = np.zeros((WIDTH, WIDTH))
                 full[UPPER] = unpack_tensors(blob)["moments"]
                 sent.setdefault(client, []).append(torch.from_numpy(full + np.triu(full, 1).T))
@@ -169,9 +173,9 @@ class TestSliceGpt(Promises):
             "data__source": "text",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
-        windows = all_windows(plain.bench, **changes).chunk(4)
+        samples = all_samples(plain.bench, **changes).chunk(4)
         seen = 0
-        by_hand = [moments_by_hand(plain.bench, own) for own in windows]
+        by_hand = [moments_by_hand(plain.bench, own) for own in samples]
         for client, reply in plain.received:
             for key, blob in read(reply.content).blobs.items():
                 expected = by_hand[client][PLACES.index(key)].numpy()[UPPER]
@@ -208,7 +212,7 @@ class TestSliceGpt(Promises):
 
     def test_rotated_alone_it_is_the_dense_model(self, bench: Bench) -> None:
         """The tolerance is that of bfloat16, the dtype of the files."""
-        (metric,) = summary(bench.run(slicegpt__slicing=0.0))["metrics"]
+        (metric,) = summary(bench.run(slicegpt__width_pruning_ratio=0.0))["metrics"]
         assert metric["values"]["federated"] == pytest.approx(metric["values"]["dense"], rel=0.02)
 
     # ----- public text ----------------------------------------------------------------------------
@@ -219,22 +223,22 @@ class TestSliceGpt(Promises):
         text = tmp_path / "slice.txt"
         text.write_text(bench.public.read_text()[::-1])
         bench.settings = bench.settings | PUBLIC | {"slicegpt.public-text": str(text)}
-        grid = bench.grid(evaluation__local_only=True, evaluation__own_text=True)
-        folder = bench.run(grid, evaluation__local_only=True, evaluation__own_text=True)
+        grid = bench.grid(evaluation__local_baseline=True, evaluation__own_text=True)
+        folder = bench.run(grid, evaluation__local_baseline=True, evaluation__own_text=True)
         replies = [read(reply.content) for client, reply in grid.received if client == 0]
-        told = [reply.scalars for reply in replies if reply.header.kind == "train"]
-        assert [(scalars["samples"], scalars["blob_sha256"]) for scalars in told] == [(0, [])]
+        told = [reply.fields for reply in replies if reply.header.kind == "train"]
+        assert [(fields["samples"], fields["blob_sha256"]) for fields in told] == [(0, [])]
         assert not any(reply.blobs for reply in replies)
         assert "alone" in [reply.header.kind for reply in replies]
         tokens = torch.tensor(OpenedModel(bench.model).encode(text.read_text()))
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         for found, moments in zip(
-            projections(folder), moments_by_hand(bench, windows), strict=True
+            projections(folder), moments_by_hand(bench, samples), strict=True
         ):
             torch.testing.assert_close(found, principal(moments), rtol=0, atol=1e-3)
         document = summary(folder)
         public = next(metric for metric in document["metrics"] if metric["dataset"] == "public")
-        assert public["values"]["local_only"] != public["values"]["federated"]
+        assert public["values"]["local_baseline"] != public["values"]["federated"]
         assert {client["status"] for client in document["clients"]} == {"completed"}
 
         again = bench.killed(lambda header: header.kind == "train" and header.client == 2)
@@ -270,11 +274,11 @@ class TestSliceGpt(Promises):
 
     def test_a_width_of_nothing_is_refused_before_anything_starts(self, bench: Bench) -> None:
         words = (
-            r"slicegpt.slicing = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
-            r" lower slicing or mul"
+            r"slicegpt.width-pruning-ratio = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
+            r" lower width-pruning-ratio or mul"
         )
         with pytest.raises(EspalierError, match=words):
-            bench.run(slicegpt__slicing=0.8)
+            bench.run(slicegpt__width_pruning_ratio=0.8)
         assert not (bench.folder / "runs").exists()
 
     def test_a_model_with_other_norms_is_refused_before_anything_starts(
@@ -291,7 +295,7 @@ class TestSliceGpt(Promises):
         with pytest.raises(
             EspalierError,
             match=(
-                "model_type = 'opt': the residual stream can be rotated where RMS norms alone stand"
+                "model_type = 'opt': the residual stream can be rotated where only RMS norms read it"
             ),
         ):
             bench.run(model=str(other))
@@ -328,7 +332,7 @@ class TestSliceGpt(Promises):
     ) -> None:
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                reply.content["scalars"]["samples"] = 900_000
+                reply.content["fields"]["samples"] = 900_000
             return reply
 
         grid = bench.grid()
@@ -359,25 +363,26 @@ class TestSliceGpt(Promises):
             if read(request.content).header.kind == "train"
         )
         header = Header.model_validate(train.header.model_dump() | {"kind": "deliver", "part": 0})
-        contract = contract_for(Letter(header, {}), lambda: plan, settings)
+        contract = contract_for(MessageBody(header, {}), lambda: plan, settings)
         basis = np.eye(WIDTH, KEPT, dtype=np.float32)
-        keys = list(contract.down.specs(Letter(header, {}).scalars))  # type: ignore[arg-type]
+        keys = list(contract.down.specs(MessageBody(header, {}).fields))  # type: ignore[arg-type]
         check(
-            Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}), contract.down
+            MessageBody(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
+            contract.down,
         )
         basis[2, 3] = number
         with pytest.raises(
             EspalierError, match="a number is not finite, or a direction is longer than 1"
         ):
             check(
-                Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
+                MessageBody(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
                 contract.down,
             )
 
 
 def _told(request: Message, reply: Message) -> Message:
     if read(request.content).header.kind == "train":
-        reply.content["scalars"]["samples"] = 2
+        reply.content["fields"]["samples"] = 2
     return reply
 
 
@@ -451,8 +456,8 @@ def test_the_settings_that_a_run_of_public_text_writes_are_read_again() -> None:
         ),
     ):
         parse(
-            {"method": "slicegpt", "slicegpt.public-windows": 3},
-            by_hand=["slicegpt.public-windows"],
+            {"method": "slicegpt", "slicegpt.public-samples": 3},
+            by_hand=["slicegpt.public-samples"],
         )
 
 

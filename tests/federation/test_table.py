@@ -91,7 +91,7 @@ def test_a_result_that_is_larger_than_its_base_is_warned_of(
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
     assert found.warnings == [
         "the result is larger than its base: 4,068 parameters, where the base has 4,000"
-        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise flap.share to make it"
+        " (101.7%), 16.3 kB on disk, where the base has 16 kB (101.7%); raise flap.pruning-ratio to make it"
         " smaller"
     ]
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
@@ -107,7 +107,7 @@ def test_rows_without_any_figure_are_left_out(
 ) -> None:
     found = summary(model, 0.5, 0.5)
     lines = printed(found, capsys)
-    assert not any("local-only" in line or "centralized" in line for line in lines)
+    assert not any("local-baseline" in line or "centralized" in line for line in lines)
     found.losses["public"]["centralized"] = 3.1
     assert row(printed(found, capsys), "centralized")[4] == "50.00%"
 
@@ -151,7 +151,7 @@ def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) ->
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
     assert notes == [
-        "local-only and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
+        "local-baseline and centralized: 56.67% instead of 60.00%, because each row of a matrix loses"
         " 60.00% of its weights, rounded down"
     ]
 
@@ -185,5 +185,5 @@ def test_the_note_stands_below_the_table(
     found.notes = rounding_notes(found)
     show(found, Traffic())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("local-only and centralized: 56.67% instead of 60.00%")
+    assert lines[-1].startswith("local-baseline and centralized: 56.67% instead of 60.00%")
     assert lines[-2].startswith("└")

@@ -8,7 +8,7 @@ from promises import Promises, Uninterrupted
 from safetensors.torch import load_file
 
 from espalier.messages.message import read
-from espalier.messages.payload import views
+from espalier.messages.tensor_blobs import views
 
 
 @pytest.mark.usefixtures("toy")
@@ -18,7 +18,7 @@ class TestToyMethod(Promises):
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}
     last_round = 2
-    cuts_windows = "calibration_windows"
+    cuts_samples = "calibration_samples"
 
     def test_the_average_by_hand(self, plain: Uninterrupted) -> None:
         """A query matrix is the dense one with columns scaled by the mean of the sent vectors."""

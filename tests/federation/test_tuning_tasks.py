@@ -32,7 +32,7 @@ TUNING = {
     "evaluation.own-text": False,
 }
 
-NOT_COMPARED = {"evaluation__local_only": False, "evaluation__centralized": "off"}
+NOT_COMPARED = {"evaluation__local_baseline": False, "evaluation__centralized": "off"}
 """Settings without local and centralized baselines, for tests that do not read them."""
 
 
@@ -76,8 +76,8 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.MIN_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.MIN_ITEMS", 3)
     return tmp_path
 
 
@@ -116,7 +116,7 @@ def test_a_decoder_on_options(folder: Path) -> None:
     accuracy = metric(document, "acc")
     assert loss["values"]["federated"] < loss["values"]["dense"]
     assert loss["values"]["centralized"] < loss["values"]["dense"]
-    assert loss["values"]["local_only"] < loss["values"]["dense"]
+    assert loss["values"]["local_baseline"] < loss["values"]["dense"]
     labels = [record["label"] for record in reviews(99)]
     assert accuracy["chance"] == pytest.approx(max(sum(labels), 60 - sum(labels)) / 60)
 
@@ -154,7 +154,7 @@ def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
     assert metric(document, "loss")["values"]["federated"] == pytest.approx(total / count, rel=1e-3)
     (own,) = [entry for entry in document["metrics"] if entry["dataset"] == "own-text"]
     assert own["values"]["federated"] < own["values"]["dense"]
-    assert own["values"]["local_only"] < own["values"]["dense"]
+    assert own["values"]["local_baseline"] < own["values"]["dense"]
     assert {client["status"] for client in document["clients"]} == {"completed"}
 
 
@@ -162,7 +162,7 @@ def test_a_few_answers_are_too_few_however_long_they_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error does not reveal the number of answers."""
-    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 10)
+    monkeypatch.setattr("espalier.data.client_items.MIN_ITEMS", 10)
     bench = bench_of(
         folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
     )
@@ -193,9 +193,9 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
     assert accuracy["values"]["federated"] > accuracy["chance"] + 0.2
     heads: dict[int, dict[str, torch.Tensor]] = {}
     for _, reply in grid.received:
-        letter = read(reply.content)
-        if letter.header.server_round == 2 and "head" in letter.blobs:
-            heads[letter.header.client] = load(letter.blobs["head"])
+        body = read(reply.content)
+        if body.header.server_round == 2 and "head" in body.blobs:
+            heads[body.header.client] = load(body.blobs["head"])
     samples = [client["metrics"]["samples"] for client in document["clients"]]
     expected = sum(
         heads[client]["head.out.weight"].double() * number for client, number in enumerate(samples)
@@ -358,7 +358,7 @@ def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it
         context.node_config |= {
             "model-path": str(bench.model),
             "data-task": "sst2",
-            "least-tokens": 1,
+            "min-tokens": 1,
         }
     (without,) = [
         context for context in grid.contexts.values() if context.node_config["partition-id"] == 1
@@ -402,7 +402,7 @@ def test_the_summary_tells_how_many_test_items_were_cut(
         folder,
         "sst2",
         long_reviews,
-        **{"evaluation.local-only": False, "evaluation.centralized": "off"},
+        **{"evaluation.local-baseline": False, "evaluation.centralized": "off"},
     )
     bench.model = save_tiny_llama(folder / "short", positions=100)
     document = summary(bench.run(federation__rounds=1))

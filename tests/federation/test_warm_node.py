@@ -31,7 +31,7 @@ from espalier.errors import EspalierError
 from espalier.flower import tasks
 from espalier.hf.machine.machine_memory import machine_memory, resident
 from espalier.identity import code_hash
-from espalier.identity.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, code_sha256
+from espalier.identity.code_hash import MAX_BYTES, MAX_ENTRIES, bundle_sha256, code_sha256
 
 ROOT = Path(__file__).parent.parent.parent
 ECHO = (
@@ -165,12 +165,12 @@ def large(how: int, size: int, claimed: int) -> bytes:
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_bundle_that_would_fill_the_memory_is_refused(how: int) -> None:
     with pytest.raises(zipfile.BadZipFile, match="more than"):
-        bundle_sha256(large(how, MOST_BYTES + 1, MOST_BYTES + 1))
+        bundle_sha256(large(how, MAX_BYTES + 1, MAX_BYTES + 1))
 
 
 def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
-    bundle = large(zipfile.ZIP_DEFLATED, 8 * MOST_BYTES, 10)
-    size = 8 * MOST_BYTES
+    bundle = large(zipfile.ZIP_DEFLATED, 8 * MAX_BYTES, 10)
+    size = 8 * MAX_BYTES
     tracemalloc.start()
     with pytest.raises(zipfile.BadZipFile):
         bundle_sha256(bundle)
@@ -205,7 +205,7 @@ def test_what_is_damaged_or_too_large_is_no_bundle_either() -> None:
     with pytest.raises(zipfile.BadZipFile):
         bundle_sha256(bytes(damaged))
     with pytest.raises(zipfile.BadZipFile, match="more than"):
-        bundle_sha256(bytes(MOST_BYTES + 1))
+        bundle_sha256(bytes(MAX_BYTES + 1))
 
 
 def of_entries(number: int, name: str = "conf/{}") -> bytes:
@@ -233,10 +233,10 @@ def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check does not rely on the number of files that the end record claims: here 1."""
-    few = of_entries(MOST_ENTRIES)
-    many = of_entries(MOST_ENTRIES + 1)
+    few = of_entries(MAX_ENTRIES)
+    many = of_entries(MAX_ENTRIES + 1)
     long = of_entries(100, "conf/" + "x" * 30_000 + "{}")
-    assert len(zipfile.ZipFile(io.BytesIO(many)).infolist()) == MOST_ENTRIES + 1
+    assert len(zipfile.ZipFile(io.BytesIO(many)).infolist()) == MAX_ENTRIES + 1
     assert bundle_sha256(few)
     monkeypatch.delattr(zipfile, "ZipFile")
     for bundle in (many, long):
@@ -266,7 +266,7 @@ def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyP
     """
     fault = "more than"
     found = bundle_sha256(bundle)
-    refused = large(zipfile.ZIP_DEFLATED, MOST_BYTES + 1, MOST_BYTES + 1)
+    refused = large(zipfile.ZIP_DEFLATED, MAX_BYTES + 1, MAX_BYTES + 1)
     with pytest.raises(zipfile.BadZipFile, match=fault):
         bundle_sha256(refused)
     monkeypatch.delattr(zipfile, "ZipFile")
@@ -275,10 +275,10 @@ def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyP
         bundle_sha256(refused)
     with pytest.raises(AttributeError):
         bundle_sha256(large(zipfile.ZIP_STORED, 10, 10))
-    for number in range(code_hash.MOST_VERDICTS + 10):
+    for number in range(code_hash.MAX_VERDICTS + 10):
         with pytest.raises(zipfile.BadZipFile):
             bundle_sha256(bytes([number]))
-    assert len(code_hash._verdicts) == code_hash.MOST_VERDICTS
+    assert len(code_hash._verdicts) == code_hash.MAX_VERDICTS
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -427,7 +427,7 @@ def test_what_this_process_holds_grows_with_what_it_makes() -> None:
 
 
 def test_a_bound_below_0_is_refused() -> None:
-    with pytest.raises(EspalierError, match="--most-idle-megabytes -1: must be 0 or more"):
+    with pytest.raises(EspalierError, match="--max-idle-megabytes -1: must be 0 or more"):
         run_node(ROOT, [], 0, 1.0, -1)
 
 
@@ -452,16 +452,16 @@ def test_a_bound_below_0_is_refused() -> None:
         (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this option itself"),
         ([], 65536, 1.0, "--port 65536: must be from 1 to 65535"),
         (
-            ["--node-config", 'site="a" hold-replies = "tensors"'],
+            ["--node-config", 'site="a" require-approval = "tensors"'],
             0,
             1.0,
             "Flower would ignore it",
         ),
         (
-            ['--node-config=site="a" hold-reply=1'],
+            ['--node-config=site="a" require-approvals=1'],
             0,
             1.0,
-            "hold-reply: unknown key; did you mean 'hold-replies'",
+            "require-approvals: unknown key; did you mean 'require-approval'",
         ),
         (["--node-c", 'site="a/b"'], 0, 1.0, "site = 'a/b'"),
         (["--node-config"], 0, 1.0, "node-config"),

@@ -49,7 +49,7 @@ def test_a_run_elsewhere_is_for_that_machine_to_refuse() -> None:
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "federation.payload=nf4"]])
+@pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "federation.wire-dtype=nf4"]])
 def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
     """NF4 as wire dtype is implemented by this program."""
     configuration(APP, words, on_this_machine=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from devices import assert_close
-from tiny_models import random_masks, save_model, token_windows, whole_model
+from tiny_models import random_masks, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -52,7 +52,7 @@ def lowest_half_of_each_row(weight: Tensor, square_sum: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pruned_in_memory(
-    model: nn.Module, blocks: str, linears: dict[str, str], windows: Tensor
+    model: nn.Module, blocks: str, linears: dict[str, str], samples: Tensor
 ) -> list[dict[str, Tensor]]:
     """Prune a whole model in memory with Wanda and return the prune mask of each block's linears.
 
@@ -73,7 +73,7 @@ def pruned_in_memory(
             return add
 
         hooks = [linear.register_forward_hook(watch(name)) for name, linear in watched.items()]
-        model(input_ids=windows, use_cache=False)
+        model(input_ids=samples, use_cache=False)
         for hook in hooks:
             hook.remove()
         masks.append(
@@ -153,23 +153,23 @@ class FamilyContract(ABC):
     def test_streamed_logits_are_those_of_the_whole_model(
         self, opened: OpenedModel, computing: Computing
     ) -> None:
-        windows = token_windows(11, 9)
+        samples = token_sequences(11, 9)
         stream = BlockStream(opened, computing)
-        found = torch.cat(list(stream.logits(run_through(stream, windows)))).view(
-            *windows.shape, -1
+        found = torch.cat(list(stream.logits(run_through(stream, samples)))).view(
+            *samples.shape, -1
         )
-        expected = whole_model(opened.directory)(input_ids=windows, use_cache=False).logits
+        expected = whole_model(opened.directory)(input_ids=samples, use_cache=False).logits
         assert_close(found, expected)
 
     def test_pruning_block_by_block_is_pruning_with_the_whole_model_in_memory(
         self, opened: OpenedModel, computing: Computing
     ) -> None:
-        windows = token_windows(6, 10)
+        samples = token_sequences(6, 10)
         found = dict(
-            prune_by_block(BlockStream(opened, computing), windows, lowest_half_of_each_row)
+            prune_by_block(BlockStream(opened, computing), samples, lowest_half_of_each_row)
         )
         whole = whole_model(opened.directory).to(computing.device)
-        expected = pruned_in_memory(whole, self.blocks, self.linears, windows.to(computing.device))
+        expected = pruned_in_memory(whole, self.blocks, self.linears, samples.to(computing.device))
         assert list(found) == list(range(len(expected)))
         for index, masks in enumerate(expected):
             assert set(found[index]) == set(masks)
@@ -188,9 +188,9 @@ class FamilyContract(ABC):
         for index, block in enumerate(masked.get_submodule(self.blocks)):
             for name, mask in masks(index).items():
                 block.get_submodule(self.linears[name]).weight[mask] = 0
-        windows = token_windows(2, 8)
+        samples = token_sequences(2, 8)
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
-        assert torch.equal(found(input_ids=windows).logits, masked(input_ids=windows).logits)
+        assert torch.equal(found(input_ids=samples).logits, masked(input_ids=samples).logits)
         check_export(
-            BlockStream(opened, computing), edits.masked(masks), tmp_path / "model", windows
+            BlockStream(opened, computing), edits.masked(masks), tmp_path / "model", samples
         )

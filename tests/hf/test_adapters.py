@@ -11,7 +11,7 @@ from devices import assert_close
 from safetensors.torch import load_file
 from test_other_families import SIZES
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows, whole_model
+from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
@@ -203,9 +203,9 @@ def test_a_zero_b_leaves_the_output_as_it_is(
     models: dict[str, OpenedModel], name: str, computing: Computing
 ) -> None:
     model = models[name]
-    windows = (token_windows(3, 9) % 90 + 2).to(computing.device)
+    samples = (token_sequences(3, 9) % 90 + 2).to(computing.device)
     plan = plan_of(model, targets="all")
-    before = whole_of(model, computing)(input_ids=windows).logits
+    before = whole_of(model, computing)(input_ids=samples).logits
     whole, parameters = adapted(model, plan, 0.5, computing)
     meant = random_values(plan)
     set_values(
@@ -215,9 +215,9 @@ def test_a_zero_b_leaves_the_output_as_it_is(
             for k, block in meant.items()
         },
     )
-    assert torch.equal(whole.eval()(input_ids=windows).logits, before)
+    assert torch.equal(whole.eval()(input_ids=samples).logits, before)
     set_values(parameters, meant)
-    assert (whole(input_ids=windows).logits - before).abs().max() > 1e-3
+    assert (whole(input_ids=samples).logits - before).abs().max() > 1e-3
 
 
 def test_no_global_generator_is_moved(models: dict[str, OpenedModel]) -> None:
@@ -239,7 +239,7 @@ def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path, computing: 
     parameters = put_in(whole, model.family, plan, 1, 0.0)
     assert {value.dtype for value in parameters["block-0000"].values()} == {torch.float32}
     assert all(value.requires_grad for value in parameters["block-0000"].values())
-    whole(input_ids=token_windows(2, 7).to(computing.device)).logits.float().sum().backward()
+    whole(input_ids=token_sequences(2, 7).to(computing.device)).logits.float().sum().backward()
     assert all(value.grad is not None for value in parameters["block-0000"].values())
 
 
@@ -346,7 +346,7 @@ def test_a_model_with_adapters_computes_what_the_merged_one_does(
     from espalier.hf.export.model import export_edited
 
     model = models["llama"]
-    windows = token_windows(3, 9)
+    samples = token_sequences(3, 9)
     plan = plan_of(model, targets="all")
     meant = random_values(plan)
     whole, parameters = adapted(model, plan, computing=computing)
@@ -356,5 +356,5 @@ def test_a_model_with_adapters_computes_what_the_merged_one_does(
         merged(lambda index: factors_of(plan, index, meant[block_key(index)])),
         tmp_path / "merged",
     )
-    expected = whole_model(tmp_path / "merged")(input_ids=windows).logits
-    assert_close(whole(input_ids=windows.to(computing.device)).logits, expected, cpu=1e-4)
+    expected = whole_model(tmp_path / "merged")(input_ids=samples).logits
+    assert_close(whole(input_ids=samples.to(computing.device)).logits, expected, cpu=1e-4)

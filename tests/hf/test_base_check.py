@@ -36,7 +36,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
 
-WINDOWS = torch.arange(2, 34).view(2, 16)
+SAMPLES = torch.arange(2, 34).view(2, 16)
 WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -59,12 +59,12 @@ Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 def plain_logits(directory: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
-        return model(WINDOWS).logits.flatten(0, 1)
+        return model(SAMPLES).logits.flatten(0, 1)
 
 
 @torch.no_grad()
 def streamed_logits(directory: Path) -> torch.Tensor:
-    return torch.cat(list(logits_of(BlockStream(OpenedModel(directory), CPU), WINDOWS, dense)))
+    return torch.cat(list(logits_of(BlockStream(OpenedModel(directory), CPU), SAMPLES, dense)))
 
 
 def change_tensors(directory: Path, change: Change) -> None:
@@ -116,12 +116,12 @@ def test_a_tied_models_tensors_are_those_that_transformers_takes(
     torch.testing.assert_close(streamed_logits(base), expected)
     model = OpenedModel(base)
     require_finite_weights(model, CPU)
-    require_same_logits(model, CPU, WINDOWS)
+    require_same_logits(model, CPU, SAMPLES)
     target = tmp_path / "written"
     export_edited(model, dense, target)
     torch.testing.assert_close(plain_logits(target), expected)
     assert (target / "model.safetensors.index.json").exists() == sharded
-    check_export(BlockStream(model, CPU), dense, target, WINDOWS)
+    check_export(BlockStream(model, CPU), dense, target, SAMPLES)
     assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] == (
         change is not with_other_head
     )
@@ -200,7 +200,7 @@ def test_what_config_json_leaves_out_is_transformers_own(
     change_config(base, **{left_out: ...})
     model = OpenedModel(base)
     assert (model.plan.head_dim, model.plan.heads_per_group) == heads
-    require_same_logits(model, CPU, WINDOWS)
+    require_same_logits(model, CPU, SAMPLES)
 
 
 def test_a_key_that_transformers_ignores_is_ignored(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_key_that_transformers_ignores_is_ignored(tmp_path: Path) -> None:
     sizes = SIZES | {"num_attention_heads": 4}
     base = save_model(tmp_path / "base", OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32))
     change_config(base, num_key_value_heads=2, rms_norm_eps=7, attention_bias=False)
-    require_same_logits(OpenedModel(base), CPU, WINDOWS)
+    require_same_logits(OpenedModel(base), CPU, SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_code_that_config_json_names_is_not_fetched(
     monkeypatch.setattr("transformers.utils.is_kernels_available", lambda *_, **__: True)
     base = save_model(tmp_path / "base", llama_config())
     change_config(base, **{key: code})
-    require_same_logits(OpenedModel(base), CPU, WINDOWS)
+    require_same_logits(OpenedModel(base), CPU, SAMPLES)
     encoder = save_encoder(tmp_path / "encoder", "bert")
     save_tokenizer(encoder)
     change_config(encoder, **{key: code})
@@ -254,7 +254,7 @@ def test_the_plain_model_on_the_disk_is_the_one_in_memory(
         for whole in (False, True)
     )
     with torch.no_grad():
-        assert torch.equal(found(WINDOWS).logits, expected(WINDOWS).logits)
+        assert torch.equal(found(SAMPLES).logits, expected(SAMPLES).logits)
 
 
 def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
         EspalierError,
         match=r"base: read block by block, .* differ from those of plain transformers by",
     ):
-        require_same_logits(model, CPU, WINDOWS)
+        require_same_logits(model, CPU, SAMPLES)
 
 
 # ----- refused with a reason ----------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_what_transformers_would_make_up_or_leave_out_is_named(
     change_tensors(base, change)
     change_config(base, **config)
     with pytest.raises(EspalierError, match=told):
-        require_same_logits(OpenedModel(base), CPU, WINDOWS)
+        require_same_logits(OpenedModel(base), CPU, SAMPLES)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -456,8 +456,8 @@ def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Pat
             r"dtype = 'float16': block 1 gives .*float16 overflows to infinity; set dtype to 'bfl"
         ),
     ):
-        require_same_logits(model, HALF, WINDOWS)
-    require_same_logits(model, CPU, WINDOWS)
+        require_same_logits(model, HALF, SAMPLES)
+    require_same_logits(model, CPU, SAMPLES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from devices import assert_close
 from safetensors.torch import load_file, save_file
-from tiny_models import llama_config, random_masks, save_model, token_windows, whole_model
+from tiny_models import llama_config, random_masks, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 
 from espalier.errors import EspalierError
@@ -22,11 +22,11 @@ LINEARS = {
 }  # fmt: skip
 
 
-WINDOWS_PER_BATCH = 8
+SAMPLES_PER_BATCH = 8
 
 
 @pytest.fixture
-def eight_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the batch size of a block to 8 sequences of 7 tokens."""
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 8 * 7)
 
@@ -36,48 +36,48 @@ def stream(untied: Path, computing: Computing) -> BlockStream:
     return BlockStream(OpenedModel(untied), computing)
 
 
-def logits(stream: BlockStream, windows: Tensor) -> Tensor:
-    return torch.cat(list(stream.logits(run_through(stream, windows)))).view(*windows.shape, -1)
+def logits(stream: BlockStream, samples: Tensor) -> Tensor:
+    return torch.cat(list(stream.logits(run_through(stream, samples)))).view(*samples.shape, -1)
 
 
 @torch.no_grad()
 def whole_logits(
-    directory: Path, windows: Tensor, device: torch.device, dtype: torch.dtype = torch.float32
+    directory: Path, samples: Tensor, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     return (
         whole_model(directory, dtype)
-        .to(device)(input_ids=windows.to(device), use_cache=False)
+        .to(device)(input_ids=samples.to(device), use_cache=False)
         .logits
     )
 
 
 @pytest.mark.parametrize(
-    "windows", [1, WINDOWS_PER_BATCH, WINDOWS_PER_BATCH + 1, 2 * WINDOWS_PER_BATCH]
+    "samples", [1, SAMPLES_PER_BATCH, SAMPLES_PER_BATCH + 1, 2 * SAMPLES_PER_BATCH]
 )
-@pytest.mark.usefixtures("eight_windows")
+@pytest.mark.usefixtures("eight_samples")
 def test_logits_are_the_whole_models_for_any_number_of_batches(
-    stream: BlockStream, untied: Path, windows: int
+    stream: BlockStream, untied: Path, samples: int
 ) -> None:
-    ids = token_windows(windows, 7)
+    ids = token_sequences(samples, 7)
     assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
 def test_windows_of_the_longest_length_and_of_one_token(stream: BlockStream, untied: Path) -> None:
-    for ids in (token_windows(2, 64), token_windows(3, 1)):
+    for ids in (token_sequences(2, 64), token_sequences(3, 1)):
         assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
 def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream) -> None:
-    ids = token_windows(3, 6)
-    others = token_windows(2, 9, seed=6)
+    ids = token_sequences(3, 6)
+    others = token_sequences(2, 9, seed=6)
     first = logits(stream, ids)
     logits(stream, others)
     assert torch.equal(logits(stream, ids), first)
 
 
-@pytest.mark.usefixtures("eight_windows")
+@pytest.mark.usefixtures("eight_samples")
 def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: BlockStream) -> None:
-    ids = token_windows(WINDOWS_PER_BATCH + 1, 7)
+    ids = token_sequences(SAMPLES_PER_BATCH + 1, 7)
     first = logits(stream, ids)
     unfinished = stream.logits(run_through(stream, ids))
     next(unfinished)
@@ -90,7 +90,7 @@ def test_a_lower_precision_is_that_of_the_whole_model(
     untied: Path, device: torch.device, dtype: torch.dtype
 ) -> None:
     stream = BlockStream(OpenedModel(untied), Computing(device, dtype, 1))
-    ids = token_windows(3, 8)
+    ids = token_sequences(3, 8)
     found = logits(stream, ids)
     assert found.dtype == dtype
     assert_close(
@@ -102,7 +102,7 @@ def test_a_model_stored_in_bf16_is_computed_in_float32(
     tmp_path: Path, computing: Computing
 ) -> None:
     directory = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
-    ids = token_windows(2, 8)
+    ids = token_sequences(2, 8)
     found = logits(BlockStream(OpenedModel(directory), computing), ids)
     assert_close(found, whole_logits(directory, ids, computing.device))
 
@@ -148,7 +148,7 @@ def test_masked_logits_are_those_of_the_whole_model_with_zeros(
         for index, block in enumerate(masked.model.layers):
             for name, mask in random_masks(shapes, index).items():
                 block.get_submodule(LINEARS[name]).weight[mask] = 0
-    ids = token_windows(3, 8)
+    ids = token_sequences(3, 8)
     found = torch.cat(
         list(
             stream.logits(
@@ -182,7 +182,7 @@ def test_masks_set_weights_to_zero_and_leave_the_others() -> None:
 
 def test_the_global_generator_is_left_alone(untied: Path, computing: Computing) -> None:
     before = torch.random.get_rng_state()
-    logits(BlockStream(OpenedModel(untied), computing), token_windows(1, 4))
+    logits(BlockStream(OpenedModel(untied), computing), token_sequences(1, 4))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -197,7 +197,7 @@ def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
     del tensors[name]
     save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
     with pytest.raises(EspalierError, match=name):
-        run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), computing), token_sequences(1, 4))
 
 
 def test_a_configuration_of_another_width_is_a_mistake(
@@ -209,4 +209,4 @@ def test_a_configuration_of_another_width_is_a_mistake(
         text.replace('"intermediate_size": 48', '"intermediate_size": 40')
     )
     with pytest.raises(EspalierError, match="damaged"):
-        run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), computing), token_sequences(1, 4))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from largest_tensor import LargestTensor
-from tiny_models import CPU, token_windows, whole_model
+from tiny_models import CPU, token_sequences, whole_model
 from torch import Tensor, nn
 
 from espalier.hf.machine.computing import Computing
@@ -94,7 +94,7 @@ def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> No
 def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
     untied: Path, computing: Computing
 ) -> None:
-    windows = token_windows(10, 6)
+    samples = token_sequences(10, 6)
     found: dict[int, dict[str, list[float]]] = {}
     recorded: list[Tensor] = []
 
@@ -103,7 +103,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
         return nothing(weight, square_sum)
 
     for index, masks in prune_by_block(
-        BlockStream(OpenedModel(untied), computing), windows, record
+        BlockStream(OpenedModel(untied), computing), samples, record
     ):
         found[index] = {name: recorded.pop(0).tolist() for name in masks}
 
@@ -123,7 +123,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
     for index, block in enumerate(model.model.layers):
         for name, path in paths.items():
             block.get_submodule(path).register_forward_pre_hook(hook((index, name)))
-    model(input_ids=windows, use_cache=False)
+    model(input_ids=samples, use_cache=False)
     for (index, name), sums in expected.items():
         assert found[index][name] == pytest.approx(sums, rel=1e-4)
 
@@ -133,7 +133,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
 
 def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: Computing) -> None:
     """A fully pruned block returns its input, so each block's first linears see the embeddings."""
-    windows = token_windows(3, 5)
+    samples = token_sequences(3, 5)
     seen: list[Tensor] = []
 
     def record(weight: Tensor, square_sum: Tensor) -> Tensor:
@@ -142,12 +142,12 @@ def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: 
 
     stream = BlockStream(OpenedModel(untied), computing)
     first_of_each = []
-    for _, masks in prune_by_block(stream, windows, record):
+    for _, masks in prune_by_block(stream, samples, record):
         first_of_each.append(seen[0])
         seen.clear()
         assert all(mask.all() for mask in masks.values())
     model = whole_model(untied)
-    hidden = model.model.embed_tokens(windows).detach()
+    hidden = model.model.embed_tokens(samples).detach()
     for index, found in enumerate(first_of_each):
         normed = model.model.layers[index].input_layernorm(hidden).detach()
         torch.testing.assert_close(
@@ -168,7 +168,7 @@ def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: C
         weights.append(weight.detach().clone())
         return everything(weight, square_sum)
 
-    list(prune_by_block(BlockStream(stored, computing), token_windows(2, 4), record))
+    list(prune_by_block(BlockStream(stored, computing), token_sequences(2, 4), record))
     assert len(weights) == len(expected)
     assert all(
         torch.equal(found.cpu(), dense) for found, dense in zip(weights, expected, strict=True)
@@ -184,7 +184,7 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
         return nothing(weight, square_sum)
 
     pruning = prune_by_block(
-        BlockStream(OpenedModel(untied), computing), token_windows(1, 4), record
+        BlockStream(OpenedModel(untied), computing), token_sequences(1, 4), record
     )
     assert next(pruning)[0] == 0
     assert len(calls) == 7
@@ -201,13 +201,13 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     that is longer than ``TOKENS_PER_BATCH`` forms a batch of its own.
     """
     model = open_model("demo")
-    windows = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
+    samples = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     stream = BlockStream(model, computing)
 
     def masks(tokens: int) -> dict[int, dict[str, Tensor]]:
         monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", tokens)
-        return dict(prune_by_block(stream, windows, choose))
+        return dict(prune_by_block(stream, samples, choose))
 
     one_by_one = masks(32)
     batched = masks(tokens_at_once)
@@ -220,9 +220,9 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     assert flips <= most * (tokens_at_once >= 64)
 
 
-@pytest.mark.parametrize(("windows", "tokens"), [(32, 8), (4, 64), (8, 64)])
+@pytest.mark.parametrize(("samples", "tokens"), [(32, 8), (4, 64), (8, 64)])
 def test_what_a_block_makes_does_not_grow_with_the_windows(
-    untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
+    untied: Path, monkeypatch: pytest.MonkeyPatch, samples: int, tokens: int
 ) -> None:
     """The largest tensor of a block has 64 tokens of 48 channels.
 
@@ -230,7 +230,7 @@ def test_what_a_block_makes_does_not_grow_with_the_windows(
     """
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     stream = BlockStream(OpenedModel(untied), CPU)
-    activations = stream.start(token_windows(windows, tokens))
+    activations = stream.start(token_sequences(samples, tokens))
     with torch.no_grad(), stream.block(0) as block, LargestTensor() as largest:
         sums = InputSquareSums(stream.linears(0, block))
         with sums.watching():
@@ -262,7 +262,9 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
         return scores < scores.median()
 
     runs = [
-        dict(prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(9, 6), half))
+        dict(
+            prune_by_block(BlockStream(OpenedModel(untied), computing), token_sequences(9, 6), half)
+        )
         for _ in range(2)
     ]
     for index, masks in runs[0].items():
@@ -278,7 +280,7 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
 
     Each block of that model is replaced by its pruned version before the next block is computed.
     """
-    ids = token_windows(9, 6)
+    ids = token_sequences(9, 6)
     pruning = LocalPruning("sparsegpt", 0.5, "layer")
     model = whole_model(untied)
     found = {
@@ -296,8 +298,8 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
             m.register_forward_pre_hook(lambda _, i, s=inputs[name]: s.append(i[0][0]))
             for name, m in modules.items()
         ]
-        for window in ids:
-            model(input_ids=window[None], use_cache=False)
+        for sample in ids:
+            model(input_ids=sample[None], use_cache=False)
         for hook in hooks:
             hook.remove()
         for name, module in modules.items():
@@ -325,7 +327,7 @@ def test_what_a_dead_channel_counts_as_follows_from_the_windows(
 
     monkeypatch.setattr("espalier.hf.stream.input_statistics.factorise", factorise)
     pruning = LocalPruning("sparsegpt", 0.5, "layer", damping_mean=damping_mean)
-    list(prune_layers(BlockStream(OpenedModel(untied), CPU), token_windows(5, 4), pruning, [0]))
+    list(prune_layers(BlockStream(OpenedModel(untied), CPU), token_sequences(5, 4), pruning, [0]))
     assert given
     assert set(given) == {counted}
 
@@ -339,5 +341,5 @@ def test_the_walk_ends_after_the_last_sampled_layer(
     monkeypatch.setattr(
         stream, "block", lambda index, *given: (walked.append(index), block(index, *given))[1]
     )
-    list(prune_layers(stream, token_windows(2, 4), LocalPruning("wanda", 0.5, "row"), [1]))
+    list(prune_layers(stream, token_sequences(2, 4), LocalPruning("wanda", 0.5, "row"), [1]))
     assert walked == [0, 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_encoders import save_encoder
 from tiny_model import save_tokenizer
-from tiny_models import CPU, llama_config, save_model, token_windows
+from tiny_models import CPU, llama_config, save_model, token_sequences
 from torch import Tensor
 
 from espalier.hf.export.adapter import (
@@ -32,7 +32,7 @@ from espalier.training.adapted_model import AdaptedModel
 
 FEW = 3
 MANY = 12
-WINDOWS = token_windows(2, 9)
+SAMPLES = token_sequences(2, 9)
 
 
 class RealBytes(LiveBytes):
@@ -80,8 +80,8 @@ class Trained:
             adapted = AdaptedModel.load(
                 self.model, CPU, self.settings.model_copy(update={"training": training}), self.plan
             )
-            labels = WINDOWS if self.classes is None else torch.tensor([0, 2])
-            adapted.whole(input_ids=WINDOWS, labels=labels).loss.backward()
+            labels = SAMPLES if self.classes is None else torch.tensor([0, 2])
+            adapted.whole(input_ids=SAMPLES, labels=labels).loss.backward()
         return live.most
 
     def check(self, what: str) -> int:
@@ -95,11 +95,11 @@ class Trained:
 
     def _adapter(self, model: OpenedModel, target: Path) -> Any:
         export_adapter(model, self.plan, self.tensors.__getitem__, target)
-        return lambda: check_adapter(BlockStream(model, CPU), self.edits, target, WINDOWS)
+        return lambda: check_adapter(BlockStream(model, CPU), self.edits, target, SAMPLES)
 
     def _merged(self, model: OpenedModel, target: Path) -> Any:
         export_edited(model, self.edits, target)
-        return lambda: check_export(BlockStream(model, CPU), self.edits, target, WINDOWS)
+        return lambda: check_export(BlockStream(model, CPU), self.edits, target, SAMPLES)
 
     def _compact(self, model: OpenedModel, target: Path) -> Any:
         return self._smaller(model, target, "compact")
@@ -111,7 +111,7 @@ class Trained:
         cut = Structure.whole(model.plan).keeping({0: {"channels": range(100)}})
         small = OpenedModel(model.directory, cut)
         export_structured(small, lambda _: {}, target, form)
-        return lambda: check_structured(BlockStream(small, CPU), target, WINDOWS, form)
+        return lambda: check_structured(BlockStream(small, CPU), target, SAMPLES, form)
 
     def _encoders_adapter(self, model: OpenedModel, target: Path) -> Any:
         export_adapter(model, self.plan, self.tensors.__getitem__, target)

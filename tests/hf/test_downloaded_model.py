@@ -119,7 +119,7 @@ def test_what_else_is_asked_of_it(model: DownloadedModel, plain: Any, directory:
         model.num_tokens == OpenedModel(directory).num_tokens == 1 + max(plain.get_vocab().values())
     )
     require_within_limits(
-        parse({"method": "fedsoda", "data.window-tokens": 16, "evaluation.window-tokens": 16}),
+        parse({"method": "fedsoda", "data.sequence-length": 16, "evaluation.sequence-length": 16}),
         model,
     )
 

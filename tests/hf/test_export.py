@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import llama_config, random_masks, save_model, token_windows
+from tiny_models import llama_config, random_masks, save_model, token_sequences
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -21,7 +21,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream
 
-WINDOWS = token_windows(2, 8)
+SAMPLES = token_sequences(2, 8)
 
 
 def masks_of(model: OpenedModel, index: int) -> dict[str, Tensor]:
@@ -216,7 +216,7 @@ def check(stream: BlockStream, target: Path) -> None:
         stream,
         edits.masked(lambda index: masks_of(stream.model, index)),
         target,
-        WINDOWS,
+        SAMPLES,
     )
 
 
@@ -281,13 +281,13 @@ def test_a_result_without_finite_logits_is_told_as_what_it_is(
 def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> None:
     others = edits.masked(lambda index: masks_of(stream.model, 2 - index))
     with pytest.raises(ExportError):
-        check_export(stream, others, target, WINDOWS)
+        check_export(stream, others, target, SAMPLES)
 
 
 def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(
     stream: BlockStream, target: Path
 ) -> None:
-    absent = min(set(range(96)) - set(WINDOWS.flatten().tolist()))
+    absent = min(set(range(96)) - set(SAMPLES.flatten().tolist()))
     change(target, "model.embed_tokens.weight", absent, 5.0)
     with pytest.raises(ExportError):
         check(stream, target)

@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows, whole_model
+from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_sequences, whole_model
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig
 
@@ -31,7 +31,7 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 
-WINDOWS = token_windows(2, 9)
+SAMPLES = token_sequences(2, 9)
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": llama_config,
     "opt": lambda: OPTConfig(
@@ -87,7 +87,7 @@ class Result:
         return target
 
     def check(self, target: Path, computing: Computing = CPU) -> None:
-        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS)
+        check_adapter(BlockStream(self.model, computing), self.edits, target, SAMPLES)
 
 
 def config_of(target: Path) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def test_plain_peft_computes_what_the_merged_model_does(
     target = result.export(tmp_path / "adapter")
     export_edited(result.model, result.edits, tmp_path / "model")
     tuned = PeftModel.from_pretrained(whole_model(result.model.directory), str(target)).eval()
-    found = tuned(input_ids=WINDOWS).logits
-    dense = whole_model(result.model.directory)(input_ids=WINDOWS).logits
+    found = tuned(input_ids=SAMPLES).logits
+    dense = whole_model(result.model.directory)(input_ids=SAMPLES).logits
     torch.testing.assert_close(
-        found, whole_model(tmp_path / "model")(input_ids=WINDOWS).logits, rtol=1e-4, atol=1e-4
+        found, whole_model(tmp_path / "model")(input_ids=SAMPLES).logits, rtol=1e-4, atol=1e-4
     )
     assert (found - dense).abs().max() > 0.01
     result.check(target, computing)

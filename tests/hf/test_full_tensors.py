@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import llama_config, random_model, save_model, token_windows
+from tiny_models import llama_config, random_model, save_model, token_sequences
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -128,9 +128,9 @@ def test_they_are_float32_on_any_base_and_the_model_computes_as_before(
     assert all(
         torch.equal(value, exact[key][each]) for (key, each), value in flat.items() if key != "head"
     )
-    windows = token_windows(2, 7) % 90 + 2
-    logits = whole(input_ids=windows).logits
-    assert torch.equal(logits, before(input_ids=windows).logits)
+    samples = token_sequences(2, 7) % 90 + 2
+    logits = whole(input_ids=samples).logits
+    assert torch.equal(logits, before(input_ids=samples).logits)
     logits.float().square().mean().backward()
     assert all(value.grad is not None and bool(value.grad.any()) for value in flat.values())
     head = {id(value) for path, value in whole.named_parameters() if path.startswith("classifier")}
@@ -146,12 +146,12 @@ def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
     norm = trained_whole(model, whole, {"final": ["norm.final.weight"]})["final"][
         "norm.final.weight"
     ]
-    windows = token_windows(2, 7)
-    first = whole(input_ids=windows).logits
+    samples = token_sequences(2, 7)
+    first = whole(input_ids=samples).logits
     with torch.no_grad():
         for _ in range(2000):
             norm += norm * 2e-5
-    assert not torch.equal(whole(input_ids=windows).logits, first)
+    assert not torch.equal(whole(input_ids=samples).logits, first)
     values = stored_values(model, {"final": ["norm.final.weight"]})["final"]["norm.final.weight"]
     torch.testing.assert_close(norm.detach(), values * (1 + 2e-5) ** 2000, rtol=1e-3, atol=0)
 
@@ -159,15 +159,15 @@ def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
 def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> None:
     model = opened(tmp_path, "qwen3")
     whole = whole_of(model)
-    windows = token_windows(2, 7)
+    samples = token_sequences(2, 7)
     names = {
         block_key(0): ["norm.q.weight", "norm.attn.weight", "mlp.down.weight"],
         "final": ["norm.final.weight"],
     }
     found = trained_whole(model, whole, names)
-    whole(input_ids=windows, labels=windows).loss.backward()
+    whole(input_ids=samples, labels=samples).loss.backward()
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
-    plain(input_ids=windows, labels=windows).loss.backward()
+    plain(input_ids=samples, labels=samples).loss.backward()
     paths = [
         "layers.0.self_attn.q_norm",
         "layers.0.input_layernorm",

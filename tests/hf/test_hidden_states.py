@@ -16,7 +16,7 @@ from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.hf.stream.hidden_states import OnDisk, hidden_states
 from pruning_kernels.selection.local import LocalPruning
-from tests.hf.tiny_models import llama_config, save_model, token_windows
+from tests.hf.tiny_models import llama_config, save_model, token_sequences
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -33,7 +33,7 @@ def test_a_batch_is_what_was_last_put_in_its_place(
 ) -> None:
     kept = hidden_states(tmp_path if spilled else None)
     batches = [
-        torch.arange(windows * 6).view(windows, 2, 3).to(dtype) + 0.5 for windows in (4, 4, 1)
+        torch.arange(samples * 6).view(samples, 2, 3).to(dtype) + 0.5 for samples in (4, 4, 1)
     ]
     for batch in batches:
         kept.append(batch.clone())
@@ -87,15 +87,15 @@ def test_masks_and_logits_do_not_depend_on_where_activations_are(
     model: OpenedModel, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
-    windows = token_windows(11, 8)
+    samples = token_sequences(11, 8)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     found = []
     for where in (computing, replace(computing, activations_folder=tmp_path)):
         stream = BlockStream(model, where)
         masks = [
-            mask for _, masks in prune_by_block(stream, windows, choose) for mask in masks.values()
+            mask for _, masks in prune_by_block(stream, samples, choose) for mask in masks.values()
         ]
-        found.append([*masks, *stream.logits(run_through(stream, windows))])
+        found.append([*masks, *stream.logits(run_through(stream, samples))])
     for memory, disk in zip(*found, strict=True):
         assert torch.equal(memory, disk)
 
@@ -112,18 +112,18 @@ def test_activations_go_on_where_they_were_kept(
     stream = BlockStream(
         model, replace(computing, activations_folder=tmp_path if spilled else None)
     )
-    windows = token_windows(11, 8)
-    activations = stream.start(windows)
+    samples = token_sequences(11, 8)
+    activations = stream.start(samples)
     with stream.block(0) as block, torch.no_grad():
         activations.through(0, block)
     kept = b"".join(activations.pieces())
     # The factors are float32 bytes, sequences, tokens and hidden size.
     assert len(kept) == 4 * 11 * 8 * 32
-    resumed = stream.resume(windows, io.BytesIO(kept))
+    resumed = stream.resume(samples, io.BytesIO(kept))
     assert b"".join(resumed.pieces()) == kept
     for wrong, word in ((kept[:-1], "short"), (kept + b"0", "long")):
         with pytest.raises(EspalierError, match=word):
-            stream.resume(windows, io.BytesIO(wrong))
+            stream.resume(samples, io.BytesIO(wrong))
 
 
 def test_what_the_model_passes_with_every_batch_is_held_once(
@@ -131,6 +131,6 @@ def test_what_the_model_passes_with_every_batch_is_held_once(
 ) -> None:
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     # Batches of 8, 8 and 4 sequences.
-    activations = BlockStream(model, computing).start(token_windows(20, 8))
+    activations = BlockStream(model, computing).start(token_sequences(20, 8))
     first, second, _ = activations._calls
     assert first is second

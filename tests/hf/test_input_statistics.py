@@ -34,7 +34,7 @@ def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
     linear = nn.Linear(2, 1, device=device)
     watch = watch_for(LocalPruning("sparsegpt", 0.5, "layer", damping_mean="all"))
     grams = watch({"a": linear})
-    grams.windows = 6
+    grams.samples = 6
     with grams.watching():
         linear(torch.tensor([[[1.0, 0.0], [3.0, 0.0]]]))
     expected = factorise(

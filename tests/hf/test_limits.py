@@ -19,7 +19,7 @@ from espalier.settings.run import parse
 
 TUNING = {"method": "fedpetuning"}
 ON_ITEMS = TUNING | {"task.name": "sst2", "data.source": "jsonl", "data.path": "items.jsonl"}
-SHORT = {"data.window-tokens": 64, "evaluation.window-tokens": 64, "task.max-tokens": 64}
+SHORT = {"data.sequence-length": 64, "evaluation.sequence-length": 64, "task.max-tokens": 64}
 
 
 @pytest.fixture
@@ -47,19 +47,19 @@ def test_windows_longer_than_the_model_takes_are_refused_all_at_once(
     )
     assert lines(
         decoder,
-        SHORT | {"method": method, "data.window-tokens": 65, "evaluation.window-tokens": 66},
+        SHORT | {"method": method, "data.sequence-length": 65, "evaluation.sequence-length": 66},
     ) == [
-        f"evaluation.window-tokens = 66: {rest}",
-        f"data.window-tokens = 65: {rest}",
+        f"evaluation.sequence-length = 66: {rest}",
+        f"data.sequence-length = 65: {rest}",
     ]
 
 
 @pytest.mark.parametrize(
     ("settings", "encoder", "keys"),
     [
-        ({}, False, {"data.window-tokens", "evaluation.window-tokens"}),
-        (TUNING, False, {"data.window-tokens", "evaluation.window-tokens"}),
-        (ON_ITEMS, False, {"evaluation.window-tokens", "task.max-tokens"}),
+        ({}, False, {"data.sequence-length", "evaluation.sequence-length"}),
+        (TUNING, False, {"data.sequence-length", "evaluation.sequence-length"}),
+        (ON_ITEMS, False, {"evaluation.sequence-length", "task.max-tokens"}),
         (ON_ITEMS, True, {"task.max-tokens"}),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_is_not_in_the_file_is_transformers_own(decoder: Path) -> None:
     del config["max_position_embeddings"]
     (decoder / "config.json").write_text(json.dumps(config))
     assert OpenedModel(decoder).num_positions == 2048
-    assert len(lines(decoder, SHORT | {"data.window-tokens": 2049})) == 1
+    assert len(lines(decoder, SHORT | {"data.sequence-length": 2049})) == 1
 
 
 def test_tokens_without_an_embedding_are_refused(decoder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from devices import assert_close
 from largest_tensor import LargestTensor
-from tiny_models import VOCABULARY, llama_config, save_model, token_windows, whole_model
+from tiny_models import VOCABULARY, llama_config, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import OPTConfig
 
@@ -52,11 +52,11 @@ def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
 ) -> None:
     """Batches of 3 and 1 sequences of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 21)
-    windows = token_windows(4, 7)
+    samples = token_sequences(4, 7)
     stream = BlockStream(OpenedModel(directory), CPU)
-    pieces = list(stream.logits(run_through(stream, windows)))
+    pieces = list(stream.logits(run_through(stream, samples)))
     assert [len(piece) for piece in pieces] == [5, 5, 5, 5, 1, 5, 2]
-    expected = whole_model(directory)(input_ids=windows, use_cache=False).logits
+    expected = whole_model(directory)(input_ids=samples, use_cache=False).logits
     assert_close(torch.cat(pieces), expected.flatten(0, 1))
 
 
@@ -65,17 +65,17 @@ def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
 def test_a_whole_model_gives_its_logits_at_some_places_in_pieces(directory: Path) -> None:
     model = whole_model(directory)
     seen = list[int]()
-    windows = token_windows(3, 9)
+    samples = token_sequences(3, 9)
     padding = torch.ones(3, 9, dtype=torch.int64)
     padding[1, 6:] = 0
     places = (torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.5) & (padding == 1)
-    expected = model(input_ids=windows, attention_mask=padding).logits[places]
+    expected = model(input_ids=samples, attention_mask=padding).logits[places]
 
     def count(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
         seen.append(logits.numel() // VOCABULARY)
 
     model.get_output_embeddings().register_forward_hook(count)
-    pieces = list(logits_at(model, windows, padding, places))
+    pieces = list(logits_at(model, samples, padding, places))
     assert_close(torch.cat(pieces), expected)
     assert seen == [0, *(len(piece) for piece in pieces)]
     assert max(seen) == 5
@@ -102,7 +102,7 @@ def test_embeddings_are_read_once_unless_they_are_the_head(
     read = list[str]()
     stream = BlockStream(model, CPU)
     original = model.checkpoint.read
-    activations = run_through(stream, token_windows(1, 4))
+    activations = run_through(stream, token_sequences(1, 4))
     monkeypatch.setattr(model.checkpoint, "read", lambda name: read.append(name) or original(name))
     list(stream.logits(activations))
     tied = "lm_head.weight" not in model.checkpoint.tensors
@@ -110,9 +110,9 @@ def test_embeddings_are_read_once_unless_they_are_the_head(
     assert ("lm_head.weight" in read) != tied
 
 
-@pytest.mark.parametrize(("windows", "tokens"), [(40, 4), (10, 16), (5, 32)])
+@pytest.mark.parametrize(("samples", "tokens"), [(40, 4), (10, 16), (5, 32)])
 def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
-    untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
+    untied: Path, monkeypatch: pytest.MonkeyPatch, samples: int, tokens: int
 ) -> None:
     """160 tokens, of which 32 pass a block together, with at most 48 channels within the block.
 
@@ -123,12 +123,12 @@ def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
     monkeypatch.setattr("espalier.hf.stream.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
     stream = BlockStream(OpenedModel(untied), CPU)
     with LargestTensor() as largest:
-        mean_losses(stream, {"a": token_windows(windows, tokens)})
+        mean_losses(stream, {"a": token_sequences(samples, tokens)})
     assert largest.numbers <= 3072
 
 
 def test_a_larger_budget_makes_larger_tensors(untied: Path) -> None:
     """Shows that the counter of the test above notices large tensors."""
     with LargestTensor() as largest:
-        mean_losses(BlockStream(OpenedModel(untied), CPU), {"a": token_windows(10, 16)})
+        mean_losses(BlockStream(OpenedModel(untied), CPU), {"a": token_sequences(10, 16)})
     assert largest.numbers >= 64 * VOCABULARY

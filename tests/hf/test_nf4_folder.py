@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_encoders import save_encoder
-from tiny_models import VOCABULARY, llama_config, random_model, save_model, token_windows
+from tiny_models import VOCABULARY, llama_config, random_model, save_model, token_sequences
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -179,15 +179,15 @@ def test_plain_transformers_loads_it_and_computes_what_we_do(
     assert {f"{path}.weight" for path in four_bit(theirs)} == set(linears_of(base))
     tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
     assert tied == base.config["tie_word_embeddings"]
-    windows = token_windows(3, 9)
-    found = theirs(input_ids=windows.to(theirs.device)).logits
-    assert torch.equal(found, ours(input_ids=windows.to(theirs.device)).logits)
+    samples = token_sequences(3, 9)
+    found = theirs(input_ids=samples.to(theirs.device)).logits
+    assert torch.equal(found, ours(input_ids=samples.to(theirs.device)).logits)
     computing = Computing(CPU, torch.float32, 1)
     stream = BlockStream(model, computing)
-    walked = torch.cat(list(stream.logits(run_through(stream, windows)))).view(found.shape)
+    walked = torch.cat(list(stream.logits(run_through(stream, samples)))).view(found.shape)
     torch.testing.assert_close(found.cpu(), walked, rtol=1e-4, atol=1e-4)
     wide = load_whole(model, computing, "float32")
-    torch.testing.assert_close(wide(input_ids=windows).logits, walked, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(wide(input_ids=samples).logits, walked, rtol=1e-4, atol=1e-4)
     assert not four_bit(wide)
     assert not hasattr(wide.config, "quantization_config")
 
@@ -209,8 +209,8 @@ def test_it_computes_in_the_dtype_of_the_files(dtype: torch.dtype, tmp_path: Pat
         for linear in four_bit(theirs).values()
     } == {(dtype, dtype)}
     ours = load_whole(OpenedModel(folder), Computing(theirs.device, dtype, 1), "nf4")
-    windows = token_windows(2, 7).to(theirs.device)
-    assert torch.equal(theirs(input_ids=windows).logits, ours(input_ids=windows).logits)
+    samples = token_sequences(2, 7).to(theirs.device)
+    assert torch.equal(theirs(input_ids=samples).logits, ours(input_ids=samples).logits)
 
 
 def test_a_configuration_that_names_no_dtype_gets_that_of_the_files(tmp_path: Path) -> None:
@@ -425,12 +425,12 @@ def test_a_model_without_some_blocks_is_one_of_the_family(
     }
     whole = quantised_anew(base, True)
     assert same(handed_out(model), {new: whole[old] for old, new in numbers.items()})
-    windows = token_windows(2, 9).to(theirs.device)
+    samples = token_sequences(2, 9).to(theirs.device)
     ours = load_whole(model, Computing(theirs.device, torch.float32, 1), "nf4")
-    assert torch.equal(theirs(input_ids=windows).logits, ours(input_ids=windows).logits)
+    assert torch.equal(theirs(input_ids=samples).logits, ours(input_ids=samples).logits)
     near = load_whole(small, Computing(theirs.device, torch.float32, 1), "nf4")
     torch.testing.assert_close(
-        near(input_ids=windows).logits, theirs(input_ids=windows).logits, rtol=1e-4, atol=1e-4
+        near(input_ids=samples).logits, theirs(input_ids=samples).logits, rtol=1e-4, atol=1e-4
     )
 
 
@@ -514,7 +514,7 @@ def test_an_export_is_in_float32_and_says_so(
         assert "quantization_config" not in json.loads(
             (tmp_path / "model" / "config.json").read_text()
         )
-        check_export(stream, dense, tmp_path / "model", token_windows(2, 7))
+        check_export(stream, dense, tmp_path / "model", token_sequences(2, 7))
         assert type(OpenedModel(tmp_path / "model").checkpoint) is Checkpoint
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from structured_models import save, uneven
-from tiny_models import CPU, token_windows
+from tiny_models import CPU, token_sequences
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import export_sliced
@@ -23,18 +23,18 @@ from espalier.hf.whole.model import load_whole
 WITHOUT_ESPALIER = """
 import sys, torch
 from transformers import AutoModelForCausalLM
-windows = torch.load("windows.pt")
+samples = torch.load("samples.pt")
 for path in sys.argv[1:]:
     model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32).eval()
-    torch.save(model(input_ids=windows).logits, f"{path}.pt")
+    torch.save(model(input_ids=samples).logits, f"{path}.pt")
 assert not any(name.startswith("espalier") for name in sys.modules)
 """
 
 
 @torch.no_grad()
 def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
-    windows = token_windows(6, 20)
-    torch.save(windows, tmp_path / "windows.pt")
+    samples = token_sequences(6, 20)
+    torch.save(samples, tmp_path / "samples.pt")
     base = OpenedModel(save(tmp_path / "llama", "llama"))
     export_structured(
         OpenedModel(base.directory, uneven(base, residual=True)),
@@ -43,7 +43,7 @@ def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
         "compact",
     )
     model = OpenedModel(save(tmp_path / "qwen3", "qwen3"))
-    bases = [basis_of(moments, 24)[0] for moments in mean_moments(BlockStream(model, CPU), windows)]
+    bases = [basis_of(moments, 24)[0] for moments in mean_moments(BlockStream(model, CPU), samples)]
     export_sliced(SlicedModel(model, bases.__getitem__, 24), tmp_path / "sliced")
     command = [sys.executable, "-I", "-c", WITHOUT_ESPALIER, "compact", "sliced"]
     environment = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub"), "PATH": "/usr/bin:/bin"}
@@ -51,6 +51,6 @@ def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("compact", "sliced"):
         expected = load_whole(OpenedModel(tmp_path / name), CPU, "float32")(
-            input_ids=windows
+            input_ids=samples
         ).logits
         torch.testing.assert_close(torch.load(tmp_path / f"{name}.pt"), expected)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CPU, token_windows
+from tiny_models import CPU, token_sequences
 from torch import Tensor
 
 from espalier.errors import EspalierError
@@ -39,7 +39,7 @@ def ahead(directory: Path) -> BlockStream:
 
 
 def logits(stream: BlockStream) -> Tensor:
-    return torch.cat(list(stream.logits(run_through(stream, token_windows(3, 7)))))
+    return torch.cat(list(stream.logits(run_through(stream, token_sequences(3, 7)))))
 
 
 def blocks_in(names: list[str]) -> list[str]:

@@ -69,7 +69,7 @@ def random_gates(gates: ResidualGates, share: float, seed: int = 0) -> dict[Gate
     return gates.chosen(logits, gates.target(share, "blocks"))
 
 
-def windows(number: int = 3) -> Tensor:
+def samples(number: int = 3) -> Tensor:
     return torch.randint(3, 260, (number, 10), generator=torch.Generator().manual_seed(5))
 
 
@@ -88,15 +88,15 @@ def test_routed_equals_compiled(
         tmp_path / "compiled", trust_remote_code=True
     ).eval()
     with torch.no_grad():
-        plain = whole(windows()).logits
+        plain = whole(samples()).logits
         with routing.by({gate: own.float() for gate, own in chosen.items()}):
-            routed = whole(windows()).logits
-            tokens = whole.generate(windows(1), max_new_tokens=12, do_sample=False)
+            routed = whole(samples()).logits
+            tokens = whole.generate(samples(1), max_new_tokens=12, do_sample=False)
         # Without gates, nothing is routed.
-        assert torch.equal(whole(windows()).logits, plain)
-        torch.testing.assert_close(compiled(windows()).logits, routed, rtol=0, atol=1e-5)
+        assert torch.equal(whole(samples()).logits, plain)
+        torch.testing.assert_close(compiled(samples()).logits, routed, rtol=0, atol=1e-5)
         assert torch.equal(
-            compiled.generate(windows(1), max_new_tokens=12, do_sample=False), tokens
+            compiled.generate(samples(1), max_new_tokens=12, do_sample=False), tokens
         )
     counted = sum(linear.num_weights for block in smaller.plan.blocks for linear in block.linears)
     assert counted == int(gates.spent({gate: own.float() for gate, own in chosen.items()}))
@@ -129,12 +129,12 @@ def test_adapters_follow(model: OpenedModel) -> None:
             {gate: own.float() for gate, own in chosen.items()}
         ),
     ):
-        routed = adapted.whole(windows()).logits
+        routed = adapted.whole(samples()).logits
     cut = cut_adapter_plan(adapters, model.plan, structure)
     own = cut_trained(values, model.plan, structure)
     stream = BlockStream(OpenedModel(model.directory, structure), CPU)
     edits = merged(lambda index: factors_of(cut, index, own[block_key(index)]))
-    found = torch.cat(list(stream.logits(run_through(stream, windows(), edits))))
+    found = torch.cat(list(stream.logits(run_through(stream, samples(), edits))))
     torch.testing.assert_close(found, routed.flatten(0, 1), rtol=0, atol=1e-5)
 
 
@@ -152,7 +152,7 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
         ),
     ):
         norm.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0], output)))
-        whole(windows(1))
+        whole(samples(1))
     stream, found = seen
     dimensions = chosen[1, "mlp_reads"].nonzero().squeeze(1)
     expected = torch.nn.functional.rms_norm(
@@ -177,7 +177,7 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
 
     def loss(moved: Tensor) -> Tensor:
         with routing.by(values | {at: moved}):
-            return whole(windows(1)).logits.log_softmax(-1)[0, :, 5].sum()
+            return whole(samples(1)).logits.log_softmax(-1)[0, :, 5].sum()
 
     moved = values[at].clone().requires_grad_(True)
     loss(moved).backward()
@@ -208,7 +208,7 @@ def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
     gates = ResidualGates(model.plan)
     everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
-    with pytest.raises(EspalierError, match=r"share = 0.9 \(share-of = 'model'\)"):
+    with pytest.raises(EspalierError, match=r"pruning-ratio = 0.9 \(pruning-ratio-of = 'model'\)"):
         gates.target(0.9, "model")
 
 

@@ -35,12 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_distances_are_angles_between_outputs_at_the_last_token(
     model: Path, apart: int, first: int
 ) -> None:
-    windows = torch.randint(3, 260, (5, 12), generator=torch.Generator().manual_seed(0))
+    samples = torch.randint(3, 260, (5, 12), generator=torch.Generator().manual_seed(0))
     emulator = range(first, BLOCKS - 1)
-    found = angular_distances(BlockStream(OpenedModel(model), CPU), windows, apart, emulator)
+    found = angular_distances(BlockStream(OpenedModel(model), CPU), samples, apart, emulator)
     with torch.no_grad():
         states = AutoModelForCausalLM.from_pretrained(model)(
-            windows, output_hidden_states=True
+            samples, output_hidden_states=True
         ).hidden_states
     # The first hidden state is the output of the embeddings.
     outputs = [state[:, -1].double() for state in states[1:]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from structured_models import DECODERS
-from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
+from tiny_models import CPU, llama_config, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 
 from espalier.errors import EspalierError
@@ -31,7 +31,7 @@ FAMILIES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
 "llama with biases" has a tied head and biases on the residual stream; mistral and qwen2 have
 sliding windows.
 """
-WINDOWS = token_windows(6, 20)
+SAMPLES = token_sequences(6, 20)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
 def found_bases(model: OpenedModel, width: int) -> list[Tensor]:
     """Return the basis of each place in the residual stream."""
     return [
-        basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), WINDOWS)
+        basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), SAMPLES)
     ]
 
 
@@ -58,7 +58,7 @@ def exported(model: OpenedModel, width: int, folder: Path) -> Path:
 
 @torch.no_grad()
 def logits(folder: Path) -> Tensor:
-    return whole_model(folder)(input_ids=WINDOWS).logits
+    return whole_model(folder)(input_ids=SAMPLES).logits
 
 
 def project(model: Any, found: Sequence[Tensor]) -> None:
@@ -110,10 +110,10 @@ def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
     export_sliced(small, tmp_path / "small")
     whole = whole_model(base.directory, torch.float64)
     project(whole, found_bases(base, 24))
-    expected = whole(input_ids=WINDOWS).logits
+    expected = whole(input_ids=SAMPLES).logits
     torch.testing.assert_close(logits(tmp_path / "small").double(), expected, rtol=1e-4, atol=1e-4)
     assert (expected - logits(base.directory)).abs().max() > 0.1
-    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2])
+    check_export(BlockStream(small, CPU), dense, tmp_path / "small", SAMPLES[:2])
 
 
 def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
@@ -131,17 +131,17 @@ def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, Opened
             lambda norm, _, output: found.append((output / norm.weight).flatten(0, -2).double())
         )
     with torch.no_grad():
-        whole(input_ids=WINDOWS)
-    moments = list(mean_moments(BlockStream(base, CPU), WINDOWS))
+        whole(input_ids=SAMPLES)
+    moments = list(mean_moments(BlockStream(base, CPU), SAMPLES))
     assert len(moments) == len(found) == 9
     for mean, signals in zip(moments, found, strict=True):
         torch.testing.assert_close(
-            mean, signals.T @ signals / WINDOWS.numel(), rtol=1e-4, atol=1e-5
+            mean, signals.T @ signals / SAMPLES.numel(), rtol=1e-4, atol=1e-5
         )
         assert float(mean.trace()) <= 32 + 1e-9
     parts = [
-        list(mean_moments(BlockStream(base, CPU), windows))
-        for windows in (WINDOWS[:2], WINDOWS[2:])
+        list(mean_moments(BlockStream(base, CPU), samples))
+        for samples in (SAMPLES[:2], SAMPLES[2:])
     ]
     for mean, first, second in zip(moments, *parts, strict=True):
         torch.testing.assert_close(mean, (2 * first + 4 * second) / 6, rtol=1e-5, atol=1e-7)
@@ -196,7 +196,7 @@ def test_it_writes_the_same_with_and_without_a_cache(
     model = whole_model(exported(bases["qwen2"], 24, tmp_path / "small"))
     words = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     cached, anew = (
-        model.generate(WINDOWS[:2, :6], use_cache=cache, **words) for cache in (True, False)
+        model.generate(SAMPLES[:2, :6], use_cache=cache, **words) for cache in (True, False)
     )
     assert cached.shape == (2, 18)
     assert torch.equal(cached, anew)
@@ -208,7 +208,7 @@ def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) 
     folder = exported(bases["mistral"], 24, tmp_path / "small")
     small = OpenedModel(folder)
     torch.testing.assert_close(
-        load_whole(small, CPU, "float32")(input_ids=WINDOWS).logits, logits(folder)
+        load_whole(small, CPU, "float32")(input_ids=SAMPLES).logits, logits(folder)
     )
     export_edited(small, dense, tmp_path / "copy")
     assert torch.equal(logits(tmp_path / "copy"), logits(folder))
@@ -221,18 +221,18 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
     base = OpenedModel(save_model(tmp_path / "base", llama_config(**sizes)))
     small = OpenedModel(exported(base, 128, tmp_path / "small"))
     write_quantised(small, tmp_path / "nf4", True)
-    held = load_whole(OpenedModel(tmp_path / "nf4"), CPU, "nf4")(input_ids=WINDOWS).logits
-    torch.testing.assert_close(load_whole(small, CPU, "nf4")(input_ids=WINDOWS).logits, held)
+    held = load_whole(OpenedModel(tmp_path / "nf4"), CPU, "nf4")(input_ids=SAMPLES).logits
+    torch.testing.assert_close(load_whole(small, CPU, "nf4")(input_ids=SAMPLES).logits, held)
     plain = whole_model(tmp_path / "nf4")
     # Switch off the repacking on CPUs with AVX512-BF16 (see ``linear_of``).
     for module in plain.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    assert torch.equal(plain(input_ids=WINDOWS).logits, held)
+    assert torch.equal(plain(input_ids=SAMPLES).logits, held)
     write_quantised(base, tmp_path / "base-nf4", True)
     made = OpenedModel(exported(OpenedModel(tmp_path / "base-nf4"), 192, tmp_path / "same"))
     assert {stored.dtype for stored in made.checkpoint.tensors.values()} == {"F32"}
-    expected = logits_of(BlockStream(OpenedModel(tmp_path / "base-nf4"), CPU), WINDOWS, dense)
+    expected = logits_of(BlockStream(OpenedModel(tmp_path / "base-nf4"), CPU), SAMPLES, dense)
     torch.testing.assert_close(
         logits(tmp_path / "same").flatten(0, 1), torch.cat(list(expected)), rtol=1e-4, atol=1e-4
     )
@@ -242,7 +242,7 @@ def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
     with pytest.raises(
         EspalierError,
-        match=r"model_type = 'opt': .*RMS norms alone.* llama, mistral, qwen2, qwen3 .*name one",
+        match=r"model_type = 'opt': .*only RMS norms.* llama, mistral, qwen2, qwen3 .*name one",
     ):
         SlicedModel(model, lambda place: torch.eye(32), 32)
 

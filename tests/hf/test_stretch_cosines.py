@@ -12,7 +12,7 @@ from tiny_models import (
     random_model,
     save_model,
     save_tokenizer,
-    token_windows,
+    token_sequences,
     whole_model,
 )
 from torch import Tensor
@@ -47,7 +47,7 @@ def by_loop(hidden: list[Tensor], span: int) -> list[float]:
 
 
 @torch.no_grad()
-def hidden_states(directory: Path, windows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def hidden_states(directory: Path, samples: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return the hidden states of transformers, and the same with the last block's own output."""
     model = whole_model(directory)
     last = list[Tensor]()
@@ -56,7 +56,7 @@ def hidden_states(directory: Path, windows: Tensor) -> tuple[list[Tensor], list[
         lambda _, args, output: last.append(output if isinstance(output, Tensor) else output[0])
     )
     published = list(
-        model(input_ids=windows, output_hidden_states=True, use_cache=False).hidden_states
+        model(input_ids=samples, output_hidden_states=True, use_cache=False).hidden_states
     )
     return published, [*published[:-1], last[0]]
 
@@ -78,11 +78,11 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
     """The sequences pass in two batches."""
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 16)
     directory = save_model(tmp_path / "model", config)
-    windows = token_windows(3, 8)
+    samples = token_sequences(3, 8)
     stream = BlockStream(OpenedModel(directory), CPU)
-    published, before_norm = hidden_states(directory, windows)
+    published, before_norm = hidden_states(directory, samples)
     for after_norm, hidden in ((True, published), (False, before_norm)):
-        found = stretch_cosines(stream, windows, span, after_norm=after_norm)
+        found = stretch_cosines(stream, samples, span, after_norm=after_norm)
         assert found.tolist() == pytest.approx(by_loop(hidden, span), rel=1e-4, abs=1e-5)
     assert all(value.is_meta for value in stream._skeleton.parameters())
 
@@ -102,8 +102,8 @@ def test_the_final_norm_decides_whether_the_last_block_seems_to_do_nothing(tmp_p
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     save_tokenizer(tmp_path)
     stream = BlockStream(OpenedModel(tmp_path), CPU)
-    windows = token_windows(2, 8)
-    before_norm = stretch_cosines(stream, windows, 1, after_norm=False)
+    samples = token_sequences(2, 8)
+    before_norm = stretch_cosines(stream, samples, 1, after_norm=False)
     assert likest(before_norm) == 2
     assert float(before_norm[2]) == pytest.approx(1.0)
-    assert likest(stretch_cosines(stream, windows, 1, after_norm=True)) == 1
+    assert likest(stretch_cosines(stream, samples, 1, after_norm=True)) == 1

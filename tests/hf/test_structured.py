@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from structured_models import DECODERS, ENCODERS, WITH_RESIDUAL, masked, save, uneven
-from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
+from tiny_models import CPU, llama_config, save_model, token_sequences, whole_model
 from transformers import AutoModelForSequenceClassification
 
 from espalier.errors import EspalierError
@@ -47,16 +47,16 @@ def test_sliced_is_masked_whole_streamed_and_generating(
     expected = masked(whole_model(base.directory), base, structure)
     small = OpenedModel(base.directory, structure)
     whole = load_whole(small, CPU, "float32")
-    windows = token_windows(3, 9)
-    wanted = expected(input_ids=windows, use_cache=False).logits
+    samples = token_sequences(3, 9)
+    wanted = expected(input_ids=samples, use_cache=False).logits
     torch.testing.assert_close(
-        whole(input_ids=windows, use_cache=False).logits, wanted, rtol=1e-5, atol=1e-5
+        whole(input_ids=samples, use_cache=False).logits, wanted, rtol=1e-5, atol=1e-5
     )
     stream = BlockStream(small, CPU)
-    streamed = torch.cat(list(stream.logits(run_through(stream, windows)))).view_as(wanted)
+    streamed = torch.cat(list(stream.logits(run_through(stream, samples)))).view_as(wanted)
     torch.testing.assert_close(streamed, wanted, rtol=1e-5, atol=1e-5)
     how: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    prompt = windows[:, :4]
+    prompt = samples[:, :4]
     seen = torch.ones(3, 4, dtype=torch.int64)
     found = whole.generate(prompt, attention_mask=seen, use_cache=True, **how)
     assert torch.equal(found, expected.generate(prompt, attention_mask=seen, use_cache=True, **how))
@@ -76,9 +76,9 @@ def test_a_sliced_encoder_is_a_masked_one(saved: dict[str, Path], name: str) -> 
         if key.startswith(("classifier", "bert.pooler"))
     }
     whole.load_state_dict(heads, strict=False)
-    windows = token_windows(3, 9)
-    wanted = masked(whole, base, structure)(input_ids=windows).logits
-    torch.testing.assert_close(small(input_ids=windows).logits, wanted, rtol=1e-5, atol=1e-5)
+    samples = token_sequences(3, 9)
+    wanted = masked(whole, base, structure)(input_ids=samples).logits
+    torch.testing.assert_close(small(input_ids=samples).logits, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "residual"), [*CASES, *((name, False) for name in ENCODERS)])
@@ -216,9 +216,9 @@ def test_scales_of_groups_go_into_the_columns_that_read_them(
         for index, values in enumerate(scales)
     ]
     small = open_cut(base, blobs.__getitem__, ())
-    windows = token_windows(3, 9)
-    wanted = expected(input_ids=windows, use_cache=False).logits
-    found = load_whole(small, CPU, "float32")(input_ids=windows, use_cache=False).logits
+    samples = token_sequences(3, 9)
+    wanted = expected(input_ids=samples, use_cache=False).logits
+    found = load_whole(small, CPU, "float32")(input_ids=samples, use_cache=False).logits
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     for linear in small.plan.blocks[0].linears:
         assert (
@@ -247,7 +247,7 @@ def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: P
                 torch.equal(one.tensors[key], tensor) for key, tensor in expected.tensors.items()
             )
     whole = load_whole(small, CPU, "nf4", cache_folder=tmp_path / "cache")
-    assert torch.isfinite(whole(input_ids=token_windows(2, 5)).logits).all()
+    assert torch.isfinite(whole(input_ids=token_sequences(2, 5)).logits).all()
 
 
 def save_wide(folder: Path) -> Path:
@@ -273,7 +273,7 @@ def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> No
     assert adapters.shapes()["block-0001"]["mlp.down.lora_a"] == (1, 5)
     settings = parse({"method": "fedpetuning", "lora.rank": 1, "lora.targets": "all"})
     adapted = AdaptedModel.load(small, CPU, settings, adapters)
-    loss = adapted.whole(input_ids=token_windows(2, 7), labels=token_windows(2, 7)).loss
+    loss = adapted.whole(input_ids=token_sequences(2, 7), labels=token_sequences(2, 7)).loss
     loss.backward()
     gradients = {
         name: value.grad for block in adapted.parameters.values() for name, value in block.items()
@@ -285,13 +285,13 @@ def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> No
 
 def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, Path]) -> None:
     small = OpenedModel(saved["mistral"], uneven(OpenedModel(saved["mistral"])))
-    windows = token_windows(5, 8)
-    (found,) = mean_losses(BlockStream(small, CPU), {"text": windows}).values()
+    samples = token_sequences(5, 8)
+    (found,) = mean_losses(BlockStream(small, CPU), {"text": samples}).values()
     whole = load_whole(small, CPU, "float32")
     with torch.no_grad():
         expected = (
             torch.stack(
-                [whole(input_ids=window[None], labels=window[None]).loss for window in windows]
+                [whole(input_ids=sample[None], labels=sample[None]).loss for sample in samples]
             )
             .mean()
             .item()
@@ -330,24 +330,28 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("heads", "given", "remedy"),
     [
-        (1, {"selection": "kind", "share": 0.01}, "set selection to block$"),
-        (1, {"selection": "block", "share": 0.99}, "one channel of each block; lower it$"),
-        (1, {"selection": "global", "share": 0.99}, "one channel of each block; lower it$"),
+        (1, {"selection": "kind", "pruning-ratio": 0.01}, "set selection to block$"),
+        (1, {"selection": "block", "pruning-ratio": 0.99}, "one channel of each block; lower it$"),
+        (1, {"selection": "global", "pruning-ratio": 0.99}, "one channel of each block; lower it$"),
         (
             1,
             {"selection": "kind", "channel-multiple": 64},
             "set selection to block and lower channel-multiple$",
         ),
         (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
-        (1, {"selection": "kind", "share": 0.9}, "; set selection to block and lower the share$"),
         (
             1,
-            {"selection": "block", "share": 0.9, "channel-multiple": 64},
+            {"selection": "kind", "pruning-ratio": 0.9},
+            "; set selection to block and lower the share$",
+        ),
+        (
+            1,
+            {"selection": "block", "pruning-ratio": 0.9, "channel-multiple": 64},
             "; lower channel-multiple and lower the share$",
         ),
         (
             4,
-            {"selection": "kind", "share": 0.9, "channel-multiple": 64},
+            {"selection": "kind", "pruning-ratio": 0.9, "channel-multiple": 64},
             "; set selection to block and lower the share$",
         ),
         (
@@ -357,7 +361,7 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
         ),
         (
             4,
-            {"selection": "block", "channel-multiple": 48, "share": 0.7},
+            {"selection": "block", "channel-multiple": 48, "pruning-ratio": 0.7},
             "48 channels .* of each block; lower it$",
         ),
     ],
@@ -390,7 +394,7 @@ def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> Non
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))
     ).plan
     with pytest.raises(EspalierError, match="nothing can go of some of them, whatever the share"):
-        Groups.of(plan).reachable(StructuredSettings(share=0.1))
+        Groups.of(plan).reachable(StructuredSettings(pruning_ratio=0.1))
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
@@ -408,7 +412,7 @@ def test_what_is_gone_stays_gone_and_counts(
     costs = list[int]()
     for share in (0.0, 0.1, 0.1, 0.25, 0.4):
         job = StructuredSettings.model_validate(
-            {"share": 0.5, "channel-multiple": multiple, "selection": selection}
+            {"pruning-ratio": 0.5, "channel-multiple": multiple, "selection": selection}
         )
         scores = torch.rand(len(groups.costs), generator=generator)
         found = lowest(groups, scores, job, share, gone)
@@ -436,8 +440,8 @@ def test_a_multiple_of_channels_stays_the_best_of_them(
     """
     groups = Groups.of(OpenedModel(saved["llama"]).plan)
     scores = torch.rand(len(groups.costs), generator=torch.Generator().manual_seed(1))
-    freely = lowest(groups, scores, StructuredSettings(share=share), share)
-    job = StructuredSettings.model_validate({"share": share, "channel-multiple": 16})
+    freely = lowest(groups, scores, StructuredSettings(pruning_ratio=share), share)
+    job = StructuredSettings.model_validate({"pruning-ratio": share, "channel-multiple": 16})
     found = lowest(groups, scores, job, share)
     for index in groups.blocks:
         channels = groups.at(index, "channels")

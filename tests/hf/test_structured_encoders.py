@@ -8,7 +8,7 @@ import pytest
 import torch
 from structured_models import masked, uneven
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import CPU, save_tokenizer, token_windows
+from tiny_models import CPU, save_tokenizer, token_sequences
 from transformers import AutoModelForSequenceClassification
 
 from espalier.hf.export.encoder import check_against, export_encoder
@@ -82,12 +82,12 @@ def test_each_way_of_attention_gives_the_logits_of_a_masked_encoder_also_behind_
     wanted = masked(whole, base, structure)
     for model in (small, wanted):
         model.set_attn_implementation(how)
-    windows = token_windows(3, 9)
+    samples = token_sequences(3, 9)
     seen = torch.ones(3, 9, dtype=torch.int64)
     seen[1, 4:] = 0
-    expected = wanted(input_ids=windows, attention_mask=seen).logits
+    expected = wanted(input_ids=samples, attention_mask=seen).logits
     torch.testing.assert_close(
-        small(input_ids=windows, attention_mask=seen).logits, expected, rtol=1e-5, atol=1e-5
+        small(input_ids=samples, attention_mask=seen).logits, expected, rtol=1e-5, atol=1e-5
     )
     assert (
         small.num_parameters()
@@ -147,7 +147,7 @@ def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, t
         )
         enable({"use_reentrant": False})
     model.whole.train()
-    model.whole(input_ids=token_windows(3, 9), labels=torch.tensor([0, 2, 1])).loss.backward()
+    model.whole(input_ids=token_sequences(3, 9), labels=torch.tensor([0, 2, 1])).loss.backward()
     found = {
         key: {name: value.grad for name, value in own.items()}
         for key, own in model.parameters.items()
@@ -185,10 +185,10 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
         target, output_loading_info=True
     )
     assert not any(messages.values())
-    windows = token_windows(3, 9)
-    expected = meant.whole(input_ids=windows).logits
+    samples = token_sequences(3, 9)
+    expected = meant.whole(input_ids=samples).logits
     torch.testing.assert_close(
-        loaded.eval()(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4
+        loaded.eval()(input_ids=samples).logits, expected, rtol=1e-4, atol=1e-4
     )
     check_against(small, edits, tensors[HEAD_KEY], meant.whole, target)
     config = json.loads((target / "config.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from structured_models import DECODERS, WITH_RESIDUAL, save, uneven
-from tiny_models import CPU, token_windows, whole_model
+from tiny_models import CPU, token_sequences, whole_model
 from torch import Tensor
 
 from espalier.errors import EspalierError
@@ -22,7 +22,7 @@ from espalier.hf.structured.export import FORMS, best_form, export_structured, p
 from espalier.hf.whole.model import load_whole
 from espalier.models.structure import Structure
 
-WINDOWS = token_windows(2, 8)
+SAMPLES = token_sequences(2, 8)
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_RESIDUAL]
 
 
@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @torch.no_grad()
 def logits(model: OpenedModel) -> Tensor:
-    found: Tensor = load_whole(model, CPU, "float32")(input_ids=WINDOWS).logits
+    found: Tensor = load_whole(model, CPU, "float32")(input_ids=SAMPLES).logits
     return found
 
 
@@ -54,7 +54,7 @@ def test_all_forms_that_are_possible_give_the_same_logits(
         target = tmp_path / form
         export_structured(small, dense, target, form, card="# smaller")  # type: ignore[arg-type]
         torch.testing.assert_close(
-            whole_model(target)(input_ids=WINDOWS).logits, expected, rtol=1e-5, atol=1e-5
+            whole_model(target)(input_ids=SAMPLES).logits, expected, rtol=1e-5, atol=1e-5
         )
         assert (target / "README.md").read_text() == "# smaller"
         assert len(list(target.glob("*.safetensors"))) > 1
@@ -91,7 +91,7 @@ def test_blocks_that_are_alike_are_written_for_transformers_alone(
     assert config["model_type"] == base.config["model_type"]
     assert "structure" not in config
     torch.testing.assert_close(
-        whole_model(tmp_path / "plain")(input_ids=WINDOWS).logits,
+        whole_model(tmp_path / "plain")(input_ids=SAMPLES).logits,
         logits(small),
         rtol=1e-5,
         atol=1e-5,
@@ -134,7 +134,7 @@ def test_added_biases_are_in_every_form_that_can_have_them(
     for form in FORMS:
         if form not in possible_forms(small):
             export_structured(small, dense, tmp_path / form, form)
-            found = whole_model(tmp_path / form)(input_ids=WINDOWS).logits
+            found = whole_model(tmp_path / form)(input_ids=SAMPLES).logits
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     if not possible:
         with pytest.raises(
@@ -267,4 +267,4 @@ def test_a_plain_model_that_was_cut_from_a_compact_one_asks_for_no_code(
         "llama",
     )
     assert not list((tmp_path / "plain").glob("*.py"))
-    torch.testing.assert_close(whole_model(tmp_path / "plain")(WINDOWS).logits, logits(smaller))
+    torch.testing.assert_close(whole_model(tmp_path / "plain")(SAMPLES).logits, logits(smaller))

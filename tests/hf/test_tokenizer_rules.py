@@ -96,8 +96,8 @@ def test_every_known_alternative_is_a_pattern_that_matches_fast() -> None:
     The texts are repetitions, some with an end that does not match.
     """
     texts = [
-        letter * 2000 + end
-        for letter in ("a", " ", "1", "\n", "é", "!", "▁", "'", "一")
+        body * 2000 + end
+        for body in ("a", " ", "1", "\n", "é", "!", "▁", "'", "一")
         for end in ("", "!", "x")
     ]
     for pattern in {part for known in KNOWN_PATTERNS for part in alternatives(known)}:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_other_families import SIZES
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import VOCABULARY, llama_config, save_model, token_windows, whole_model
+from tiny_models import VOCABULARY, llama_config, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -91,8 +91,8 @@ def test_a_decoder_is_bit_for_bit_what_transformers_loads(
     assert {name: (value.dtype, value.shape) for name, value in found.named_buffers()} == {
         name: (value.dtype, value.shape) for name, value in expected.named_buffers()
     }
-    windows = token_windows(3, 9)
-    assert torch.equal(found(input_ids=windows).logits, expected(input_ids=windows).logits)
+    samples = token_sequences(3, 9)
+    assert torch.equal(found(input_ids=samples).logits, expected(input_ids=samples).logits)
     tied = found.get_output_embeddings().weight is found.get_input_embeddings().weight
     assert tied == tie
     assert not any(parameter.requires_grad for parameter in found.parameters())
@@ -174,11 +174,11 @@ def test_an_encoder_is_what_transformers_loads_under_a_head_of_its_own(
     found = load_whole(model, computing, "float32", num_labels=3, seed=7)
     expected = classifier(directory, found, model_type)
     assert same(bits(found), bits(expected))
-    windows = token_windows(3, 9) % 90 + 2
-    logits = found(input_ids=windows.to(computing.device)).logits
+    samples = token_sequences(3, 9) % 90 + 2
+    logits = found(input_ids=samples.to(computing.device)).logits
     assert logits.shape == (3, 3)
     torch.testing.assert_close(
-        logits.cpu(), expected(input_ids=windows).logits, rtol=1e-5, atol=1e-5
+        logits.cpu(), expected(input_ids=samples).logits, rtol=1e-5, atol=1e-5
     )
     trained = {name for name, parameter in found.named_parameters() if parameter.requires_grad}
     assert trained == {
@@ -246,7 +246,7 @@ def test_the_head_learns_in_float32_on_any_base(
     model = OpenedModel(save_encoder(tmp_path, model_type, **WIDE))
     found = load_whole(model, Computing(device, torch.bfloat16, 1), base, num_labels=3)
     labels = torch.tensor([0, 1, 2], device=device)
-    loss = found(input_ids=(token_windows(3, 9) % 90 + 2).to(device), labels=labels).loss
+    loss = found(input_ids=(token_sequences(3, 9) % 90 + 2).to(device), labels=labels).loss
     assert loss.dtype == torch.float32
     loss.backward()
     for name, parameter in head_parameters(model.family, found).items():
@@ -295,9 +295,9 @@ def test_only_the_linears_of_blocks_are_quantised(
     assert not any(parameter.requires_grad for parameter in found.parameters())
     assert {value.device.type for value in [*found.parameters(), *found.buffers()]} == {device.type}
     assert not any(module.training for module in found.modules())
-    windows = token_windows(3, 9)
-    logits = found(input_ids=windows.to(device)).logits.float().cpu()
-    expected = without_quantisation(wide, found, dtype)(input_ids=windows).logits.float()
+    samples = token_sequences(3, 9)
+    logits = found(input_ids=samples.to(device)).logits.float().cpu()
+    expected = without_quantisation(wide, found, dtype)(input_ids=samples).logits.float()
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
 
@@ -308,7 +308,7 @@ def test_a_forward_pass_in_evaluation_mode_leaves_the_weights_alone(
 ) -> None:
     found = load_whole(OpenedModel(wide), Computing(device, torch.bfloat16, 1), "nf4")
     before = [dequantised(found.get_submodule(path)) for path in quantised_paths(found)]
-    found(input_ids=token_windows(3, 9).to(device))
+    found(input_ids=token_sequences(3, 9).to(device))
     after = [dequantised(found.get_submodule(path)) for path in quantised_paths(found)]
     assert len(before) == 14
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -339,8 +339,8 @@ def test_peft_adapts_it_and_only_adapters_learn(wide: Path, device: torch.device
 
     found = load_whole(OpenedModel(wide), Computing(device, torch.float32, 1), "nf4")
     adapted = get_peft_model(found, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
-    windows = token_windows(3, 9).to(device)
-    adapted(input_ids=windows, labels=windows).loss.backward()
+    samples = token_sequences(3, 9).to(device)
+    adapted(input_ids=samples, labels=samples).loss.backward()
     assert sum(isinstance(module, Linear4bit) for module in adapted.modules()) == 4
     learning = {
         name for name, parameter in adapted.named_parameters() if parameter.grad is not None

@@ -81,10 +81,10 @@ def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Modul
     ).eval()
 
 
-def token_windows(windows: int, tokens: int, seed: int = 5) -> Tensor:
-    """Return random token ids of shape (windows, tokens), int64."""
+def token_sequences(samples: int, tokens: int, seed: int = 5) -> Tensor:
+    """Return random token ids of shape (samples, tokens), int64."""
     return torch.randint(
-        VOCABULARY, (windows, tokens), generator=torch.Generator().manual_seed(seed)
+        VOCABULARY, (samples, tokens), generator=torch.Generator().manual_seed(seed)
     )
 
 

@@ -26,10 +26,10 @@ def run(tmp_path: Path) -> dict[str, Any]:
     changes = {
         "model": str(save_tiny_llama(tmp_path / "model")),
         "threads": 1,
-        "data.windows": 2,
-        "data.window-tokens": 16,
+        "data.num-samples": 2,
+        "data.sequence-length": 16,
     }
-    return flatten(DEFAULTS) | changes | {"evaluation.window-tokens": 16}
+    return flatten(DEFAULTS) | changes | {"evaluation.sequence-length": 16}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def node(tmp_path: Path, run: dict[str, Any]) -> dict[str, Any]:
         "model-path": run["model"],
         "state-dir": str(tmp_path / "state"),
     }
-    return {"site": "hospital-a", "least-tokens": 1, **own}
+    return {"site": "hospital-a", "min-tokens": 1, **own}
 
 
 def test_it_says_what_it_found(
@@ -52,7 +52,7 @@ def test_it_says_what_it_found(
         "hospital-a",
         node["data-path"],
         f"{run['model']}: llama, 2 blocks",
-        "2 calibration windows of 16 tokens",
+        "2 calibration samples of 16 tokens",
     ):
         assert found in shown
     assert Path(node["state-dir"]).is_dir()
@@ -94,9 +94,9 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits = {
-        "most-rounds": 7,
-        "allow-methods": "fedpetuning,fedprllm",
-        "hold-replies": "tensors",
+        "max-rounds": 7,
+        "allowed-methods": "fedpetuning,fedprllm",
+        "require-approval": "tensors",
         "own-text": True,
     }
     assert (
@@ -105,11 +105,11 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
     shown = capsys.readouterr().out
     for found in (
         "methods fedpetuning,fedprllm; the run's is fedpetuning",
-        "most-rounds 7; federation.rounds = ",
-        "most-steps 10,000; training.steps",
-        "most-runs 100 within 30 days; 0 so far",
+        "max-rounds 7; federation.rounds = ",
+        "max-steps 10,000; training.steps",
+        "max-runs 100 within 30 days; 0 so far",
         "an answer needs at least 1 token; losses on own text may leave",
-        "hold-replies: replies with tensors need approval",
+        "require-approval: replies with tensors need approval",
         f"on cpu, 1 thread of {os.cpu_count()} processors",
         "memory of this machine",
     ):
@@ -155,7 +155,7 @@ def test_rounds_and_sizes_that_the_server_decides_are_told_as_bounds(
     shown = capsys.readouterr().out
     assert "in 1 round at most " in shown
     assert (
-        f"{2 + run['num-clients']} more rounds while work remains; most-rounds limits them" in shown
+        f"{2 + run['num-clients']} more rounds while work remains; max-rounds limits them" in shown
     )
 
 
@@ -172,15 +172,19 @@ def test_a_directory_that_cannot_be_written_is_told(
     [
         ({"data-pth": "x"}, {}, "data-pth: unknown key; did you mean 'data-path'?"),
         ({"data-path": "/no/such"}, {}, "data-path = '/no/such': does not exist on this node"),
-        ({}, {"data.windows": 4000}, "windows of 16 tokens, but data.windows = 4000 are needed"),
-        ({}, {"data.windows": 5000}, "most-windows = 4096: data.windows = 5000"),
         (
-            {"least-tokens": 33},
             {},
-            "least-tokens = 33: the answer would be computed from fewer tokens",
+            {"data.num-samples": 4000},
+            "samples of 16 tokens, but data.num-samples = 4000 are needed",
+        ),
+        ({}, {"data.num-samples": 5000}, "max-samples = 4096: data.num-samples = 5000"),
+        (
+            {"min-tokens": 33},
+            {},
+            "min-tokens = 33: the answer would be computed from fewer tokens",
         ),
         ({"threads": -1}, {}, "threads = -1"),
-        ({}, {"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
+        ({}, {"data.sequence-length": 65}, "data.sequence-length = 65: the model has 64 positions"),
         ({}, {"evaluation.own-text": True}, "evaluation.own-text: this site does not allow it"),
         ({}, {"method": "hetlora", "lora.targets": "attn.z"}, "attn.z"),
         ({}, {"method": "fedprlm"}, "method = 'fedprlm'"),
@@ -209,7 +213,7 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
 ) -> None:
     """The run's server sends the model and its tokenizer."""
     own = {key: value for key, value in node.items() if key != "model-path"} | {
-        "most-model-bytes": 10**9
+        "max-model-bytes": 10**9
     }
     assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
     shown = capsys.readouterr().out
@@ -224,13 +228,11 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
 
 
 def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None:
-    given = (
-        'site="hospital-a" data-path="/data/my notes.txt" windows=16 own-text=true capability=1.5'
-    )
+    given = 'site="hospital-a" data-path="/data/my notes.txt" num-samples=16 own-text=true capability=1.5'
     expected = {
         "site": "hospital-a",
         "data-path": "/data/my notes.txt",
-        "windows": 16,
+        "samples": 16,
         "own-text": True,
         "capability": 1.5,
     }

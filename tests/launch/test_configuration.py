@@ -35,13 +35,13 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
     given = [
         "num-clients=5",
         "fedprllm.sparsity=0.7",
-        "evaluation.local-only=false",
+        "evaluation.local-baseline=false",
         "data.field=body",
     ]
     words = ["two-sites", *given, "data.source=jsonl", "data.path=notes.jsonl"]
     config, settings = configuration(APP, words, on_this_machine=True)
     assert (settings.num_clients, settings.of(FedPrLLMSettings).sparsity) == (5, 0.7)
-    assert settings.evaluation.local_only is False
+    assert settings.evaluation.local_baseline is False
     assert config["data.field"] == "body"
     assert settings.evaluation.centralized == "off"
 
@@ -118,13 +118,13 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
     ("words", "key", "reason", "remedy"),
     [
         (
-            "fedpetuning data.windows=4",
-            "data.windows = 4",
+            "fedpetuning data.num-samples=4",
+            "data.num-samples = 4",
             "method = 'fedpetuning'",
             "method = 'fedprllm' or 'fedspallm'",
         ),
         # A value that equals the default is refused too if it is given.
-        ("hetlora data.windows=8", "data.windows = 8", "method = 'hetlora'", "method = "),
+        ("hetlora data.num-samples=8", "data.num-samples = 8", "method = 'hetlora'", "method = "),
         (
             "hetlora task.max-tokens=96",
             "task.max-tokens = 96",
@@ -132,8 +132,8 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "another task",
         ),
         (
-            "fedpetuning BOOLQ data.window-tokens=64",
-            "data.window-tokens = 64",
+            "fedpetuning BOOLQ data.sequence-length=64",
+            "data.sequence-length = 64",
             "task.name = 'boolq'",
             "task.name = 'text'",
         ),
@@ -205,16 +205,18 @@ def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_mad
     config, settings = configuration(
         APP, ["fedpetuning", "task.name=boolq", "data.source=hub"], on_this_machine=True
     )
-    assert (settings.task.name, config["data.window-tokens"]) == ("boolq", 256)
+    assert (settings.task.name, config["data.sequence-length"]) == ("boolq", 256)
     assert parse(config, simulation=True, by_hand=changed(config)).task.name == "boolq"
     preset = tmp_path / "mine.toml"
-    preset.write_text('method = "fedpetuning"\n[data]\nwindows = 4\nwindow-tokens = 64\n')
+    preset.write_text('method = "fedpetuning"\n[data]\nnum-samples = 4\nsequence-length = 64\n')
     with pytest.raises(
-        EspalierError, match=r"data.windows = 4: method = 'fedpetuning' does not read it"
+        EspalierError, match=r"data.num-samples = 4: method = 'fedpetuning' does not read it"
     ):
         configuration(APP, [str(preset)], on_this_machine=True)
     assert (
-        configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[1].data.windows
+        configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[
+            1
+        ].data.num_samples
         == 4
     )
 
@@ -278,13 +280,13 @@ def test_what_is_a_string_by_default_stays_one(word: str, value: str) -> None:
 
 def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.windows=many", "--app", str(APP)])
+        main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.num-samples=many", "--app", str(APP)])
         == 2
     )
     told = capsys.readouterr().err
     assert "seed = -1" in told
     assert "did you mean 'fedprllm.sparsity'?" in told
-    assert "data.windows = 'many'" in told
+    assert "data.num-samples = 'many'" in told
 
 
 def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:

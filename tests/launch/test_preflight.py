@@ -39,10 +39,10 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
         "threads": 1,
         "data.source": "text",
         "data.path": f"{tmp_path}/{{client}}.txt",
-        "data.windows": 2,
-        "data.window-tokens": 16,
+        "data.num-samples": 2,
+        "data.sequence-length": 16,
         "evaluation.texts": f"documentation,public={tmp_path}/public.txt",
-        "evaluation.window-tokens": 16,
+        "evaluation.sequence-length": 16,
     }
 
 
@@ -67,7 +67,7 @@ def test_every_client_s_file_is_opened_and_each_mistake_told_once(
         open_all(config, lambda line: pytest.fail(line))
     few, missing = str(caught.value).splitlines()
     assert few.startswith(
-        "clients 0, 2: data: the client's text gives 0 windows of 16 tokens, but data.windows = 2 are"
+        "clients 0, 2: data: the client's text gives 0 samples of 16 tokens, but data.num-samples = 2 are"
         " needed"
     )
     assert (
@@ -90,7 +90,7 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
     ("changes", "words"),
     [
         ({"model": "/no/such"}, "has no config.json"),
-        ({"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
+        ({"data.sequence-length": 65}, "data.sequence-length = 65: the model has 64 positions"),
         ({"evaluation.texts": "public=/no/such.txt"}, "no such file; check evaluation.texts"),
         ({"method": "fedpetuning", "lora.targets": "attn.z"}, "attn.z"),
         (
@@ -183,9 +183,9 @@ def test_the_command_ends_before_a_run_is_submitted(
         "num-clients=2",
         "data.source=text",
         "data.path=/no/such.txt",
-        "data.window-tokens=16",
+        "data.sequence-length=16",
     ]
-    assert main(["run", *words, "evaluation.window-tokens=16", "--app", str(APP)]) == 2
+    assert main(["run", *words, "evaluation.sequence-length=16", "--app", str(APP)]) == 2
     assert asked == [BEFORE_START]
     assert "espalier: clients 0, 1: /no/such.txt: no such file" in capfd.readouterr().err
 
@@ -237,7 +237,7 @@ def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[
         "reading public.txt: 100",
         *(f"client {client}: reading {client}.txt: 100" for client in range(3)),
     } <= words
-    assert any(text.startswith("client 2: encoding windows: 50%") for text in heard)
+    assert any(text.startswith("client 2: encoding samples: 50%") for text in heard)
 
 
 def test_what_takes_long_is_told(

@@ -12,7 +12,7 @@ from run_names import BY_HAND
 from espalier.errors import EspalierError
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
+from espalier.messages.message import FLOWER_TYPES, SCHEMA_VERSION, Header, MessageBody
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
 
@@ -23,12 +23,12 @@ TUNING = {"method": "fedpetuning", "federation.rounds": 3, "lora.rank": 8}
 ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
 
-def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
+def request(given: dict[str, Any], server_round: int, **fields: Any) -> MessageBody:
     header = Header(
         schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage=BY_HAND, server_round=server_round,
         client=0, attempt=1, part=0, num_parts=1,
     )  # fmt: skip
-    return Letter(header, {"rank_limit": 0, **scalars})
+    return MessageBody(header, {"rank_limit": 0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
 )
 def test_runs_in_which_there_is_such_a_message(given: dict[str, Any], expected: bool) -> None:
     settings = parse(given)
-    assert settings.job.makes_alone == expected
+    assert settings.job.has_local_baseline == expected
     if not expected:
         with pytest.raises(EspalierError, match="compute no local baseline after their rounds"):
             contract_for(request(given, 1), lambda: PLAN, settings)
@@ -80,8 +80,8 @@ def test_no_rank_is_asked_for_that_no_adapter_has(
 def test_nothing_but_seconds_comes_up() -> None:
     asked = request(TUNING, 3)
     contract = contract_for(asked, lambda: PLAN, parse(TUNING))
-    check_reply(Letter(asked.header, {"seconds": 1.5}), asked, contract)
-    for scalars in (
+    check_reply(MessageBody(asked.header, {"seconds": 1.5}), asked, contract)
+    for fields in (
         {},
         {"seconds": -1.0},
         {"seconds": math.nan},
@@ -89,9 +89,11 @@ def test_nothing_but_seconds_comes_up() -> None:
         {"seconds": "1"},
     ):
         with pytest.raises(EspalierError, match="AloneReport"):
-            check_reply(Letter(asked.header, scalars), asked, contract)
+            check_reply(MessageBody(asked.header, fields), asked, contract)
     with pytest.raises(EspalierError, match="1 surplus"):
-        check_reply(Letter(asked.header, {"seconds": 1.5}, {"block-0000": b""}), asked, contract)
+        check_reply(
+            MessageBody(asked.header, {"seconds": 1.5}, {"block-0000": b""}), asked, contract
+        )
 
 
 def test_flower_routes_it_to_a_handler_of_its_own() -> None:

@@ -14,7 +14,7 @@ from run_names import BY_HAND, named
 from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, NoScalars, failure
+from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, MessageBody, NoFields, failure
 from espalier.methods.fedprllm.contract import decided_parts, decided_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -37,8 +37,8 @@ The mask of 24 weights has one word; that of 90 weights has two, with 38 bits of
 SETTINGS = RunSettings()
 TEXTS = {
     "evaluation.texts": "wiki=wiki.txt,c4=c4.txt",
-    "evaluation.window-tokens": 4,
-    "evaluation.max-windows": 2,
+    "evaluation.sequence-length": 4,
+    "evaluation.max-samples": 2,
 }
 EVALUATING = parse(TEXTS)
 OWN_TEXT = parse({"evaluation.own-text": True})
@@ -89,25 +89,25 @@ def header(**changes: Any) -> Header:
     return Header(**values | changes)
 
 
-REQUEST = Letter(header())
+REQUEST = MessageBody(header())
 
 
 def good_reply(
-    scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None
-) -> Letter:
+    fields: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None
+) -> MessageBody:
     """Return a valid vote, with changed fields or with other tensors of block 0."""
     report = {"seconds": 1.5}
     tensors = good_masks() if masks is None else dict(masks)
     blobs = {"block-0000": blob(tensors), "block-0001": blob(good_masks())}
     hashes = {"blob_sha256": [sha256(blobs[key]) for key in sorted(blobs)]}
-    return Letter(header(), report | hashes | dict(scalars or {}), blobs)
+    return MessageBody(header(), report | hashes | dict(fields or {}), blobs)
 
 
 def contract() -> Contract:
     return contract_for(REQUEST, lambda: PLAN, SETTINGS)
 
 
-def refused(reply: Letter, request: Letter = REQUEST) -> str:
+def refused(reply: MessageBody, request: MessageBody = REQUEST) -> str:
     """Return the text of the refusal, which quotes no private value."""
     with pytest.raises(EspalierError) as caught:
         check_reply(reply, request, contract_for(request, lambda: PLAN, SETTINGS))
@@ -119,8 +119,8 @@ def refused(reply: Letter, request: Letter = REQUEST) -> str:
 
 
 def test_a_good_reply_passes() -> None:
-    scalars = check_reply(good_reply(), REQUEST, contract())
-    assert scalars.model_dump()["seconds"] == 1.5
+    fields = check_reply(good_reply(), REQUEST, contract())
+    assert fields.model_dump()["seconds"] == 1.5
 
 
 def test_the_order_of_tensors_in_a_blob_does_not_matter() -> None:
@@ -131,9 +131,9 @@ def test_the_order_of_tensors_in_a_blob_does_not_matter() -> None:
 def test_a_good_request_passes_and_one_with_scalars_does_not() -> None:
     check(REQUEST, contract().down)
     with pytest.raises(EspalierError):
-        check(Letter(header(), {"note": SECRET}), contract().down)
+        check(MessageBody(header(), {"note": SECRET}), contract().down)
     with pytest.raises(EspalierError):
-        check(Letter(header(), {}, {"block-0000": blob(good_masks())}), contract().down)
+        check(MessageBody(header(), {}, {"block-0000": blob(good_masks())}), contract().down)
 
 
 def test_a_contract_says_what_an_observer_learns() -> None:
@@ -229,7 +229,7 @@ def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
 
 def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
     """Each of two blobs has three words of 8 bytes."""
-    assert byte_limit(contract().up.specs(NoScalars())) == 2 * (24 + 64 * 1024)
+    assert byte_limit(contract().up.specs(NoFields())) == 2 * (24 + 64 * 1024)
 
 
 SMUGGLED = {
@@ -260,7 +260,7 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scalars", "told"),
+    ("fields", "told"),
     [
         ({"note": SECRET}, "Report: .*note"),
         ({"loss": 1.0}, "Report: .*loss"),
@@ -279,15 +279,15 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
         ),
     ],
 )
-def test_other_scalars_are_refused(scalars: dict[str, Any], told: str) -> None:
+def test_other_scalars_are_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(EspalierError, match=told):
-        check_reply(good_reply(scalars), REQUEST, contract())
-    refused(good_reply(scalars))
+        check_reply(good_reply(fields), REQUEST, contract())
+    refused(good_reply(fields))
 
 
 def test_a_missing_scalar_is_refused() -> None:
     reply = good_reply()
-    del reply.scalars["seconds"]
+    del reply.fields["seconds"]
     assert "seconds" in refused(reply)
 
 
@@ -317,21 +317,21 @@ def test_a_reply_to_something_else_is_refused(field: str, value: Any) -> None:
 
 
 def test_a_failure_carries_its_reason_and_nothing_else() -> None:
-    failure = Letter(header(status="failed"), {"reason": "no text"})
+    failure = MessageBody(header(status="failed"), {"reason": "no text"})
     assert check_reply(failure, REQUEST, contract()).model_dump() == {
         "reason": "no text",
         "lost": False,
     }
-    refused(replace(failure, scalars={"reason": "no text", "lost": SECRET}))
-    refused(replace(failure, scalars={"reason": "no text", "note": SECRET}))
-    refused(replace(failure, scalars={}))
+    refused(replace(failure, fields={"reason": "no text", "lost": SECRET}))
+    refused(replace(failure, fields={"reason": "no text", "note": SECRET}))
+    refused(replace(failure, fields={}))
     refused(replace(failure, blobs={"block-0000": blob(good_masks())}))
 
 
 @pytest.mark.parametrize("field", ["client", "server_round", "attempt", "kind", "lineage"])
 def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     """A failure that could name another client or round would fail that one."""
-    request = Letter(header())
+    request = MessageBody(header())
     contract = contract_for(request, lambda: PLAN, SETTINGS)
     reply = failure(header(), "too little text")
     check_reply(reply, request, contract)
@@ -345,12 +345,14 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     }[field]
     with pytest.raises(EspalierError, match=f"header: {field} not as the request demands"):
         check_reply(
-            Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract
+            MessageBody(reply.header.model_copy(update={field: other}), reply.fields),
+            request,
+            contract,
         )
 
 
 def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
-    refused(Letter(header(), {"reason": SECRET}))
+    refused(MessageBody(header(), {"reason": SECRET}))
 
 
 # ----- choice of the contract ---------------------------------------------------------------------
@@ -358,7 +360,7 @@ def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
 
 def test_a_request_of_another_method_is_refused() -> None:
     with pytest.raises(EspalierError, match=r"'other'.*'fedprllm'"):
-        contract_for(Letter(header(method="other")), lambda: PLAN, SETTINGS)
+        contract_for(MessageBody(header(method="other")), lambda: PLAN, SETTINGS)
 
 
 def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
@@ -368,12 +370,12 @@ def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
     )
     settings = parse({"part-bytes": 2000})
     first = contract_for(REQUEST, lambda: wide, settings)
-    third = contract_for(Letter(header(kind="fetch", part=2)), lambda: wide, settings)
+    third = contract_for(MessageBody(header(kind="fetch", part=2)), lambda: wide, settings)
     assert (first.num_parts, list(first.up.blobs)) == (3, ["block-0000"])
     assert (third.num_parts, list(third.up.blobs)) == (3, ["block-0002"])
     for request in (header(kind="fetch", part=3), header(kind="train", part=1)):
         with pytest.raises(EspalierError, match="does not exist"):
-            contract_for(Letter(request), lambda: wide, settings)
+            contract_for(MessageBody(request), lambda: wide, settings)
 
 
 def test_a_fetched_part_carries_no_scalars() -> None:
@@ -383,36 +385,36 @@ def test_a_fetched_part_carries_no_scalars() -> None:
     )
     mask = words(sum((2**50 - 1) << 100 * row for row in range(96)), 150)
     part = blob({"mlp.up.prune_mask": mask})
-    request = Letter(header(kind="fetch", part=1), {"blob_sha256": [sha256(part)]})
+    request = MessageBody(header(kind="fetch", part=1), {"blob_sha256": [sha256(part)]})
     found = contract_for(request, lambda: wide, settings)
     check(request, found.down)
-    reply = Letter(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": part})
+    reply = MessageBody(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": part})
     check_reply(reply, request, found)
     for hashes, told in (
         ([SHA], "block-0001: the bytes do not have the SHA-256"),
         ([SHA] * 2, "2 hashes for 1 blobs"),
     ):
-        other = replace(request, scalars={"blob_sha256": hashes})
+        other = replace(request, fields={"blob_sha256": hashes})
         with pytest.raises(EspalierError, match=told):
             check_reply(reply, other, contract_for(other, lambda: wide, settings))
     with pytest.raises(EspalierError):
-        check_reply(replace(reply, scalars={"seconds": 1.0}), request, found)
+        check_reply(replace(reply, fields={"seconds": 1.0}), request, found)
 
 
 def test_a_part_is_asked_for_by_hashes_alone() -> None:
-    request = Letter(header(kind="fetch"), {"blob_sha256": ["../../another-client/report"]})
+    request = MessageBody(header(kind="fetch"), {"blob_sha256": ["../../another-client/report"]})
     with pytest.raises(EspalierError):
         check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
 # ----- evaluation and enrolment -------------------------------------------------------------------
 
-PUBLIC = {"names": ["wiki", "c4"], "num_windows": [2, 1], "window_tokens": 4, "own_text": False}
+PUBLIC = {"names": ["wiki", "c4"], "num_samples": [2, 1], "sequence_length": 4, "own_text": False}
 
 
-def evaluation(windows: Mapping[str, NDArray] | None = None, **scalars: Any) -> Letter:
-    tensors = windows or {"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((2, 4), np.int32)}
-    return Letter(header(kind="evaluate"), PUBLIC | scalars, {"public-windows": blob(tensors)})
+def evaluation(samples: Mapping[str, NDArray] | None = None, **fields: Any) -> MessageBody:
+    tensors = samples or {"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((2, 4), np.int32)}
+    return MessageBody(header(kind="evaluate"), PUBLIC | fields, {"public-samples": blob(tensors)})
 
 
 def test_public_windows_pass_as_announced() -> None:
@@ -424,18 +426,18 @@ def test_public_windows_pass_as_announced() -> None:
             _down(request),
         )
     with pytest.raises(EspalierError, match="2 different names, 1 numbers"):
-        contract_for(evaluation(num_windows=[2]), lambda: PLAN, EVALUATING)
+        contract_for(evaluation(num_samples=[2]), lambda: PLAN, EVALUATING)
 
 
-def _down(request: Letter) -> Any:
+def _down(request: MessageBody) -> Any:
     return contract_for(request, lambda: PLAN, EVALUATING).down
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_windows": [2, -1]},
-        {"num_windows": [2, 0]},
+        {"num_samples": [2, -1]},
+        {"num_samples": [2, 0]},
         {"names": ["wiki", "wiki"]},
     ],
 )
@@ -448,8 +450,8 @@ def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"names": ["wiki", "secret"]}, "evaluation.texts names no such text"),
-        ({"num_windows": [2, 3]}, "3 windows of a text, evaluation.max-windows = 2"),
-        ({"window_tokens": 3}, "windows of 3 tokens, evaluation.window-tokens = 4"),
+        ({"num_samples": [2, 3]}, "3 samples of a text, evaluation.max-samples = 2"),
+        ({"sequence_length": 3}, "samples of 3 tokens, evaluation.sequence-length = 4"),
         ({"test_items": 1, "test_metrics": ["loss"]}, "1 test items, 0 are allowed"),
         ({"test_metrics": ["loss"]}, "test_metrics"),
     ],
@@ -458,7 +460,9 @@ def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], wor
     with pytest.raises(EspalierError, match=words):
         contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
     with pytest.raises(EspalierError, match="texts are not allowed"):
-        contract_for(evaluation(), lambda: PLAN, parse({**TEXTS, "evaluation.local-only": False}))
+        contract_for(
+            evaluation(), lambda: PLAN, parse({**TEXTS, "evaluation.local-baseline": False})
+        )
 
 
 def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
@@ -468,14 +472,14 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
         "data.source": "jsonl",
         "task.max-test-items": 3,
     }
-    scalars = {"names": [], "num_windows": [], "test_requests": 4, "test_tokens": 40}
+    fields = {"names": [], "num_samples": [], "test_requests": 4, "test_tokens": 40}
 
     def ask(**changes: Any) -> None:
-        letter = Letter(
+        body = MessageBody(
             header(kind="evaluate", method="fedpetuning", server_round=3),
-            PUBLIC | scalars | changes,
+            PUBLIC | fields | changes,
         )
-        contract_for(letter, lambda: PLAN, parse(given))
+        contract_for(body, lambda: PLAN, parse(given))
 
     ask(test_items=3, test_metrics=["loss", "acc"])
     for items, metrics, words in (
@@ -499,7 +503,7 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
         ({"losses": [1.5, float("nan")]}, False, False),
         ({"losses": [1.5, SECRET]}, False, False),
         ({"losses": [1.5, 2.5001]}, False, False),
-        ({"own_windows": 7}, False, False),
+        ({"own_samples": 7}, False, False),
         ({"note": SECRET}, False, False),
         ({}, True, False),
         ({"own_losses": [3.0, 3.5, 3.25]}, True, True),
@@ -511,7 +515,7 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
 def test_one_finite_loss_per_text_and_model_comes_back(
     changes: dict[str, Any], own_text: bool, fits: bool
 ) -> None:
-    reply = Letter(header(kind="evaluate"), LOSSES | changes)
+    reply = MessageBody(header(kind="evaluate"), LOSSES | changes)
     request = evaluation(own_text=own_text)
     found = contract_for(request, lambda: PLAN, parse({**TEXTS, "evaluation.own-text": own_text}))
     if fits:
@@ -523,13 +527,13 @@ def test_one_finite_loss_per_text_and_model_comes_back(
 
 
 def test_own_text_alone_needs_no_public_windows() -> None:
-    request = Letter(
-        header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True}
+    request = MessageBody(
+        header(kind="evaluate"), PUBLIC | {"names": [], "num_samples": [], "own_text": True}
     )
     found = contract_for(request, lambda: PLAN, OWN_TEXT)
     check(request, found.down)
     check_reply(
-        Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25]}),
+        MessageBody(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25]}),
         request,
         found,
     )
@@ -538,7 +542,7 @@ def test_own_text_alone_needs_no_public_windows() -> None:
 # ----- the federated result on its way to a client ------------------------------------------------
 
 
-def delivered(scaled: bool, **scalars: Any) -> Letter:
+def delivered(scaled: bool, **fields: Any) -> MessageBody:
     """Return the whole result in one part."""
     blobs = {}
     for block in PLAN.blocks:
@@ -549,7 +553,9 @@ def delivered(scaled: bool, **scalars: Any) -> Letter:
             blobs[f"votes-{block.index:04d}"] = blob(
                 {linear.name: np.zeros(linear.shape, np.uint8) for linear in block.linears}
             )
-    return Letter(header(kind="deliver"), {"num_voters": [4, 4], "decided": 2, **scalars}, blobs)
+    return MessageBody(
+        header(kind="deliver"), {"num_voters": [4, 4], "decided": 2, **fields}, blobs
+    )
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -561,9 +567,9 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
         parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}),
     )
     check(request, found.down)
-    check_reply(Letter(request.header, {}), request, found)
+    check_reply(MessageBody(request.header, {}), request, found)
     with pytest.raises(EspalierError):
-        check_reply(Letter(request.header, {"note": SECRET}), request, found)
+        check_reply(MessageBody(request.header, {"note": SECRET}), request, found)
     with pytest.raises(EspalierError, match="surplus"):
         check(delivered(not scaled), found.down)
     with pytest.raises(EspalierError, match="1 numbers of voters for 2 blocks"):
@@ -581,26 +587,26 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
     first = {
         "block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
     }
-    request = Letter(
+    request = MessageBody(
         header(kind="deliver", server_round=2), {"num_voters": [4], "decided": 1}, first
     )
     found = contract_for(request, lambda: PLAN, iterative)
     check(request, found.down)
-    check_reply(Letter(request.header, {}), request, found)
+    check_reply(MessageBody(request.header, {}), request, found)
     for settings, changes in (
         # One-shot FedPrLLM delivers no decided blocks.
         (SETTINGS, {}),
         (iterative, {"server_round": 1}),
         (iterative, {"server_round": 3}),
     ):
-        again = Letter(request.header.model_copy(update=changes), request.scalars, first)
+        again = MessageBody(request.header.model_copy(update=changes), request.fields, first)
         with pytest.raises(
             EspalierError,
             match="1 decided blocks are delivered, which is neither all nor those before the round",
         ):
             contract_for(again, lambda: PLAN, settings)
     with pytest.raises(EspalierError):
-        check(Letter(request.header, request.scalars, delivered(False).blobs), found.down)
+        check(MessageBody(request.header, request.fields, delivered(False).blobs), found.down)
 
 
 def test_parts_of_what_was_decided_are_cut_from_those_blocks_alone() -> None:
@@ -624,26 +630,26 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
             "num-clients": 4,
         }
     )
-    first = contract_for(Letter(header()), lambda: PLAN, settings)
-    check(Letter(header()), first.down)
+    first = contract_for(MessageBody(header()), lambda: PLAN, settings)
+    check(MessageBody(header()), first.down)
     whole = delivered(scaled=True)
     blobs = {key: whole.blobs[key] for key in ("block-0000", "votes-0000")}
-    order = Letter(header(server_round=2), {"num_voters": [4], "decided": 1}, blobs)
+    order = MessageBody(header(server_round=2), {"num_voters": [4], "decided": 1}, blobs)
     found = contract_for(order, lambda: PLAN, settings)
     check(order, found.down)
-    for scalars, held, words in (
+    for fields, held, words in (
         ({"num_voters": [4, 4], "decided": 1}, blobs, "2 numbers of voters for 1 block"),
         ({}, blobs, "num_voters"),
         ({"num_voters": [4], "decided": 1}, {"block-0000": blobs["block-0000"]}, "1 missing"),
     ):
         with pytest.raises(EspalierError, match=words):
-            check(Letter(header(server_round=2), scalars, held), found.down)
+            check(MessageBody(header(server_round=2), fields, held), found.down)
 
 
 def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
     with pytest.raises(EspalierError, match="part 99 of a deliver does not exist"):
         contract_for(
-            Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
+            MessageBody(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
             lambda: PLAN,
             OWN_TEXT,
         )
@@ -681,9 +687,9 @@ ENROLMENT = {
 
 
 def test_a_good_enrolment_passes() -> None:
-    request = Letter(header(kind="enrol", client=-1, server_round=0))
+    request = MessageBody(header(kind="enrol", client=-1, server_round=0))
     check_reply(
-        Letter(request.header, dict(ENROLMENT)),
+        MessageBody(request.header, dict(ENROLMENT)),
         request,
         contract_for(request, lambda: PLAN, SETTINGS),
     )
@@ -705,6 +711,6 @@ def test_a_good_enrolment_passes() -> None:
     ],
 )
 def test_another_enrolment_is_refused(field: str, value: Any) -> None:
-    request = Letter(header(kind="enrol", client=-1, server_round=0))
-    reply = Letter(request.header, ENROLMENT | {field: value})
+    request = MessageBody(header(kind="enrol", client=-1, server_round=0))
+    reply = MessageBody(request.header, ENROLMENT | {field: value})
     assert field in refused(reply, request)

@@ -5,16 +5,20 @@ import pytest
 from espalier.errors import EspalierError
 from espalier.messages.contract import check
 from espalier.messages.evaluation import Losses, Texts, contract
-from espalier.messages.message import UNREAD, Letter
+from espalier.messages.message import UNREAD, MessageBody
 
 TEXTS = Texts(
-    names=["public"], num_windows=[1], window_tokens=4, own_text=False, test_metrics=["loss", "acc"]
+    names=["public"],
+    num_samples=[1],
+    sequence_length=4,
+    own_text=False,
+    test_metrics=["loss", "acc"],
 )
 
 
 def held_against(loss: float, scores: list[float]) -> None:
     told = Losses(losses=[loss], own_losses=[], test_scores=scores, seconds=0.0)
-    check(Letter(UNREAD, told.model_dump()), contract("fedpetuning", TEXTS, own_text=False).up)
+    check(MessageBody(UNREAD, told.model_dump()), contract("fedpetuning", TEXTS, own_text=False).up)
 
 
 @pytest.mark.parametrize(("loss", "scores"), [(0.0, [0.0, 0.0]), (12.5, [80.0, 1.0])])

@@ -13,7 +13,7 @@ from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.blobs.group_bits import pack_bits
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter
+from espalier.messages.message import Header, MessageBody
 from espalier.methods.fedspine.contract import STRUCTURE, shortened, trained
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
@@ -41,7 +41,7 @@ def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
         "lora.rank": 2,
         "lora.alpha": 4.0,
         "lora.targets": "all",
-        "fedspine.share": 0.25,
+        "fedspine.pruning-ratio": 0.25,
         "fedspine.selection": "global",
     }
     made = parse({"method": "fedspine", "federation.rounds": 3, **flat})
@@ -58,14 +58,14 @@ CUT = bits(0, 2, 3, 8)
 """Cut of one of 2 groups in each block, and of two of 6 channels in the first."""
 
 
-def letter(
-    kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[str, bytes], part: int = 0
-) -> Letter:
+def body(
+    kind: str, server_round: int, fields: dict[str, Any], blobs: dict[str, bytes], part: int = 0
+) -> MessageBody:
     header = {
         "schema_version": 1, "kind": kind, "method": "fedspine", "lineage": BY_HAND, "server_round": server_round, "client": 0,
         "attempt": 1, "part": part, "num_parts": 1,
     }  # fmt: skip
-    return Letter(Header.model_validate(header), scalars, blobs)
+    return MessageBody(Header.model_validate(header), fields, blobs)
 
 
 def adapters_of(
@@ -76,20 +76,20 @@ def adapters_of(
     return {key: pack_adapters(own, "float32")[0] for key, own in drawn.items()}
 
 
-def hold(request: Letter, reply: Letter, settings: RunSettings) -> None:
+def hold(request: MessageBody, reply: MessageBody, settings: RunSettings) -> None:
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     reply.header.num_parts = contract.num_parts
     check_reply(reply, request, contract)
 
 
-def answer(request: Letter, blobs: dict[str, bytes], **scalars: Any) -> Letter:
+def answer(request: MessageBody, blobs: dict[str, bytes], **fields: Any) -> MessageBody:
     report: dict[str, Any] = {}
     if request.header.kind == "train":
         report = REPORT | {
             "blob_sha256": [sha256(blobs[key]) if key in blobs else "0" * 64 for key in KEYS]
         }
-    return Letter(request.header.model_copy(), {**report, **scalars}, blobs)
+    return MessageBody(request.header.model_copy(), {**report, **fields}, blobs)
 
 
 # ----- shapes -------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
 
 def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> None:
     settings = settings_of()
-    request = letter(
+    request = body(
         "train", 2, {"rank_limit": 2}, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}
     )
     hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
@@ -158,7 +158,7 @@ def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> No
 @pytest.mark.parametrize("structure", [{}, {STRUCTURE: b"garbage"}, {STRUCTURE: bits(0, 1)}])
 def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> None:
     settings = settings_of()
-    request = letter(
+    request = body(
         "train", 2, {"rank_limit": 2}, {**structure, **adapters_of(settings, None, KEYS)}
     )
     with pytest.raises(
@@ -169,9 +169,9 @@ def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> 
 
 def test_round_1_brings_nothing_and_is_of_the_whole_model() -> None:
     settings = settings_of()
-    request = letter("train", 1, {"rank_limit": 2}, {})
+    request = body("train", 1, {"rank_limit": 2}, {})
     hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
-    request = letter("train", 1, {"rank_limit": 2}, {STRUCTURE: CUT})
+    request = body("train", 1, {"rank_limit": 2}, {STRUCTURE: CUT})
     with pytest.raises(EspalierError, match="1 surplus"):
         hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
 
@@ -180,9 +180,9 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
     settings = settings_of(part_bytes=1024)
     blobs = adapters_of(settings, CUT, KEYS[1:])
     asked = {"rank_limit": 2, "rank": 2, "blob_sha256": [sha256(blobs["block-0001"])]}
-    request = letter("fetch", 3, asked, {STRUCTURE: CUT}, part=1)
+    request = body("fetch", 3, asked, {STRUCTURE: CUT}, part=1)
     hold(request, answer(request, blobs), settings)
-    request = letter("fetch", 3, asked, {}, part=1)
+    request = body("fetch", 3, asked, {}, part=1)
     with pytest.raises(EspalierError, match="0 surplus and 1 missing"):
         hold(request, answer(request, blobs), settings)
 
@@ -193,7 +193,7 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
 def test_the_question_is_answered_with_bits_of_the_share() -> None:
     settings = settings_of()
     least = 120 / 672
-    request = letter("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
+    request = body("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
     hold(request, answer(request, {STRUCTURE: bits(0, 2)}), settings)
     # A device that lost its measurements repeats its cut.
     hold(request, answer(request, {STRUCTURE: bits(2)}), settings)
@@ -209,7 +209,7 @@ def test_the_question_is_answered_with_bits_of_the_share() -> None:
 def test_no_device_is_asked_for_more_than_the_share() -> None:
     settings = settings_of()
     for pruned in (0.2501, 1.0, -0.1, float("nan")):
-        request = letter("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
+        request = body("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
         with pytest.raises(EspalierError, match="CutOrder"):
             hold(request, answer(request, {STRUCTURE: bits()}), settings)
 
@@ -219,11 +219,11 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
     for server_round, first in ((2, 1), (3, 1), (4, 0)):
         for part, key in enumerate(KEYS):
             blobs = {STRUCTURE: CUT, **adapters_of(settings, CUT, [key])}
-            request = letter("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
+            request = body("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
             hold(request, answer(request, {}), settings)
     with pytest.raises(EspalierError, match="part 3 of a deliver does not exist"):
         contract_for(
-            letter("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
+            body("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
         )
 
 
@@ -246,7 +246,7 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
 )
 def test_reports_say_no_more_than_they_may(changes: dict[str, Any], words: str) -> None:
     settings = settings_of()
-    request = letter("train", 1, {"rank_limit": 2}, {})
+    request = body("train", 1, {"rank_limit": 2}, {})
     with pytest.raises(EspalierError, match=words):
         hold(request, answer(request, adapters_of(settings, None, KEYS), **changes), settings)
 

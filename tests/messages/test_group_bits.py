@@ -10,7 +10,7 @@ import torch
 from espalier.errors import EspalierError
 from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.group_bits import CUT, bit_specs, pack_bits, read_bits, require_step
-from espalier.messages.payload import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.groups import Cut, Groups, to_remove
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.structured import CutSettings
@@ -55,7 +55,7 @@ def test_groups_lie_block_by_block_attention_first() -> None:
     assert GROUPS.costs.tolist() == [96, 96, *[24] * 6] * 2
     assert GROUPS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
     assert GROUPS.share(cut(0, 10)) == 120 / TOTAL
-    assert GROUPS.wanted(job(share=0.5)) == 0.5
+    assert GROUPS.wanted(job(pruning_ratio=0.5)) == 0.5
 
 
 def test_bits_travel_and_come_back() -> None:
@@ -171,7 +171,7 @@ def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
 def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:
     """Every cut of an honest device is valid, for any scores and any growth of the ratio."""
     generator = np.random.default_rng(multiple)
-    chosen = job(selection=selection, channel_multiple=multiple, share=0.45)
+    chosen = job(selection=selection, channel_multiple=multiple, pruning_ratio=0.45)
     for _ in range(60):
         before = GROUPS.none
         share = 0.0

@@ -17,8 +17,8 @@ from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter
-from espalier.messages.payload import tensor_specs
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.tensor_blobs import tensor_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
@@ -89,7 +89,7 @@ def test_what_is_packed_is_unpacked_bit_by_bit(dtype: str, seed: int) -> None:
 PLAN = ModelPlan(tuple(block(index) for index in range(3)), 500)
 SETTINGS = parse({"method": "fedspallm", "part-bytes": 1024})
 REPORT = {
-    "seconds": 1.0, "calibration_windows": 0, "damping": 0.01,
+    "seconds": 1.0, "calibration_samples": 0, "damping": 0.01,
 }  # fmt: skip
 
 
@@ -106,23 +106,25 @@ def header(kind: str, **changes: Any) -> Header:
     return Header.model_validate({**common, "kind": kind, "method": "fedspallm", **changes})
 
 
-def train(**scalars: Any) -> Letter:
-    return Letter(header("train"), {"blocks": [0, 2], "versions": [0, 0, 0], **scalars})
+def train(**fields: Any) -> MessageBody:
+    return MessageBody(header("train"), {"blocks": [0, 2], "versions": [0, 0, 0], **fields})
 
 
-def reply(request: Letter, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
+def reply(
+    request: MessageBody, blobs: dict[str, bytes] | None = None, **fields: Any
+) -> MessageBody:
     good = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 2)}
     num_parts = contract_for(request, lambda: PLAN, SETTINGS).num_parts
     hashes = {"blob_sha256": [sha256(blob) for _, blob in sorted((blobs or good).items())]}
-    return Letter(
+    return MessageBody(
         request.header.model_copy(update={"num_parts": num_parts}),
-        {**REPORT, **hashes, **scalars},
+        {**REPORT, **hashes, **fields},
         blobs or good,
     )
 
 
-def hold(letter: Letter, request: Letter) -> None:
-    check_reply(letter, request, contract_for(request, lambda: PLAN, SETTINGS))
+def hold(body: MessageBody, request: MessageBody) -> None:
+    check_reply(body, request, contract_for(request, lambda: PLAN, SETTINGS))
 
 
 def test_a_good_reply_passes() -> None:
@@ -213,12 +215,12 @@ def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_
     )
     for settings, right, wrong in ((SETTINGS, 0, 2), (weighted, 2, 0)):
         contract = contract_for(train(), lambda: PLAN, settings)
-        check_reply(reply(train(), calibration_windows=right), train(), contract)
+        check_reply(reply(train(), calibration_samples=right), train(), contract)
         with pytest.raises(
             EspalierError,
-            match=r"calibration_windows are sent only with federation\.client-weights = 'samples'",
+            match=r"calibration_samples are sent only with federation\.client-weights = 'samples'",
         ):
-            check_reply(reply(train(), calibration_windows=wrong), train(), contract)
+            check_reply(reply(train(), calibration_samples=wrong), train(), contract)
 
 
 def test_as_many_hashes_and_versions_as_layers() -> None:
@@ -230,7 +232,7 @@ def test_as_many_hashes_and_versions_as_layers() -> None:
 
 
 def test_hashes_are_those_of_the_layers() -> None:
-    for hashes in ([SHA, SHA], reply(train()).scalars["blob_sha256"][::-1]):
+    for hashes in ([SHA, SHA], reply(train()).fields["blob_sha256"][::-1]):
         with pytest.raises(
             EspalierError, match=r"block-000[02]: the bytes do not have the SHA-256"
         ):
@@ -245,24 +247,26 @@ def test_parts_are_of_whole_layers() -> None:
     settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(
         update={"part_bytes": 200}
     )
-    request = Letter(header("fetch", part=1), {"blocks": [0, 2], "blob_sha256": [SHA]})
+    request = MessageBody(header("fetch", part=1), {"blocks": [0, 2], "blob_sha256": [SHA]})
     contract = contract_for(request, lambda: PLAN, settings)
     assert contract.num_parts == 2
     assert set(contract.up.blobs) == {"block-0002"}
     part = {"block-0002": pack_kept(matrices(2))}
-    answer = Letter(header("fetch", part=1, num_parts=2), {}, part)
+    answer = MessageBody(header("fetch", part=1, num_parts=2), {}, part)
     with pytest.raises(EspalierError, match="block-0002: the bytes do not have the SHA-256"):
         check_reply(answer, request, contract)
-    asked = Letter(request.header, {"blocks": [0, 2], "blob_sha256": [sha256(part["block-0002"])]})
+    asked = MessageBody(
+        request.header, {"blocks": [0, 2], "blob_sha256": [sha256(part["block-0002"])]}
+    )
     check_reply(answer, asked, contract_for(asked, lambda: PLAN, settings))
     with pytest.raises(EspalierError, match="part 2 of a fetch does not exist"):
-        contract_for(Letter(header("fetch", part=2), request.scalars), lambda: PLAN, settings)
+        contract_for(MessageBody(header("fetch", part=2), request.fields), lambda: PLAN, settings)
 
 
-def update(**changes: Any) -> Letter:
-    scalars = {"blocks": [1], "versions": [1], "num_kept": [12, 45], **changes}
-    return Letter(
-        header("deliver", server_round=2), scalars, {"block-0001": pack_kept(matrices(1))}
+def update(**changes: Any) -> MessageBody:
+    fields = {"blocks": [1], "versions": [1], "num_kept": [12, 45], **changes}
+    return MessageBody(
+        header("deliver", server_round=2), fields, {"block-0001": pack_kept(matrices(1))}
     )
 
 

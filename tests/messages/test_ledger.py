@@ -8,13 +8,13 @@ from typing import Any
 from run_names import BY_HAND
 
 from espalier.messages.ledger import Ledger, timed_in
-from espalier.messages.message import SCHEMA_VERSION, Header, Letter, num_bytes, write
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, num_bytes, write
 
 HEADER = b'{"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]}}'.ljust(56)
 BLOB = struct.pack("<Q", len(HEADER)) + HEADER + bytes(16)
 
 
-def letter(blobs: dict[str, bytes], client: int = 2) -> Letter:
+def body(blobs: dict[str, bytes], client: int = 2) -> MessageBody:
     header = Header(
         schema_version=SCHEMA_VERSION,
         kind="train",
@@ -26,10 +26,10 @@ def letter(blobs: dict[str, bytes], client: int = 2) -> Letter:
         part=1,
         num_parts=4,
     )
-    return Letter(header, {"seconds": 1.5}, blobs)
+    return MessageBody(header, {"seconds": 1.5}, blobs)
 
 
-def record(ledger: Ledger, direction: Any, client: int, sent: Letter) -> int:
+def record(ledger: Ledger, direction: Any, client: int, sent: MessageBody) -> int:
     """Record a message and return its bytes by Flower's own count."""
     content = write(sent)
     ledger.record(direction, client, sent, content)
@@ -38,7 +38,7 @@ def record(ledger: Ledger, direction: Any, client: int, sent: Letter) -> int:
 
 def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
     entries: list[dict[str, Any]] = []
-    size = record(Ledger(entries.append), "up", 2, letter({"block-0001": BLOB, "block-0000": BLOB}))
+    size = record(Ledger(entries.append), "up", 2, body({"block-0001": BLOB, "block-0000": BLOB}))
     assert [entry["block"] for entry in entries] == [None, "block-0000", "block-0001"]
     assert [entry["raw_bytes"] for entry in entries] == [size - 2 * len(BLOB), 16, 16]
     assert sum(entry["wire_bytes"] for entry in entries) == size
@@ -57,9 +57,9 @@ def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
 
 def test_bytes_are_summed_per_client_and_direction() -> None:
     ledger = Ledger(lambda _: None)
-    up = record(ledger, "up", 0, letter({"block-0000": BLOB}))
-    up += record(ledger, "up", 0, letter({}))
-    down = record(ledger, "down", 1, letter({}))
+    up = record(ledger, "up", 0, body({"block-0000": BLOB}))
+    up += record(ledger, "up", 0, body({}))
+    down = record(ledger, "down", 1, body({}))
     assert ledger.state() == [[0, up, 0], [1, 0, down]]
     assert (ledger.total().up, ledger.total().down) == (up, down)
 
@@ -67,7 +67,7 @@ def test_bytes_are_summed_per_client_and_direction() -> None:
 def test_enrolment_is_in_the_entries_and_in_no_clients_sum() -> None:
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
-    record(ledger, "up", -1, letter({}, client=-1))
+    record(ledger, "up", -1, body({}, client=-1))
     assert len(entries) == 1
     assert ledger.state() == []
 
@@ -75,7 +75,7 @@ def test_enrolment_is_in_the_entries_and_in_no_clients_sum() -> None:
 def test_a_resumed_run_goes_on_with_the_sums() -> None:
     ledger = Ledger(lambda _: None)
     ledger.restore([[0, 10, 20], [3, 1, 2]])
-    size = record(ledger, "up", 3, letter({}, client=3))
+    size = record(ledger, "up", 3, body({}, client=3))
     assert ledger.state() == [[0, 10, 20], [3, 1 + size, 2]]
 
 
@@ -113,13 +113,13 @@ def test_a_hostile_blob_does_not_end_the_run() -> None:
         Ledger(lambda _: None),
         "up",
         2,
-        letter({"block-0000": struct.pack("<Q", len(header)) + header + bytes(8)}),
+        body({"block-0000": struct.pack("<Q", len(header)) + header + bytes(8)}),
     )
 
 
 def test_a_hostile_scalar_does_not_end_the_run() -> None:
-    sent = letter({})
-    sent.scalars["blob_sha256"] = []
+    sent = body({})
+    sent.fields["blob_sha256"] = []
     content = write(sent)
     Ledger(lambda _: None).record("up", 2, sent, content)
 
@@ -127,7 +127,7 @@ def test_a_hostile_scalar_does_not_end_the_run() -> None:
 def test_a_refused_reply_is_one_entry_of_its_bytes_under_the_request_s_header() -> None:
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
-    sent = letter({"block-0001": BLOB, "block-0000": b"nonsense"})
+    sent = body({"block-0001": BLOB, "block-0000": b"nonsense"})
     content = write(sent)
     ledger.record_refused(2, sent.header.model_copy(update={"attempt": 1}), content)
     (entry,) = entries

@@ -13,10 +13,10 @@ from espalier.messages.message import (
     FLOWER_TYPES,
     SCHEMA_VERSION,
     Failure,
+    Fields,
     Header,
-    Letter,
-    NoScalars,
-    Scalars,
+    MessageBody,
+    NoFields,
     address,
     failure,
     num_bytes,
@@ -39,7 +39,7 @@ HEADER: dict[str, Any] = {
 SECRET = "Anna K., born 1961"
 
 
-class Example(Scalars):
+class Example(Fields):
     """Fields of a message kind that exists only in these tests."""
 
     seconds: float = Field(ge=0)
@@ -47,33 +47,33 @@ class Example(Scalars):
     losses: list[float] = Field(default_factory=list)
 
 
-def letter(**changes: Any) -> Letter:
-    return Letter(
+def body(**changes: Any) -> MessageBody:
+    return MessageBody(
         Header(**HEADER | changes), {"seconds": 1.5, "names": ["a", "b"]}, {"block-0000": b"blob"}
     )
 
 
 def record(**changes: Any) -> RecordDict:
     """Return the records of a valid message with replacements; None removes a record."""
-    records = dict(write(letter())) | changes
+    records = dict(write(body())) | changes
     return RecordDict({key: value for key, value in records.items() if value is not None})
 
 
 def test_what_is_written_is_read() -> None:
-    found = read(write(letter()))
+    found = read(write(body()))
     assert found.header.model_dump() == HEADER | {"status": "ok"}
-    assert found.scalars == {"seconds": 1.5, "names": ["a", "b"]}
+    assert found.fields == {"seconds": 1.5, "names": ["a", "b"]}
     assert found.blobs == {"block-0000": b"blob"}
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"scalars": None}, "records are blobs, header"),
-        ({"extra": ConfigRecord({"note": SECRET})}, "records are blobs, extra, header, scalars"),
+        ({"fields": None}, "records are blobs, header"),
+        ({"extra": ConfigRecord({"note": SECRET})}, "records are blobs, extra, fields, header"),
         ({"blobs": ConfigRecord({})}, "blobs an array record"),
         ({"header": MetricRecord({})}, "config records"),
-        ({"scalars": ArrayRecord({})}, "config records"),
+        ({"fields": ArrayRecord({})}, "config records"),
     ],
 )
 def test_other_records_are_refused(changes: dict[str, Any], told: str) -> None:
@@ -153,7 +153,7 @@ def test_scalars_out_of_their_description_are_refused_without_quoting_them(
 
 def test_scalars_as_described_are_taken() -> None:
     assert validate(Example, {"seconds": 1, "losses": [0.5]}).losses == [0.5]
-    assert validate(NoScalars, {}) == NoScalars()
+    assert validate(NoFields, {}) == NoFields()
 
 
 def test_a_reason_has_a_limit() -> None:
@@ -165,7 +165,7 @@ def test_a_reason_has_a_limit() -> None:
 @pytest.mark.parametrize("kind", ["enrol", "train", "evaluate", "fetch"])
 def test_a_letter_is_addressed_by_flowers_message_type(kind: str) -> None:
     play_task()
-    message = address(letter(kind=kind), 42, 60.0)
+    message = address(body(kind=kind), 42, 60.0)
     assert message.metadata.dst_node_id == 42
     assert message.metadata.ttl == 60.0
     assert message.metadata.message_type == FLOWER_TYPES[kind]  # type: ignore[index]
@@ -176,10 +176,10 @@ def test_bytes_on_paper() -> None:
     """Names and text count in UTF-8; a number has 8 bytes, a truth value 1, an empty list 0."""
     content = RecordDict(
         {
-            "scalars": ConfigRecord(
+            "fields": ConfigRecord(
                 {"n": 7, "x": 1.5, "yes": True, "ids": [1, 2], "word": "ä", "none": []}
             ),
-            "blobs": write(letter()).array_records["blobs"],
+            "blobs": write(body()).array_records["blobs"],
         }
     )
     names = len("n" + "x" + "yes" + "ids" + "word" + "none" + "block-0000")
@@ -191,8 +191,8 @@ def test_bytes_of_a_list_of_numbers_are_counted_without_looking_at_each() -> Non
         def __iter__(self) -> Any:
             raise AssertionError("every number was looked at")
 
-    content = RecordDict({"scalars": ConfigRecord({"ids": [0]})})
-    dict.__setitem__(content["scalars"]._data, "ids", Watched(range(1000)))
+    content = RecordDict({"fields": ConfigRecord({"ids": [0]})})
+    dict.__setitem__(content["fields"]._data, "ids", Watched(range(1000)))
     assert num_bytes(content) == len("ids") + 8000
 
 
@@ -206,16 +206,16 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scalars", TOO_MUCH.values(), ids=TOO_MUCH.keys())
-@pytest.mark.parametrize("place", ["header", "scalars"])
+@pytest.mark.parametrize("fields", TOO_MUCH.values(), ids=TOO_MUCH.keys())
+@pytest.mark.parametrize("place", ["header", "fields"])
 def test_more_than_any_message_needs_is_refused_before_it_is_validated(
-    scalars: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("was validated")
 
     monkeypatch.setattr("espalier.messages.message.validate", fail)
-    given = HEADER | scalars if place == "header" else scalars
+    given = HEADER | fields if place == "header" else fields
     with pytest.raises(EspalierError) as caught:
         read(record(**{place: ConfigRecord(given)}))
     assert len(str(caught.value)) < 120
@@ -227,16 +227,16 @@ def test_of_many_records_or_fields_a_few_are_named() -> None:
     assert "record-007" in str(caught.value)
     assert "record-008" not in str(caught.value)
     with pytest.raises(EspalierError, match=r"field-07 and 24 more"):
-        validate(NoScalars, {f"field-{number:02d}": 1 for number in range(32)})
+        validate(NoFields, {f"field-{number:02d}": 1 for number in range(32)})
 
 
 def test_names_that_a_sender_chose_are_made_printable() -> None:
     with pytest.raises(EspalierError) as caught:
-        validate(NoScalars, {"\x1b[2J\n\u202eall is well": 1})
-    assert str(caught.value) == "NoScalars: missing, surplus or out of range: ?[2J; ?all is well"
+        validate(NoFields, {"\x1b[2J\n\u202eall is well": 1})
+    assert str(caught.value) == "NoFields: missing, surplus or out of range: ?[2J; ?all is well"
 
 
 def test_a_failure_is_told_without_escape_sequences() -> None:
-    told = failure(Header(**HEADER), "first\n\x1b[31msecond\u2066\x00").scalars["reason"]
+    told = failure(Header(**HEADER), "first\n\x1b[31msecond\u2066\x00").fields["reason"]
     assert told == "first\n?[31msecond??"
     assert validate(Failure, {"reason": told})

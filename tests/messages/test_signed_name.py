@@ -124,9 +124,9 @@ def test_nothing_else_is_taken_for_a_signature(signature: object) -> None:
 
 def test_where_names_are_claims_there_is_room_for_neither() -> None:
     plain = contract("fedprllm", signed=False)
-    for side, scalars in (
+    for side, fields in (
         (plain.down, {"nonce": NONCE}),
         (plain.up, TOLD.model_dump() | {"signature": "ab"}),
     ):
         with pytest.raises(EspalierError, match=r"nonce|signature"):
-            validate(side.scalars, scalars)
+            validate(side.fields, fields)

@@ -15,7 +15,7 @@ from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, Letter, NoScalars
+from espalier.messages.message import Header, MessageBody, NoFields
 from espalier.methods.fedpetuning.contract import parts, trained
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -30,7 +30,7 @@ REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sh
 
 
 def settings_of(
-    payload: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False
+    wire_dtype: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False
 ) -> RunSettings:
     """Return settings with rank 4 for all matrices.
 
@@ -39,7 +39,7 @@ def settings_of(
     flat = {
         "lora.rank": 4,
         "lora.targets": "all",
-        "federation.payload": payload,
+        "federation.wire-dtype": wire_dtype,
         "training.steps": 5,
     }
     settings = parse({"method": "fedpetuning", "evaluation.own-text": own_text, **flat})
@@ -57,7 +57,7 @@ def block_of(rank: int = 4, seed: int = 0) -> dict[str, Tensor]:
 
 
 def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str, bytes]:
-    return {key: pack_adapters(block_of(rank), settings.federation.payload)[0] for key in keys}
+    return {key: pack_adapters(block_of(rank), settings.federation.wire_dtype)[0] for key in keys}
 
 
 def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
@@ -73,10 +73,10 @@ def order(
     settings: RunSettings,
     server_round: int = 1,
     blobs: dict[str, bytes] | None = None,
-    **scalars: Any,
-) -> Letter:
+    **fields: Any,
+) -> MessageBody:
     """Return a training request; from round 2 on it holds the last part of the global adapters."""
-    return Letter(header_of("train", server_round), {"rank_limit": 4, **scalars}, blobs or {})
+    return MessageBody(header_of("train", server_round), {"rank_limit": 4, **fields}, blobs or {})
 
 
 def hashes_of(blobs: dict[str, bytes]) -> list[str]:
@@ -84,25 +84,25 @@ def hashes_of(blobs: dict[str, bytes]) -> list[str]:
     return [sha256(blobs[key]) if key in blobs else SHA for key in KEYS]
 
 
-def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> Letter:
+def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> MessageBody:
     """Return the request for the part that has these blobs."""
     hashes = [sha256(blobs[key]) for key in sorted(blobs)]
-    return Letter(
+    return MessageBody(
         header_of("fetch", server_round, part), {"rank_limit": 4, "rank": 4, "blob_sha256": hashes}
     )
 
 
 def reply_to(
-    request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any
-) -> Letter:
+    request: MessageBody, settings: RunSettings, blobs: dict[str, bytes], **fields: Any
+) -> MessageBody:
     num_parts = contract_for(request, lambda: PLAN, settings).num_parts
     report = {**REPORT, "blob_sha256": hashes_of(blobs)} if request.header.kind == "train" else {}
-    return Letter(
-        request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs
+    return MessageBody(
+        request.header.model_copy(update={"num_parts": num_parts}), {**report, **fields}, blobs
     )
 
 
-def hold(reply: Letter, request: Letter, settings: RunSettings) -> None:
+def hold(reply: MessageBody, request: MessageBody, settings: RunSettings) -> None:
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     check_reply(reply, request, contract)
@@ -115,7 +115,7 @@ ONE = settings_of()
 
 
 @pytest.mark.parametrize(
-    ("payload", "part_bytes", "expected"),
+    ("wire_dtype", "part_bytes", "expected"),
     [
         ("float32", 1 << 20, [KEYS]),
         ("float32", 768 * 2, [KEYS[:2], KEYS[2:]]),
@@ -127,13 +127,13 @@ ONE = settings_of()
     ],
 )
 def test_parts_are_of_whole_blocks(
-    payload: str, part_bytes: int, expected: list[list[str]]
+    wire_dtype: str, part_bytes: int, expected: list[list[str]]
 ) -> None:
     """A block has three tensors of 32 elements and one of 96, here in NF4.
 
     They take 16 + 4 and 48 + 8 bytes.
     """
-    settings = settings_of(payload, part_bytes)
+    settings = settings_of(wire_dtype, part_bytes)
     assert parts(trained(PLAN, settings, 4), settings) == expected
 
 
@@ -144,9 +144,11 @@ def test_a_limit_makes_smaller_blobs() -> None:
     assert len(parts(trained(PLAN, settings, 4), settings)) == 4
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
-def test_a_reply_goes_out_part_by_part(payload: str) -> None:
-    settings = settings_of(payload, 2 * {"float32": 768, "bfloat16": 384, "nf4": 116}[payload])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
+def test_a_reply_goes_out_part_by_part(wire_dtype: str) -> None:
+    settings = settings_of(
+        wire_dtype, 2 * {"float32": 768, "bfloat16": 384, "nf4": 116}[wire_dtype]
+    )
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS[:2], settings)), request, settings)
     fetch = fetch_of(blobs_of(KEYS[2:], settings))
@@ -163,23 +165,23 @@ def test_a_reply_goes_out_part_by_part(payload: str) -> None:
 def test_parts_that_do_not_exist() -> None:
     settings = settings_of(part_bytes=768)
     for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
-        scalars = {
+        fields = {
             "rank_limit": 4,
             **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {}),
         }
         with pytest.raises(
             EspalierError, match=f"part {part} of a {kind} does not exist, a reply has 4"
         ):
-            contract_for(Letter(header_of(kind, part=part), scalars), lambda: PLAN, settings)
+            contract_for(MessageBody(header_of(kind, part=part), fields), lambda: PLAN, settings)
     with pytest.raises(EspalierError, match="part 4 of a deliver does not exist, there are 4"):
         contract_for(
-            Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
+            MessageBody(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
         )
 
 
 def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
     settings = settings_of(part_bytes=768 * 3)
-    fetch = Letter(
+    fetch = MessageBody(
         header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]}
     )
     with pytest.raises(EspalierError, match="PartOrder: 2 hashes for 1 blobs"):
@@ -200,7 +202,7 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
         order(settings, 2, blobs_of(KEYS[3:], settings)),
         contract_for(order(settings, 2), lambda: PLAN, settings).down,
     )
-    fetch = Letter(
+    fetch = MessageBody(
         header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]}
     )
     assert not contract_for(fetch, lambda: PLAN, settings).down.blobs
@@ -215,16 +217,16 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
 def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
     """Before training, all parts but the last are delivered; of the result, all of them."""
     settings = settings_of(part_bytes=768 * 3)
-    request = Letter(
+    request = MessageBody(
         header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings)
     )
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
-    check_reply(Letter(request.header), request, contract)
+    check_reply(MessageBody(request.header), request, contract)
     with pytest.raises(EspalierError, match="surplus"):
-        check_reply(Letter(request.header, {}, blobs_of(keys, settings)), request, contract)
-    with pytest.raises(EspalierError, match="NoScalars: missing, surplus or out of range: note"):
-        check_reply(Letter(request.header, {"note": SECRET}), request, contract)
+        check_reply(MessageBody(request.header, {}, blobs_of(keys, settings)), request, contract)
+    with pytest.raises(EspalierError, match="NoFields: missing, surplus or out of range: note"):
+        check_reply(MessageBody(request.header, {"note": SECRET}), request, contract)
 
 
 def test_a_limit_is_for_both_directions() -> None:
@@ -248,7 +250,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
         with pytest.raises(
             EspalierError, match="Order: missing, surplus or out of range: rank_limit"
         ):
-            contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), lambda: PLAN, ONE)
+            contract_for(MessageBody(header_of(kind, 2), {"rank_limit": limit}), lambda: PLAN, ONE)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +259,11 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
     """The run has three rounds; a delivery for round 4 is the result."""
     settings = settings_of(part_bytes=768, own_text=True)
-    scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
+    fields = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
     def of_round(server_round: int) -> None:
         contract_for(
-            Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars),
+            MessageBody(header_of(kind, server_round, part=int(kind == "fetch")), fields),
             lambda: PLAN,
             settings,
         )
@@ -281,7 +283,7 @@ def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
         EspalierError, match=r"a result is delivered, but evaluation\.own-text is off"
     ):
         contract_for(
-            Letter(header_of("deliver", 4), {"rank_limit": 4}),
+            MessageBody(header_of("deliver", 4), {"rank_limit": 4}),
             lambda: PLAN,
             settings_of(part_bytes=768),
         )
@@ -290,7 +292,7 @@ def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
 @pytest.mark.parametrize("kind", ["train", "deliver"])
 def test_a_rank_that_no_adapter_has(kind: str) -> None:
     with pytest.raises(EspalierError, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
-        contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)
+        contract_for(MessageBody(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)
 
 
 # ----- from the client to the server --------------------------------------------------------------
@@ -300,12 +302,12 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
     request = order(ONE)
     hold(reply_to(request, ONE, blobs_of(KEYS, ONE)), request, ONE)
     contract: Contract = contract_for(request, lambda: PLAN, ONE)
-    assert byte_limit(contract.up.specs(NoScalars())) == 4 * (768 + HEADER_ROOM)
+    assert byte_limit(contract.up.specs(NoFields())) == 4 * (768 + HEADER_ROOM)
     assert contract.method == "fedpetuning"
 
 
 @pytest.mark.parametrize(
-    ("scalars", "words"),
+    ("fields", "words"),
     [
         ({"blob_sha256": [SHA] * 3}, "TuningReport: 3 hashes for 4 blobs"),
         ({"blob_sha256": [SHA] * 5}, "TuningReport: 5 hashes for 4 blobs"),
@@ -323,10 +325,10 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
         ({"optimizer": [0.1, 0.2]}, "surplus or out of range: optimizer"),
     ],
 )
-def test_scalars_that_are_not_on_the_list(scalars: dict[str, Any], words: str) -> None:
+def test_scalars_that_are_not_on_the_list(fields: dict[str, Any], words: str) -> None:
     request = order(ONE)
     with pytest.raises(EspalierError, match=words) as caught:
-        hold(reply_to(request, ONE, blobs_of(KEYS, ONE), **scalars), request, ONE)
+        hold(reply_to(request, ONE, blobs_of(KEYS, ONE), **fields), request, ONE)
     assert SECRET not in str(caught.value)
 
 
@@ -334,7 +336,7 @@ def test_scalars_that_are_not_on_the_list(scalars: dict[str, Any], words: str) -
 def test_no_scalar_may_be_missing(name: str) -> None:
     request = order(ONE)
     reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
-    del reply.scalars[name]
+    del reply.fields[name]
     with pytest.raises(EspalierError, match=f"missing, surplus or out of range: {name}"):
         hold(reply, request, ONE)
 
@@ -544,9 +546,11 @@ def test_a_reply_to_another_round_or_part() -> None:
 def test_a_failure_holds_a_reason_and_no_tensors() -> None:
     request = order(ONE)
     failed = request.header.model_copy(update={"status": "failed"})
-    hold(Letter(failed, {"reason": "no step was finite"}), request, ONE)
+    hold(MessageBody(failed, {"reason": "no step was finite"}), request, ONE)
     with pytest.raises(EspalierError, match="4 surplus"):
-        hold(Letter(failed, {"reason": "no step was finite"}, blobs_of(KEYS, ONE)), request, ONE)
+        hold(
+            MessageBody(failed, {"reason": "no step was finite"}, blobs_of(KEYS, ONE)), request, ONE
+        )
 
 
 def test_an_observer_is_told_what_adapters_reveal() -> None:

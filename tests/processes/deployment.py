@@ -179,7 +179,7 @@ def federation(
             supernode = [
                 *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
                 "--port", str(ports[site]),
-                "--node-config", f'site="{site}" state-dir="{folder / site}" least-tokens=1 {(more or {}).get(site, "")}',
+                "--node-config", f'site="{site}" state-dir="{folder / site}" min-tokens=1 {(more or {}).get(site, "")}',
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 

@@ -14,8 +14,8 @@ SITES = ("hospital-a", "hospital-b")
 SETTINGS = (
     "two-sites",
     "fedprllm.strategy=iterative",
-    "evaluation.max-windows=4",
-    "data.windows=2",
+    "evaluation.max-samples=4",
+    "data.num-samples=2",
     "--app",
     str(ROOT),
 )

@@ -32,7 +32,7 @@ TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
 CLONE_NEWNET = 0x40000000
-MOST_WAITING = 1.0
+MAX_WAITING = 1.0
 """Maximum waiting time of a packet in the queue, in seconds; later packets are dropped."""
 LARGEST = 65_536
 
@@ -110,7 +110,7 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
             way = devices.index(device)
             # A packet is sent after its predecessors in the same direction.
             begins = max(now, free[way])
-            if chance.random() < loss or begins - now > MOST_WAITING:
+            if chance.random() < loss or begins - now > MAX_WAITING:
                 continue
             free[way] = begins + 8 * len(packet) / (megabits * 1e6)
             # The number breaks ties, so that packets of equal time keep their order.

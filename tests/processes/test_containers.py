@@ -111,7 +111,7 @@ def test_the_services_of_the_compose_file_do_a_run_and_end_with_0(tmp_path: Path
             where = outside.working_directory(name)
             if name != LATER:
                 stack.enter_context(process(words, where, name, env))
-        words += ["evaluation.max-windows=4", "evaluation.local-only=false", "--app", str(ROOT)]
+        words += ["evaluation.max-samples=4", "evaluation.local-baseline=false", "--app", str(ROOT)]
         done = subprocess.run(
             words, cwd=where, env=env, capture_output=True, text=True, timeout=1200, check=False
         )

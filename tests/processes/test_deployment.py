@@ -56,16 +56,16 @@ METHODS = {
             "training.steps=2",
             "lora.targets=all",
             "lora.merge=true",
-            "evaluation.local-only=false",
+            "evaluation.local-baseline=false",
         ),
         ["enrol", "train", "fetch", "deliver", "train", "fetch"],
     ),
-    "fedprllm": (("data.windows=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
+    "fedprllm": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "fedspallm": (
         (
             "fedspallm.capabilities=1,2",
-            "data.windows=20",
-            "evaluation.local-only=false",
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
             "part-bytes=1000000",
         ),
         ["enrol", "train"],
@@ -75,14 +75,14 @@ METHODS = {
             "model={folder}/deeper",
             "federation.rounds=2",
             "training.steps=2",
-            "evaluation.local-only=false",
+            "evaluation.local-baseline=false",
             "lora.merge=true",
             "part-bytes=1000000",
             "fedsoda.adapter-layers=1",
             "fedsoda.group-layers=1",
             "fedsoda.groups=1",
             "fedsoda.public-text={folder}/align.txt",
-            "fedsoda.public-windows=4",
+            "fedsoda.public-samples=4",
             "fedsoda.pre-align-steps=2",
             "fedsoda.realign-steps=2",
             "fedsoda.realign-every=2",
@@ -94,7 +94,7 @@ METHODS = {
             "federation.rounds=2",
             "training.steps=2",
             "lora.targets=all",
-            "evaluation.local-only=false",
+            "evaluation.local-baseline=false",
             "part-bytes=1000000",
             "federation.fleet=full",
         ),
@@ -104,20 +104,20 @@ METHODS = {
         (
             "federation.rounds=1",
             "training.steps=2",
-            "evaluation.local-only=false",
+            "evaluation.local-baseline=false",
             "part-bytes=1000000",
         ),
         ["enrol", "train", "deliver", "alone"],
     ),
-    "flap": (("data.windows=20", "evaluation.local-only=false"), ["enrol", "train"]),
+    "flap": (("data.num-samples=20", "evaluation.local-baseline=false"), ["enrol", "train"]),
     "slicegpt": (
-        ("data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"),
+        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
         ["enrol", "train"],
     ),
     "llm-pruner": (
         (
-            "data.windows=20",
-            "evaluation.local-only=false",
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
             "llm-pruner.spare-first=0",
             "llm-pruner.spare-last=0",
         ),
@@ -125,9 +125,9 @@ METHODS = {
     ),
     "llm-streamline": (
         (
-            "data.windows=20",
-            "evaluation.local-only=false",
-            "llm-streamline.share=0.5",
+            "data.num-samples=20",
+            "evaluation.local-baseline=false",
+            "llm-streamline.pruning-ratio=0.5",
             "llm-streamline.steps=2",
             "federation.rounds=1",
             "part-bytes=1000000",
@@ -140,7 +140,7 @@ METHODS = {
             "hetlora.ranks=2,8",
             "training.steps=2",
             "lora.merge=true",
-            "evaluation.local-only=false",
+            "evaluation.local-baseline=false",
             "part-bytes=1000000",
         ),
         ["enrol", "train"],
@@ -252,21 +252,21 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         f"model={shared.model}",
         "data.source=text",
         f"data.path={folder}/text-{{client}}.txt",
-        "data.window-tokens=32",
+        "data.sequence-length=32",
     )
     words = (
         *data,
         f"evaluation.texts=public={shared.public}",
-        "evaluation.window-tokens=32",
+        "evaluation.sequence-length=32",
         "part-bytes=1024",
     )
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
     own = {
-        site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"'
+        site: f'{config} max-model-bytes=1000000000 models-dir="{folder}/own"'
         for site, config in own.items()
     }
-    own[PLAIN] += ' allow-methods="fedprllm"'
-    own |= {site: f'{own[site]} hold-replies="tensors"' for site in HOLDS}
+    own[PLAIN] += ' allowed-methods="fedprllm"'
+    own |= {site: f'{own[site]} require-approval="tensors"' for site in HOLDS}
     with (
         federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started,
         approver(folder),
@@ -378,7 +378,7 @@ def test_the_command_ends_with_its_run(sites: Sites) -> None:
 def test_a_node_that_refuses_a_method_takes_no_part(sites: Sites) -> None:
     summary = json.loads((sites.wait_for("flap") / "summary.json").read_text())
     assert [client["site"] for client in summary["clients"]] == list(SITES)
-    assert any(PLAIN in who and "allow-methods" in why for who, why in summary["refused"].items())
+    assert any(PLAIN in who and "allowed-methods" in why for who, why in summary["refused"].items())
 
 
 def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:

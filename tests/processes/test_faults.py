@@ -209,8 +209,8 @@ def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: P
 # ----- a simulation -------------------------------------------------------------------------------
 
 SIMULATED = (
-    "run", "fedprllm.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-windows=4", "data.windows=2",
-    "evaluation.centralized=off", "evaluation.local-only=false", "--app", str(ROOT),
+    "run", "fedprllm.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-samples=4", "data.num-samples=2",
+    "evaluation.centralized=off", "evaluation.local-baseline=false", "--app", str(ROOT),
 )  # fmt: skip
 
 

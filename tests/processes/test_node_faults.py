@@ -46,8 +46,8 @@ FLEET = f"{SERVER}:9092"
 CONTROL = FLEET if sites_share_port() else "127.0.0.1:9093"
 WARM, PLAIN = SITES
 TUNED = (
-    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-windows=4",
-    "evaluation.centralized=off", "evaluation.local-only=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
+    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-samples=4",
+    "evaluation.centralized=off", "evaluation.local-baseline=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
 )  # fmt: skip
 """Settings of rounds that take long enough for sites to report their steps."""
 
@@ -72,7 +72,7 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
             program = (
                 [str(BIN / "espalier"), "node"] if site == WARM else [str(BIN / "flower-supernode")]
             )
-            own = ["--node-config", f'site="{site}" state-dir="{tmp_path / site}" least-tokens=1']
+            own = ["--node-config", f'site="{site}" state-dir="{tmp_path / site}" min-tokens=1']
             where = ["--insecure", "--superlink", FLEET, "--port", str(port)]
             stack.enter_context(
                 process([*ends.site, *program, *where, *own], tmp_path, f"node-{site}", env)

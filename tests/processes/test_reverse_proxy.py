@@ -113,12 +113,12 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(
         str(BIN / "espalier"), "node", "--superlink", f"localhost:{proxied.proxy}", "--root-certificates", str(own / "ca.crt"),
         "--auth-supernode-private-key", str(own / f"{SITE}.key"), "--node-config",
         f'site="{SITE}" model-path="{tmp_path}/model" data-path="{tmp_path}/notes.txt" state-dir="{tmp_path}/state" '
-        "least-tokens=1",
+        "min-tokens=1",
     ]  # fmt: skip
     words = [
         "fedprllm", f"model={tmp_path}/model", "data.source=text", f"data.path={tmp_path}/notes.txt", "num-clients=1",
-        "quorum=1.0", "data.windows=2", "data.window-tokens=16", f"evaluation.texts=public={tmp_path}/public.txt",
-        "evaluation.window-tokens=32", "evaluation.max-windows=2", "evaluation.baselines=false", "threads=1",
+        "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
+        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.baselines=false", "threads=1",
     ]  # fmt: skip
     with process(node, tmp_path, "node", environment(tmp_path / "flower")):
         reached = (

@@ -2,7 +2,7 @@
 
 from threading import Thread
 
-from espalier.progress.beats import Pace, Share, beat, beats, beats_of, heard_by, in_shares
+from espalier.progress.beats import Pace, Share, beat, beats, beats_of, heard_by, with_progress
 
 
 def test_where_nobody_listens_nothing_happens() -> None:
@@ -95,7 +95,7 @@ def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
 def test_many_parts_are_told_in_shares() -> None:
     heard: list[str] = []
     with heard_by(heard.append):
-        assert list(in_shares("abcd", "encoding")) == ["a", "b", "c", "d"]
+        assert list(with_progress("abcd", "encoding")) == ["a", "b", "c", "d"]
     assert [line.split(",")[0] for line in heard] == [
         "encoding: 25%",
         "encoding: 50%",

@@ -23,10 +23,10 @@ from pruning_kernels.groups.mask_tuning import (
 def rise(gradients: np.ndarray, cut: set[int]) -> float:
     """Return the quadratic sum, sample by sample and group by group."""
     total = 0.0
-    for window in gradients:
+    for sample in gradients:
         along = 0.0
         for unit in sorted(cut):
-            along += float(window[unit])
+            along += float(sample[unit])
         total += along * along
     return total
 
@@ -48,9 +48,9 @@ def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
 def searches(draw: st.DrawFn) -> tuple[np.ndarray, set[int]]:
     """Draw gradients of a few samples by a few group masks, and cut the least important groups."""
     units = draw(st.integers(2, 7))
-    windows = draw(st.integers(1, 5))
+    samples = draw(st.integers(1, 5))
     gradients = np.random.default_rng(draw(st.integers(0, 10_000))).standard_normal(
-        (windows, units)
+        (samples, units)
     )
     lowest = np.argsort(np.square(gradients).sum(axis=0))[: draw(st.integers(1, units - 1))]
     return gradients, set(map(int, lowest))
@@ -98,13 +98,13 @@ def test_of_equal_units_none_changes_its_place() -> None:
     assert as_set(rearranged(torch.ones(2, 5), as_mask({1, 3}, 5))) == {1, 3}
 
 
-@pytest.mark.parametrize(("windows", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
-def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int, rows: int) -> None:
+@pytest.mark.parametrize(("samples", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
+def test_a_factor_has_the_information_of_the_gradients(samples: int, units: int, rows: int) -> None:
     """A factor with fewer rows than samples and groups holds the strongest directions.
 
     They are compared with NumPy's eigenvectors.
     """
-    gradients = torch.randn(windows, units, generator=torch.Generator().manual_seed(1))
+    gradients = torch.randn(samples, units, generator=torch.Generator().manual_seed(1))
     factor = fisher_factor(gradients, rows)
     information = gradients.double().numpy().T @ gradients.double().numpy()
     values, vectors = np.linalg.eigh(information)

@@ -145,15 +145,15 @@ def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_proc
 
     It puts 1 in place of each diagonal element that is 0.
     """
-    windows = 6
+    samples = 6
     tokens = 12
     channels = 10
-    inputs = (0.02 * inputs_of(windows * tokens, channels)).reshape(windows, tokens, channels)
+    inputs = (0.02 * inputs_of(samples * tokens, channels)).reshape(samples, tokens, channels)
     inputs[:, :, [2, 7]] = 0
     hessian = np.zeros((channels, channels))
-    for seen, window in enumerate(inputs.double().numpy()):
+    for seen, sample in enumerate(inputs.double().numpy()):
         hessian *= seen / (seen + 1)
-        for token in window:
+        for token in sample:
             hessian += 2 / (seen + 1) * np.outer(token, token)
     for channel in range(channels):
         if hessian[channel, channel] == 0:
@@ -161,14 +161,14 @@ def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_proc
     hessian += 0.01 * np.mean(np.diag(hessian)) * np.eye(channels)
     expected = np.linalg.cholesky(np.linalg.inv(hessian)).T
     flat = inputs.reshape(-1, channels)
-    found = factorise(flat.T @ flat, 0.01, dead_diagonal=windows / 2).upper.numpy() * math.sqrt(
-        windows / 2
+    found = factorise(flat.T @ flat, 0.01, dead_diagonal=samples / 2).upper.numpy() * math.sqrt(
+        samples / 2
     )
     live = [channel for channel in range(channels) if channel not in (2, 7)]
     assert found[np.ix_(live, live)] == pytest.approx(
         expected[np.ix_(live, live)], rel=1e-4, abs=1e-5
     )
-    left_out = factorise(flat.T @ flat, 0.01).upper.numpy() * math.sqrt(windows / 2)
+    left_out = factorise(flat.T @ flat, 0.01).upper.numpy() * math.sqrt(samples / 2)
     assert np.abs(left_out - found)[np.ix_(live, live)].max() > 0.05 * np.abs(expected).max()
 
 
@@ -439,6 +439,6 @@ def test_a_factor_holds_for_every_layer_with_these_inputs() -> None:
     weight = weight_of(6, 32)
     prune_mask, updated = prune(weight, factor, 0.0, (2, 4))
     for half in (slice(0, 3), slice(3, 6)):
-        alone_mask, alone = prune(weight[half], factor, 0.0, (2, 4))
-        assert torch.equal(alone_mask, prune_mask[half])
+        local_baseline_mask, alone = prune(weight[half], factor, 0.0, (2, 4))
+        assert torch.equal(local_baseline_mask, prune_mask[half])
         assert alone.numpy() == pytest.approx(updated[half].numpy(), abs=1e-5)

@@ -30,25 +30,25 @@ def test_one_absurd_loss_spoils_the_mean_and_not_the_median(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary, rows = shown(capsys, [10.0, 11.0, 12.0, 13.0, 1e12])
-    assert rows["local-only (median)"][0] == "12.00"
+    assert rows["local-baseline (median)"][0] == "12.00"
     (metric,) = summary._metrics()
-    assert metric["medians_of_clients"] == {"local_only": 12.0}
-    assert metric["worst_of_clients"] == {"local_only": 1e12}
+    assert metric["medians_of_clients"] == {"local_baseline": 12.0}
+    assert metric["worst_of_clients"] == {"local_baseline": 1e12}
 
 
 def test_a_loss_beyond_every_float_leaves_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     _, rows = shown(capsys, [10.0, 11.0, float("inf")])
-    assert rows["local-only (mean)"][0] == "inf"
-    assert rows["local-only (median)"][0] == "11.00"
+    assert rows["local-baseline (mean)"][0] == "inf"
+    assert rows["local-baseline (median)"][0] == "11.00"
 
 
 def test_where_clients_agree_the_table_has_the_mean_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary, rows = shown(capsys, [10.0, 10.2, 10.1])
-    assert rows["local-only (mean)"][0] == "10.10"
-    assert "local-only (median)" not in rows
-    assert summary.median_perplexities("public") == {"local_only": 10.1}
+    assert rows["local-baseline (mean)"][0] == "10.10"
+    assert "local-baseline (median)" not in rows
+    assert summary.median_perplexities("public") == {"local_baseline": 10.1}
 
 
 def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,8 +64,8 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
         local_scores={"acc": {0: 0.2, 1: 0.3, 2: 1.0}},
     )
     assert summary.median_perplexities("own-text") == {"dense": 5.0, "federated": 10.0}
-    assert summary.median_scores("acc") == {"local_only": 0.3}
-    assert rows["local-only (median)"][:3] == ["10.00", "-", "0.300"]
+    assert summary.median_scores("acc") == {"local_baseline": 0.3}
+    assert rows["local-baseline (median)"][:3] == ["10.00", "-", "0.300"]
 
 
 def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +73,9 @@ def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFix
     summary, rows = shown(
         capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}}
     )
-    assert rows["local-only (mean)"][:2] == ["5e+11", "3.000"]
-    assert rows["local-only (median)"][:2] == ["10.00", "2.000"]
-    assert summary.median_perplexities("public") == {"local_only": 10.0}
+    assert rows["local-baseline (mean)"][:2] == ["5e+11", "3.000"]
+    assert rows["local-baseline (median)"][:2] == ["10.00", "2.000"]
+    assert summary.median_perplexities("public") == {"local_baseline": 10.0}
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def run(tmp_path: Path) -> dict[str, Any]:
     """A run on a small model."""
     changes = {
         "model": str(save_tiny_llama(tmp_path / "model")),
-        "data.windows": 2,
-        "data.window-tokens": 16,
+        "data.num-samples": 2,
+        "data.sequence-length": 16,
     }
-    return flatten(DEFAULTS) | changes | {"evaluation.window-tokens": 16}
+    return flatten(DEFAULTS) | changes | {"evaluation.sequence-length": 16}
 
 
 def said(
@@ -149,8 +149,7 @@ def test_models_that_runs_bring_are_there_twice(
 ) -> None:
     on_a_disk_of(GIGA, monkeypatch)
     assert (
-        said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA, **{"most-model-bytes": GIGA})
-        == 2
+        said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA, **{"max-model-bytes": GIGA}) == 2
     )
     assert (
         "the run keeps about 2 GB there (models that runs send, twice while one arrives"

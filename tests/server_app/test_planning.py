@@ -56,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_of(model: Path, **changes: Any) -> Any:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return parse(
-        {"model": str(model), "data.window-tokens": 16, "evaluation.window-tokens": 16, **given}
+        {"model": str(model), "data.sequence-length": 16, "evaluation.sequence-length": 16, **given}
     )
 
 
@@ -141,7 +141,7 @@ def test_every_method_is_planned(
 ) -> None:
     (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
     flat = {
-        **default_values(), "method": method, "model": str(tiny), "data.window-tokens": 16, "evaluation.window-tokens": 16,
+        **default_values(), "method": method, "model": str(tiny), "data.sequence-length": 16, "evaluation.sequence-length": 16,
         "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1,
         "fedsoda.public-text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
     }  # fmt: skip
@@ -161,11 +161,17 @@ def test_every_method_is_planned(
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
-            {"run": {"model": str(tiny), "data.window-tokens": 65, "evaluation.window-tokens": 16}}
+            {
+                "run": {
+                    "model": str(tiny),
+                    "data.sequence-length": 65,
+                    "evaluation.sequence-length": 16,
+                }
+            }
         )
         == 2
     )
-    assert "data.window-tokens = 65: the model has 64 positions" in capsys.readouterr().err
+    assert "data.sequence-length = 65: the model has 64 positions" in capsys.readouterr().err
     assert main({"run": {"model": str(tiny / "nowhere")}}) == 2
     assert "nowhere" in capsys.readouterr().err
 
@@ -175,7 +181,7 @@ def test_a_configuration_without_tokenizer_is_checked_by_the_method(
 ) -> None:
     shutil.copy(tiny / "config.json", tmp_path)
     settings = {"method": "fedspine", "lora.targets": "attn.q", "fedspine.selection": "global"}
-    settings |= {"data.window-tokens": 16, "evaluation.window-tokens": 16}
+    settings |= {"data.sequence-length": 16, "evaluation.sequence-length": 16}
     assert main({"run": settings | {"model": str(tmp_path)}}) == 2
     assert "fedspine measures channels by adapters that lie on them" in capsys.readouterr().err
 

@@ -12,14 +12,14 @@ from transformers import LlamaConfig
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.selection import lowest
-from espalier.messages.blobs.adapters import payload_specs
+from espalier.messages.blobs.adapters import wire_specs
 from espalier.messages.blobs.group_bits import pack_bits
-from espalier.messages.payload import packed_bytes
+from espalier.messages.tensor_blobs import packed_bytes
 from espalier.methods.fedspine.contract import trained
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.dry_runs.dry_run import CASES
 from server_app.estimate.uneven_cuts import UnevenCuts
@@ -55,33 +55,33 @@ def settings(**changes: Any) -> RunSettings:
 def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
     job = run.of(FedSpineSettings)
     return UnevenCuts(
-        Groups.of(plan), job, trained(plan, run), run.federation.payload, run.lora.rank
+        Groups.of(plan), job, trained(plan, run), run.federation.wire_dtype, run.lora.rank
     )
 
 
 def bytes_of(run: RunSettings, cut: Cut) -> int:
     """Return the bytes of the adapters' blobs in the shapes that a cut leaves."""
     shapes = trained(PLAN, run, None, pack_bits(cut)).shapes()
-    return sum(packed_bytes(payload_specs(own, run.federation.payload)) for own in shapes.values())
+    return sum(packed_bytes(wire_specs(own, run.federation.wire_dtype)) for own in shapes.values())
 
 
 def numbers_of(run: RunSettings, plan: ModelPlan, cut: Cut) -> int:
     return trained(plan, run, None, pack_bits(cut)).num_parameters
 
 
-@pytest.mark.parametrize("payload", get_args(Payload))
+@pytest.mark.parametrize("wire_dtype", get_args(WireDtype))
 @pytest.mark.parametrize("selection", ["global", "block"])
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize(
     "targets", ["all", "attn.v,mlp.down", "attn.q,attn.k,attn.v,attn.o,mlp.up"]
 )
 def test_no_cut_of_a_device_is_beyond_the_bounds(
-    payload: str, selection: str, multiple: int, targets: str
+    wire_dtype: str, selection: str, multiple: int, targets: str
 ) -> None:
     """Scores may be arbitrary or favour whole kinds and blocks, in any number of steps."""
     run = settings(
-        federation__payload=payload, fedspine__selection=selection, fedspine__channel_multiple=multiple,
-        lora__targets=targets, fedspine__share=0.6,
+        federation__wire_dtype=wire_dtype, fedspine__selection=selection, fedspine__channel_multiple=multiple,
+        lora__targets=targets, fedspine__pruning_ratio=0.6,
     )  # fmt: skip
     job = run.of(FedSpineSettings)
     generator = np.random.default_rng(multiple)

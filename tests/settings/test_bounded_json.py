@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from espalier.environment.bounded_json import (
-    MOST_DEPTH,
+    MAX_DEPTH,
     UnboundedJsonError,
     read_json,
     require_flat,
@@ -21,11 +21,11 @@ def nested(depth: int, opening: str, closing: str) -> str:
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"\\"]": ', "}]")])
 def test_as_many_levels_as_are_allowed_and_no_more(opening: str, closing: str) -> None:
     levels = opening.count("[") + opening.count("{")
-    text = nested(MOST_DEPTH // levels, opening, closing)
+    text = nested(MAX_DEPTH // levels, opening, closing)
     assert read_json(text) == json.loads(text)
     assert read_json(text.encode()) == json.loads(text)
     for deeper in (
-        nested(MOST_DEPTH // levels + 1, opening, closing),
+        nested(MAX_DEPTH // levels + 1, opening, closing),
         nested(200_000, opening, closing),
         opening * 200_000,
     ):
@@ -93,11 +93,11 @@ def test_the_depth_is_that_of_the_parsed_document() -> None:
     refused = 0
     for _ in range(300):
         document: Any = 1
-        for _ in range(random.randrange(2 * MOST_DEPTH)):
+        for _ in range(random.randrange(2 * MAX_DEPTH)):
             document = random.choice(
                 ([document, "]"], {'a"[': document}, [[], document], {"{": 1, "b": document})
             )
-        if depth_of(document) <= MOST_DEPTH:
+        if depth_of(document) <= MAX_DEPTH:
             require_flat(json.dumps(document))
         else:
             refused += 1

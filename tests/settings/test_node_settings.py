@@ -41,9 +41,9 @@ def test_an_answer_rests_on_2048_tokens_unless_the_owner_says_otherwise_or_the_n
     None
 ):
     assert parse_node({"site": "a"}).fewest_tokens() == 2048
-    assert parse_node({"site": "a", "least-tokens": 300}).fewest_tokens() == 300
+    assert parse_node({"site": "a", "min-tokens": 300}).fewest_tokens() == 300
     assert parse_node({"partition-id": 0}, simulated=True).fewest_tokens() == 1
-    assert parse_node({"partition-id": 0, "least-tokens": 50}, simulated=True).fewest_tokens() == 50
+    assert parse_node({"partition-id": 0, "min-tokens": 50}, simulated=True).fewest_tokens() == 50
 
 
 def test_a_partition_id_does_not_make_a_node_simulated() -> None:
@@ -51,7 +51,7 @@ def test_a_partition_id_does_not_make_a_node_simulated() -> None:
     assert not node.simulated
     assert not node.allows_own_text()
     assert node.fewest_tokens() == 2048
-    assert node.most("most_runs") == 100
+    assert node.most("max_runs") == 100
 
 
 @pytest.mark.parametrize("key", ["simulated", "_simulated"])
@@ -61,30 +61,30 @@ def test_no_key_makes_a_node_simulated(key: str) -> None:
 
 
 def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() -> None:
-    node = parse_node({"site": "a", "most-steps": 5, "allow-methods": "fedprllm, hetlora"})
-    assert (node.most("most_steps"), node.most("most_windows"), node.most("most_rounds")) == (
+    node = parse_node({"site": "a", "max-steps": 5, "allowed-methods": "fedprllm, hetlora"})
+    assert (node.most("max_steps"), node.most("max_samples"), node.most("max_rounds")) == (
         5,
         4096,
         1000,
     )
-    assert node.most_threads() == max(8, os.cpu_count() or 1)
+    assert node.max_threads() == max(8, os.cpu_count() or 1)
     assert [node.allows_method(name) for name in ("fedprllm", "hetlora", "fedspallm")] == [
         True,
         True,
         False,
     ]
     assert parse_node({"site": "a"}).allows_method("fedspallm")
-    simulated = parse_node({"site": "a", "most-steps": 5}, simulated=True)
+    simulated = parse_node({"site": "a", "max-steps": 5}, simulated=True)
     assert (
-        simulated.most("most_steps"),
-        simulated.most("most_runs"),
-        simulated.most_threads(),
+        simulated.most("max_steps"),
+        simulated.most("max_runs"),
+        simulated.max_threads(),
     ) == (5, None, None)
 
 
 def test_a_method_that_does_not_exist_is_named() -> None:
-    (line,) = mistake_lines({"site": "a", "allow-methods": "fedprllm,fedavg"})
-    assert line.startswith("allow-methods = 'fedprllm,fedavg': fedavg is not a method")
+    (line,) = mistake_lines({"site": "a", "allowed-methods": "fedprllm,fedavg"})
+    assert line.startswith("allowed-methods = 'fedprllm,fedavg': fedavg is not a method")
 
 
 @pytest.mark.parametrize("name", [".", ".."])
@@ -191,7 +191,7 @@ def test_private_state_is_in_the_home_directory_otherwise(
     ("config", "name"),
     [
         ({"site": "hospital-c", "widows": 16}, "hospital-c"),
-        ({"site": "hospital-c", "partition-id": 2, "windows": "many"}, "hospital-c"),
+        ({"site": "hospital-c", "partition-id": 2, "num-samples": "many"}, "hospital-c"),
         ({"partition-id": 2, "ste": "hospital-c"}, "node-00002"),
         ({"site": "ward\n7", "partition-id": 2}, ""),
         ({"site": ".."}, ""),

@@ -105,7 +105,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         | {
             "seed": -1,
             "num-clients": "8",
-            "data.windows": 0,
+            "data.num-samples": 0,
             "fedprllm.sparsity": 1.5,
             "dtype": "int8",
             "colour": "red",
@@ -113,7 +113,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
     )
     assert sorted(line.split()[0].rstrip(":") for line in lines) == [
         "colour",
-        "data.windows",
+        "data.num-samples",
         "dtype",
         "fedprllm.sparsity",
         "num-clients",
@@ -138,7 +138,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("model", 3, "valid string"),
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
         ("data.source", "web", "'documentation', 'code', 'text', 'jsonl' or 'hub'"),
-        ("evaluation.local-only", "yes", "write true or false"),
+        ("evaluation.local-baseline", "yes", "write true or false"),
         ("evaluation.baselines", 1, "write true or false"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
@@ -160,7 +160,7 @@ def test_a_mistake_names_key_value_and_what_is_allowed(
     [
         ("num-client", "num-clients"),
         ("fedprllm.sparsty", "fedprllm.sparsity"),
-        ("data.window", "data.windows"),
+        ("data.sample", "data.num-samples"),
         ("sed", "seed"),
     ],
 )
@@ -301,7 +301,7 @@ def test_a_method_that_is_no_text_is_one_mistake() -> None:
     "config",
     [
         {"data": 3},
-        pytest.param({"data": 3, "data.windows": 4}),
+        pytest.param({"data": 3, "data.num-samples": 4}),
         pytest.param({"method": ["fedprllm"]}),
     ],
 )
@@ -352,8 +352,8 @@ def test_settings_do_not_change() -> None:
 OTHER_VALUES = {
     "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16", "model": "/m",
     "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
-    "attempts": 7, "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
-    "evaluation.window-tokens": 9, "evaluation.local-only": False, "evaluation.centralized": "off", "data.field": "body",
+    "attempts": 7, "data.num-samples": 9, "data.sequence-length": 9, "evaluation.max-samples": 1,
+    "evaluation.sequence-length": 9, "evaluation.local-baseline": False, "evaluation.centralized": "off", "data.field": "body",
     "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
     "activations": "disk", "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
 }  # fmt: skip
@@ -487,20 +487,20 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
-@pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("svd", [False, True])
 def test_differences_travel_where_something_is_rounded(
-    method: str, payload: str, svd: bool
+    method: str, wire_dtype: str, svd: bool
 ) -> None:
     """Adapters of a rounded wire dtype travel as differences.
 
     The server sends differences from the initial adapters, unless the aggregation is SVD: the SVD
     keeps nothing of the initial adapters, so the server then sends values.
     """
-    changes = {"method": method, "federation.payload": payload}
+    changes = {"method": method, "federation.wire-dtype": wire_dtype}
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
     sends = run.federation.sends_differences
-    assert sends == (payload != "float32")
+    assert sends == (wire_dtype != "float32")
     assert run.of(AdapterAveraging).delivers_differences(run.federation) == (sends and not svd)
 
 
@@ -531,9 +531,12 @@ def test_weights_that_a_method_does_not_know_are_refused() -> None:
 def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand() -> None:
     with pytest.raises(
         EspalierError,
-        match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out",
+        match=r"federation.wire-dtype = 'nf4': method = 'fedspallm' does not read it; leave it out",
     ) as told:
-        parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
+        parse(
+            {"method": "fedspallm", "federation.wire-dtype": "nf4"},
+            by_hand=["federation.wire-dtype"],
+        )
     assert "choose method = 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'" in str(
         told.value
     )
@@ -590,7 +593,7 @@ def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
     ("key", "by_hand", "meant"),
     [
         # A key of the method that is in another table.
-        ("hetlora.payload", False, "federation.payload"),
+        ("hetlora.wire-dtype", False, "federation.wire-dtype"),
         # A key that no table of the method has.
         ("fedspallm.rounds", True, "federation.rounds"),
         ("fedprllm.sparsty", False, "fedprllm.sparsity"),

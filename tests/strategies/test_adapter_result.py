@@ -68,17 +68,17 @@ def averaged(first: Values, seed: int) -> Values:
     return found
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
 def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
-    model: OpenedModel, tmp_path: Path, payload: str
+    model: OpenedModel, tmp_path: Path, wire_dtype: str
 ) -> None:
     """Clients receive the first ranks of the global adapters in three rounds.
 
     Only the rounding of the wire dtype makes a difference.
     """
-    result = result_of(model, tmp_path, payload=payload)
+    result = result_of(model, tmp_path, wire_dtype=wire_dtype)
     first = initial_values(model, result.adapters, 5)
-    largest = {"float32": 0.0, "bfloat16": 2**-7, "nf4": 0.16}[payload]
+    largest = {"float32": 0.0, "bfloat16": 2**-7, "nf4": 0.16}[wire_dtype]
     for number in range(3):
         folded = averaged(first, number)
         result.replace(iter(folded.items()), LIMITS)
@@ -104,7 +104,7 @@ def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
 
 def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Path) -> None:
     """The same adapters are sent twice in NF4; the mean of both is nearer than the first."""
-    result = result_of(model, tmp_path, payload="nf4")
+    result = result_of(model, tmp_path, wire_dtype="nf4")
     folded = averaged(initial_values(model, result.adapters, 5), 1)
     arrived = []
     for _ in range(2):
@@ -117,11 +117,11 @@ def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Pat
     assert ((arrived[0] + arrived[1]) / 2 - exact).norm() < 0.8 * (arrived[0] - exact).norm()
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
 def test_first_adapters_are_read_once_for_a_blob_and_only_when_its_turn_comes(
-    model: OpenedModel, tmp_path: Path, payload: str
+    model: OpenedModel, tmp_path: Path, wire_dtype: str
 ) -> None:
-    result = result_of(model, tmp_path, payload=payload)
+    result = result_of(model, tmp_path, wire_dtype=wire_dtype)
     first = initial_values(model, result.adapters, 5)
     firsts = dict(result.blobs)
     store = result.store
@@ -141,7 +141,7 @@ def test_first_adapters_are_read_once_for_a_blob_and_only_when_its_turn_comes(
 
 
 def test_what_is_sent_unpacks_to_what_clients_have(model: OpenedModel, tmp_path: Path) -> None:
-    result = result_of(model, tmp_path, payload="float32")
+    result = result_of(model, tmp_path, wire_dtype="float32")
     result.replace(iter(averaged(initial_values(model, result.adapters, 5), 2).items()), [2])
     for key, shapes in result.adapters.limited(2).shapes().items():
         found = unpack_adapters(shapes, result.blob(key, 2), "float32")

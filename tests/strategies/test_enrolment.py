@@ -19,10 +19,10 @@ from espalier.errors import InputError
 from espalier.identity.site_keys import PublicKeys
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.enrolment import Enrolment, refusal
-from espalier.messages.message import Letter, NoScalars, failure, read, write
+from espalier.messages.message import MessageBody, NoFields, failure, read, write
 from espalier.messages.parts import Report
-from espalier.messages.payload import STYPE, pack_tensors
 from espalier.messages.signed_name import sign, statement
+from espalier.messages.tensor_blobs import STYPE, pack_tensors
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
@@ -50,9 +50,11 @@ ENROLMENT = Enrolment(
 )
 
 
-def signed(key: ec.EllipticCurvePrivateKey, told: Enrolment, request: Letter, node_id: int) -> str:
+def signed(
+    key: ec.EllipticCurvePrivateKey, told: Enrolment, request: MessageBody, node_id: int
+) -> str:
     """Return a node's signature of its enrolment reply."""
-    return sign(key, statement(told, request.scalars["nonce"], request.header.lineage, node_id))
+    return sign(key, statement(told, request.fields["nonce"], request.header.lineage, node_id))
 
 
 class Nodes:
@@ -98,7 +100,7 @@ class Nodes:
             self._waiting[name] = Message(content, reply_to=message)
         return [name]
 
-    def _answer(self, request: Letter, node_id: int) -> Letter:
+    def _answer(self, request: MessageBody, node_id: int) -> MessageBody:
         header = request.header
         if header.kind == "enrol":
             told = ENROLMENT.model_copy(update={"site": self.sites[node_id]})
@@ -107,9 +109,9 @@ class Nodes:
                 if node_id in self.keys
                 else {}
             )
-            return Letter(header, told.model_dump() | signature)
+            return MessageBody(header, told.model_dump() | signature)
         report = Report(seconds=0.0, blob_sha256=[sha256(BLOB)])
-        return Letter(header, report.model_dump(), {block_key(0): BLOB})
+        return MessageBody(header, report.model_dump(), {block_key(0): BLOB})
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._waiting.pop(name) for name in message_ids if name in self._waiting]
@@ -153,7 +155,7 @@ class Server:
     def train(self) -> list[int]:
         """Run one round and return the clients that answered."""
         requests = [
-            self.rounds.request("train", seat, 1, NoScalars())
+            self.rounds.request("train", seat, 1, NoFields())
             for seat in self.rounds.roster.active()
         ]
         return [read(reply.content).header.client for reply in self.rounds.exchange(requests)]
@@ -271,7 +273,7 @@ def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after
     seat = server.rounds.roster.seats[0]
     server.nodes.silent = {1}
     server.nodes.joining[server.time.seconds] = (3, "a")
-    requests = [server.rounds.request("train", seat, 1, NoScalars()) for _ in range(2)]
+    requests = [server.rounds.request("train", seat, 1, NoFields()) for _ in range(2)]
     assert len(list(server.rounds.exchange(requests))) == 2
     assert server.asked_to_train() == [1, 1, 1, 1, 3, 3]
     assert seat.node_id == 3
@@ -327,8 +329,8 @@ def test_nodes_that_get_no_seat_make_nobody_wait_longer(
         update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"}
     )
     server.nodes.joining[15.0] = (99, "c")
-    request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoScalars()).content)
-    server.nodes.replies["enrol 99"] = write(Letter(request.header, other.model_dump()))
+    request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoFields()).content)
+    server.nodes.replies["enrol 99"] = write(MessageBody(request.header, other.model_dump()))
     server.enrol(clients)
     assert 30.0 <= server.time.seconds < 31.0
     assert server.rounds.roster.clients() == (clients or {"a": 0})
@@ -427,7 +429,7 @@ def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
             request = read(message.content)
             told = ENROLMENT.model_copy(update={"site": "b"})
             relayed = told.model_dump() | {"signature": signed(OF_SITES["b"], told, request, 77)}
-            server.nodes.replies["enrol 1"] = write(Letter(request.header, relayed))
+            server.nodes.replies["enrol 1"] = write(MessageBody(request.header, relayed))
         return push([message])
 
     server.nodes.push_messages = relay  # type: ignore[method-assign]
@@ -456,7 +458,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
 
 def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
     server.nodes.replies["enrol 3"] = write(
         failure(request.header, refusal("b", "too little text"))
     )
@@ -483,9 +485,9 @@ def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(
 ) -> None:
     with TemporaryDirectory() as folder:
         server = with_keys(Path(folder), {1: "a", 2: "b", 3: "c"}, "ab")
-        request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
-        content = write(Letter(request.header))
-        content["scalars"] = ConfigRecord({**ENROLMENT.model_dump(), "site": "c", **changes})
+        request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+        content = write(MessageBody(request.header))
+        content["fields"] = ConfigRecord({**ENROLMENT.model_dump(), "site": "c", **changes})
         server.nodes.replies["enrol 3"] = content
         server.enrol()
         assert server.rounds.roster.clients() == {"a": 0, "b": 1}
@@ -541,9 +543,9 @@ def test_refused_nodes_are_told_why(tmp_path: Path) -> None:
 
     def note(messages: Iterable[Message]) -> list[str]:
         (message,) = messages
-        letter = read(message.content)
-        if letter.header.kind == "refused":
-            told[message.metadata.dst_node_id] = str(letter.scalars["reason"])
+        body = read(message.content)
+        if body.header.kind == "refused":
+            told[message.metadata.dst_node_id] = str(body.fields["reason"])
         return push([message])
 
     server.nodes.push_messages = note  # type: ignore[method-assign]
@@ -599,7 +601,7 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.enrol()
     request = read(
-        server.rounds.request("train", server.rounds.roster.seats[0], 1, NoScalars()).content
+        server.rounds.request("train", server.rounds.roster.seats[0], 1, NoFields()).content
     )
     told = failure(request.header, "no data:\n  row 1\n  row 2" + "\n" * 500 + "x" * 3000)
     server.nodes.replies["train 1"] = write(told)
@@ -617,7 +619,7 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "scalars",
+    "fields",
     [
         {ESCAPES: 1},
         {f"{ESCAPES}{number}": 1 for number in range(30)},
@@ -629,13 +631,13 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     ids=range(6),
 )
 def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
-    tmp_path: Path, scalars: dict[str, Any]
+    tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
-    status = {"status": "failed"} if "reason" in scalars else {}
-    content = write(Letter(request.header.model_copy(update=status)))
-    content["scalars"] = ConfigRecord(scalars)
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    status = {"status": "failed"} if "reason" in fields else {}
+    content = write(MessageBody(request.header.model_copy(update=status)))
+    content["fields"] = ConfigRecord(fields)
     server.nodes.replies["enrol 3"] = content
     server.enrol()
     (reason,) = server.rounds.roster.refused.values()
@@ -671,7 +673,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
     tmp_path: Path, told: str, who: str, why: str
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
     server.enrol()
     assert server.rounds.roster.refused == {who: why}
@@ -681,7 +683,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
 
 def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "b", 2: "a"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 2), 0, NoScalars()).content)
+    request = read(server.rounds.request("enrol", Seat(-1, "", 2), 0, NoFields()).content)
     server.nodes.replies["enrol 2"] = write(
         failure(request.header, refusal("a", "the node's configuration is wrong"))
     )
@@ -712,8 +714,8 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     read_headers = list[bytes]()
     monkeypatch.setattr("espalier.messages.ledger.data_bytes", read_headers.append)
     monkeypatch.setattr("espalier.messages.contract.tensor_specs", read_headers.append)
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
-    content = write(Letter(request.header, ENROLMENT.model_dump()))
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    content = write(MessageBody(request.header, ENROLMENT.model_dump()))
     content["blobs"] = ArrayRecord(
         {f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)}
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.messages.payload import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from pruning_kernels.votes.bitmask import LINE_WORDS
 from strategies.base import inbox
 from strategies.base.inbox import Inbox
@@ -17,7 +17,7 @@ def test_words_come_in_stretches_of_whole_lines(
 ) -> None:
     """Each range of the planes must begin at a cache line for the kernels."""
     monkeypatch.setattr(inbox, "STRETCH_BYTES", 5000)
-    monkeypatch.setattr(inbox, "LEAST_WORDS", 20)
+    monkeypatch.setattr(inbox, "MIN_WORDS", 20)
     masks = np.random.default_rng(0).integers(0, 2**64, (clients, 1003), dtype=np.uint64)
     box = Inbox(tmp_path / "inbox")
     for client, mask in enumerate(masks):

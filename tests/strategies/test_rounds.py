@@ -17,9 +17,9 @@ from in_process import FakeTime
 from run_names import BY_HAND
 
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import Letter, NoScalars, failure, read, write
+from espalier.messages.message import MessageBody, NoFields, failure, read, write
 from espalier.messages.parts import PartRequest, Report
-from espalier.messages.payload import pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.activity import AtWork
@@ -68,13 +68,15 @@ class OneNode:
             self._replies[name] = Message(write(self._answer(header)), reply_to=message)
         return [name]
 
-    def _answer(self, header: Any) -> Letter:
+    def _answer(self, header: Any) -> MessageBody:
         if header.part in self.failing:
             return failure(header, "no such blob")
         report = Report(seconds=0.0, blob_sha256=[SHA256] * BLOCKS)
-        scalars = report if header.kind == "train" else NoScalars()
+        fields = report if header.kind == "train" else NoFields()
         blobs = {block_key(header.part): pack_tensors({mask_name(LINEAR.name): MASK})}
-        return Letter(header.model_copy(update={"num_parts": BLOCKS}), scalars.model_dump(), blobs)
+        return MessageBody(
+            header.model_copy(update={"num_parts": BLOCKS}), fields.model_dump(), blobs
+        )
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         found = [self._replies.pop(name) for name in message_ids if name in self._replies]
@@ -123,8 +125,8 @@ def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
 def exchange(rounds: Rounds) -> Iterable[Message]:
     """Yield all parts of a round's reply."""
 
-    def next_part(letter: Letter) -> Message | None:
-        following = letter.header.part + 1
+    def next_part(body: MessageBody) -> Message | None:
+        following = body.header.part + 1
         request = PartRequest(blob_sha256=[SHA256])
         return (
             rounds.request("fetch", rounds.roster.seats[0], 1, request, part=following)
@@ -133,7 +135,7 @@ def exchange(rounds: Rounds) -> Iterable[Message]:
         )
 
     return rounds.exchange(
-        [rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], next_part
+        [rounds.request("train", rounds.roster.seats[0], 1, NoFields())], next_part
     )
 
 
@@ -212,7 +214,7 @@ def ask(rounds: Rounds, **more: Any) -> list[Message]:
     """Request only the first part."""
     rounds.roster.seats[0].status = "completed"
     return list(
-        rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more)
+        rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoFields())], **more)
     )
 
 

@@ -112,8 +112,8 @@ def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float)
     assert (moved - number).item() * 1.18 <= reach.limit("head", "x")
 
 
-@pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
-def test_error_feedback_stays_within_the_slack(payload: str) -> None:
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "nf4"])
+def test_error_feedback_stays_within_the_slack(wire_dtype: str) -> None:
     """Covers numbers that become small after large ones, whose rounding error is sent later."""
     generator = torch.Generator().manual_seed(3)
     lost = dict[str, Tensor]()
@@ -121,8 +121,8 @@ def test_error_feedback_stays_within_the_slack(payload: str) -> None:
     for size in (1.0, 1.0, 1.0, 1e-3, 1e-6):
         trained = {"x": size * (2 * torch.rand(500, generator=generator) - 1)}
         reach.note("head", trained)
-        blob, lost = pack_adapters(trained, payload, lost)  # type: ignore[arg-type]
-        sent = unpack_adapters({"x": (500,)}, blob, payload)["x"]  # type: ignore[arg-type]
+        blob, lost = pack_adapters(trained, wire_dtype, lost)  # type: ignore[arg-type]
+        sent = unpack_adapters({"x": (500,)}, blob, wire_dtype)["x"]  # type: ignore[arg-type]
         assert sent.abs().max() <= reach.limit("head", "x")
 
 

@@ -62,7 +62,7 @@ def test_every_cell_is_a_run_all_of_whose_settings_are_read(study: str, cell: Ce
     assert (settings.num_clients, settings.federation.rounds) == (10, 10)
     assert (settings.lora.rank, settings.lora.alpha) == (8, 16)
     assert settings.lora.targets == "attn.q,attn.k,attn.v,mlp.up,mlp.down"
-    assert not settings.evaluation.local_only
+    assert not settings.evaluation.local_baseline
     if settings.method == "fedsoda":
         job = settings.of(FedSodaSettings)
         assert job.num_dropped == 2
@@ -245,11 +245,11 @@ def small(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> list[str]:
     settings = {
         "num-clients": 2, "federation.rounds": 2, "federation.sampled-clients": 1.0, "training.steps": 1,
         "training.batch-size": 1, "task.max-tokens": 16, "task.max-test-tokens": 16, "task.max-test-items": 4, "lora.rank": 2,
-        "evaluation.window-tokens": 16, "evaluation.max-windows": 2, "fedsoda.public-windows": 4,
+        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "fedsoda.public-samples": 4,
         "fedsoda.pre-align-steps": 1, "fedsoda.realign-steps": 1,
     }  # fmt: skip
     named = {"model": model, "data": files["train.jsonl"], "test": files["test.jsonl"], "public": files["public.txt"],
-             "work": model.parent / "work", "out": model.parent / "out", "letters": 3000}  # fmt: skip
+             "work": model.parent / "work", "out": model.parent / "out", "characters": 3000}  # fmt: skip
     given = [text for name, value in named.items() for text in (f"--{name}", str(value))]
     return [
         "--seeds",

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fedsoda import counts, paper, tables
 from benchmarks.fedsoda.__main__ import main
 from benchmarks.fedsoda.tables import Figure, Model
-from espalier.settings.federation import Payload
+from espalier.settings.federation import WireDtype
 
 LLAMA3 = {
     "attn.q": (4096, 4096), "attn.k": (1024, 4096), "attn.v": (1024, 4096), "attn.o": (4096, 4096),
@@ -149,9 +149,9 @@ def test_true_bytes_of_the_sub_model_by_hand(models: dict[str, Model]) -> None:
 
 def test_bytes_on_the_wire_are_numbers_and_a_header(models: dict[str, Model]) -> None:
     rounds = 2 * 3 + 4 / 5
-    sizes: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
-    for payload, each in sizes.items():
-        beyond = models["llama3-8b"].wire_bytes(payload, 4, 5) / rounds - each * 442_368
+    sizes: dict[WireDtype, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
+    for wire_dtype, each in sizes.items():
+        beyond = models["llama3-8b"].wire_bytes(wire_dtype, 4, 5) / rounds - each * 442_368
         assert 0 < beyond < 2048
 
 

@@ -14,7 +14,7 @@ from benchmarks.fedspallm.clients import Clients
 from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import FOLDS, STUDIES, Bench
-from espalier.data.public_text import public_windows
+from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
@@ -24,9 +24,9 @@ from espalier.settings.run import parse
 KEYS = ("seed", "text")
 CONDITIONS = {
     "model": {"name": "tiny", "weights": 1},
-    "windows": 2,
-    "window_tokens": 16,
-    "texts": {"public": {"windows": 2}},
+    "samples": 2,
+    "sequence_length": 16,
+    "texts": {"public": {"samples": 2}},
 }
 
 
@@ -34,7 +34,7 @@ CONDITIONS = {
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Four clients that share one file."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
     settings = EVALUATED | {
         "data.source": "text",
@@ -51,7 +51,7 @@ def studied(sites: Federation) -> Bench:
     settings = parse(config)
     model = open_model(settings.model)
     stream = BlockStream(model, set_up(settings, sites.folder))
-    texts = public_windows(settings.evaluation, model.encode)
+    texts = public_samples(settings.evaluation, model.encode)
     return Bench(stream, texts, config, [Path(config["data.path"])], [0])
 
 
@@ -81,8 +81,8 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     again = Rows(path, KEYS, ("perplexity",), CONDITIONS)
     cells = [{"seed": seed, "text": "public"} for seed in (0, 1)]
     assert again.missing(iter(cells)) == [cells[1]]
-    with pytest.raises(EspalierError, match="other windows"):
-        Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "windows": 3})
+    with pytest.raises(EspalierError, match="other samples"):
+        Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "samples": 3})
 
 
 def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 def test_every_study_writes_its_tables_and_plot(
     sites: Federation, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("WINDOWS", 1)):
+    for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("SAMPLES", 1)):
         monkeypatch.setattr(studies, constant, value)
     for constant, value in (
         ("SHARES", (0.5,)),

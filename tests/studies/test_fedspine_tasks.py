@@ -170,12 +170,12 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
 
     A model that is cut last is scored after the rounds.
     """
-    spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "data.windows": 2}
+    spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "data.num-samples": 2}
     monkeypatch.setattr(cuts, "CUT_FIRST", cuts.CUT_FIRST | spared)
     monkeypatch.setattr(
         cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}
     )
-    monkeypatch.setattr(cuts, "WINDOW_TOKENS", 16)
+    monkeypatch.setattr(cuts, "SEQUENCE_LENGTH", 16)
     monkeypatch.setattr(tasks, "DEVICES", 2)
     records(tmp_path / "test.jsonl", ITEMS)
     train = records(tmp_path / "train.jsonl", 60)

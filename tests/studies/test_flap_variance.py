@@ -12,14 +12,14 @@ def test_the_running_figure_depends_on_the_order_of_windows() -> None:
 
     The first sample adds nothing.
     """
-    windows = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)[:, None, None]
-    assert float(running_figure(windows)) == pytest.approx(0.5**2 / 2 / 2 + 3**2 / 3)
-    assert float(running_figure(windows.flip(0))) == pytest.approx(2**2 / 2 / 2 + 2**2 / 3)
-    assert float(moments_of(windows.flatten(0, 1)).variance) == pytest.approx(7.0)
+    samples = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)[:, None, None]
+    assert float(running_figure(samples)) == pytest.approx(0.5**2 / 2 / 2 + 3**2 / 3)
+    assert float(running_figure(samples.flip(0))) == pytest.approx(2**2 / 2 / 2 + 2**2 / 3)
+    assert float(moments_of(samples.flatten(0, 1)).variance) == pytest.approx(7.0)
 
 
 def test_it_is_a_sum_over_the_tokens_of_a_window() -> None:
-    windows = torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    twice = windows.expand(4, 2, 3)
-    torch.testing.assert_close(running_figure(twice), 2 * running_figure(windows))
-    torch.testing.assert_close(running_moments(twice).variance, running_moments(windows).variance)
+    samples = torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    twice = samples.expand(4, 2, 3)
+    torch.testing.assert_close(running_figure(twice), 2 * running_figure(samples))
+    torch.testing.assert_close(running_moments(twice).variance, running_moments(samples).variance)

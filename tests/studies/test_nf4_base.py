@@ -17,7 +17,7 @@ from benchmarks.fedspallm.rows import Rows
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 
-WINDOW = 8
+SAMPLE = 8
 HELD_OUT = 3
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "parameters": 1_500_000},
@@ -25,8 +25,8 @@ CONDITIONS: dict[str, Any] = {
     "trained": 64,
     "steps": 2,
     "batch_size": 2,
-    "window_tokens": WINDOW,
-    "held_out_windows": HELD_OUT,
+    "sequence_length": SAMPLE,
+    "held_out_samples": HELD_OUT,
     "threads": 1,
     "device": "cpu",
 }
@@ -49,17 +49,17 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(directory)
     text = tmp_path / "text.txt"
-    text.write_text(" ".join(f"w{number * number % 31}" for number in range(12 * WINDOW)))
+    text.write_text(" ".join(f"w{number * number % 31}" for number in range(12 * SAMPLE)))
     return {
         "method": "fedpetuning", "model": str(directory), "threads": 1, "device": "cpu", "data.source": "text",
-        "data.path": str(text), "data.window-tokens": WINDOW, "evaluation.max-windows": HELD_OUT, "lora.rank": 2,
+        "data.path": str(text), "data.sequence-length": SAMPLE, "evaluation.max-samples": HELD_OUT, "lora.rank": 2,
         "training.steps": 3, "training.batch-size": 2, "training.learning-rate": 0.01,
     }  # fmt: skip
 
 
 def test_loss_before_is_that_of_the_model_itself(settings: dict[str, Any], tmp_path: Path) -> None:
     found = nf4_base.measure(settings, tmp_path / "cache", train=True)
-    tokens = torch.tensor([number * number % 31 for number in range(12 * WINDOW)]).view(12, WINDOW)[
+    tokens = torch.tensor([number * number % 31 for number in range(12 * SAMPLE)]).view(12, SAMPLE)[
         -HELD_OUT:
     ]
     model = AutoModelForCausalLM.from_pretrained(settings["model"]).eval()
@@ -91,9 +91,9 @@ def test_as_many_held_out_windows_as_the_text_has_are_refused(
     for wrong in (0, 12):
         with pytest.raises(
             EspalierError,
-            match=rf"--held-out-windows {wrong}: --text .*text.txt has 12 windows of 8 tokens",
+            match=rf"--held-out-samples {wrong}: --text .*text.txt has 12 samples of 8 tokens",
         ):
-            nf4_base.measure({**settings, "evaluation.max-windows": wrong}, tmp_path, train=False)
+            nf4_base.measure({**settings, "evaluation.max-samples": wrong}, tmp_path, train=False)
 
 
 def measured(task: dict[str, Any], cache: Path, train: bool) -> dict[str, float]:

@@ -17,8 +17,8 @@ def test_a_run_of_two_rounds_is_split_as_on_paper() -> None:
         ({"event": "masks", "client": 1, "seconds": 2.0}, 12.0),
         ({"event": "begin", "title": "voting"}, 12.0),
         ({"event": "checkpoint"}, 12.5),
-        ({"event": "local_only"}, 14.0),
-        ({"event": "local_only"}, 15.0),
+        ({"event": "local_baseline"}, 14.0),
+        ({"event": "local_baseline"}, 15.0),
         ({"event": "exported"}, 17.0),
         ({"event": "evaluated"}, 18.0),
     ]

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.published_models import SHAPES, Tuned, tuned
-from espalier.messages.blobs.adapters import payload_specs
-from espalier.settings.federation import Payload
+from espalier.messages.blobs.adapters import wire_specs
+from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 
 FEDSODA = "attn.k,attn.v,attn.q,mlp.up,mlp.down"
@@ -12,9 +12,9 @@ FEDSODA = "attn.k,attn.v,attn.q,mlp.up,mlp.down"
 LAST_THREE = {"llama3-8b": "29-31", "mistral-7b": "29-31", "qwen2-7b": "25-27"}
 
 
-def tensor_bytes(found: Tuned, payload: Payload) -> int:
+def tensor_bytes(found: Tuned, wire_dtype: WireDtype) -> int:
     """Return the bytes of the tensors, without headers."""
-    blobs = (payload_specs(shapes, payload) for shapes in found.adapters.shapes().values())
+    blobs = (wire_specs(shapes, wire_dtype) for shapes in found.adapters.shapes().values())
     return sum(spec.num_bytes for blob in blobs for spec in blob.values())
 
 

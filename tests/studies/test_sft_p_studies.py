@@ -95,7 +95,12 @@ def test_a_budget_is_met_when_the_last_draws_of_a_round_are_near() -> None:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Three clients of a tiny model that train for two steps."""
-    short = {"lora.rank": 2, "federation.rounds": 1, "training.steps": 2, "data.window-tokens": 16}
+    short = {
+        "lora.rank": 2,
+        "federation.rounds": 1,
+        "training.steps": 2,
+        "data.sequence-length": 16,
+    }
     monkeypatch.setattr(studies, "TRAINED", studies.TRAINED | short)
     shared = home(tmp_path)
     private = []
@@ -107,8 +112,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         public.write_text("\n\n".join(private_text(client + 10).split("\n\n")[:15]))
         texts.append(f"t{client}={public}")
     common = {
-        "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts), "evaluation.window-tokens": 16,
-        "evaluation.max-windows": 2, "data.window-tokens": 16, "evaluation.local-only": False, "evaluation.centralized": "off",
+        "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts), "evaluation.sequence-length": 16,
+        "evaluation.max-samples": 2, "data.sequence-length": 16,
+        "evaluation.local-baseline": False, "evaluation.centralized": "off",
     }  # fmt: skip
     return Bench(common, str(shared.model), private, [0], tmp_path / "runs")
 

@@ -17,7 +17,7 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 
 CONDITIONS: dict[str, Any] = {
-    "model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}
+    "model": {"name": "tiny", "weights": 1}, "samples": 2, "sequence_length": 16, "texts": {"public": {"samples": 2}}
 }  # fmt: skip
 
 
@@ -28,13 +28,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         studies, "METHODS", {name: studies.METHODS[name] for name in ("FLAP", "FedPrLLM")}
     )
     monkeypatch.setattr(studies, "SHARES", (0.3,))
-    monkeypatch.setattr(studies, "WINDOWS", 2)
+    monkeypatch.setattr(studies, "SAMPLES", 2)
     monkeypatch.setattr(studies, "PROMPT", 16)
     short = {
         "federation.rounds": 1,
         "training.steps": 1,
         "training.batch-size": 1,
-        "data.window-tokens": 16,
+        "data.sequence-length": 16,
         "lora.rank": 2,
     }
     monkeypatch.setattr(studies, "TUNING", studies.TUNING | short)
@@ -42,8 +42,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     for client in range(2):
         (tmp_path / f"{client}.txt").write_text(private_text(client))
     common = {
-        "model": str(shared.model), "threads": 1, "data.window-tokens": 16, "evaluation.texts": f"public={shared.public}",
-        "evaluation.window-tokens": 16, "evaluation.max-windows": 2, "evaluation.local-only": False,
+        "model": str(shared.model), "threads": 1, "data.sequence-length": 16, "evaluation.texts": f"public={shared.public}",
+        "evaluation.sequence-length": 16, "evaluation.max-samples": 2, "evaluation.local-baseline": False,
         "evaluation.centralized": "off", "deadline-seconds": 60.0,
     }  # fmt: skip
     return Bench(

@@ -16,21 +16,21 @@ from benchmarks.studies.clients import Clients
 from benchmarks.studies.measure import Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Row, Rows
-from espalier.data.public_text import public_windows
+from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 
-PUBLIC: dict[str, Any] = {"texts": {"public": {"windows": 2, "sha256": "0"}}}
+PUBLIC: dict[str, Any] = {"texts": {"public": {"samples": 2, "sha256": "0"}}}
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "weights": 10, "sha256": "0"},
-    "texts": {"wiki": {"windows": 2, "sha256": "0"}, "c4": {"windows": 2, "sha256": "0"}},
-    "window_tokens": 16,
+    "texts": {"wiki": {"samples": 2, "sha256": "0"}, "c4": {"samples": 2, "sha256": "0"}},
+    "sequence_length": 16,
     "ties": "magnitude",
 }
-SETTING = Setting(seed=3, clients=4, windows=2, sparsity=0.5, local_group="row")
+SETTING = Setting(seed=3, clients=4, samples=2, sparsity=0.5, local_group="row")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def studied(sites: Federation) -> Bench:
     model = open_model(settings.model)
     return Bench(
         BlockStream(model, set_up(settings, sites.folder)),
-        public_windows(settings.evaluation, model.encode),
+        public_samples(settings.evaluation, model.encode),
         sites.config(),
     )
 
@@ -70,7 +70,7 @@ def app_figures(sites: Federation, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None:
-    cells = [Cell(SETTING, "dense"), Cell(SETTING, "local-only"), Cell(SETTING, "centralized")]
+    cells = [Cell(SETTING, "dense"), Cell(SETTING, "local-baseline"), Cell(SETTING, "centralized")]
     cells += [Cell(SETTING, strategy, "column", True) for strategy in ("one-shot", "iterative")]
     rows = Rows(tmp_path / "study.csv", PUBLIC)
     measure(studied(sites), cells, rows)
@@ -83,7 +83,9 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
         }
         figures = app_figures(sites, **changes)
         assert found["dense"].perplexity == pytest.approx(figures["dense"], rel=1e-6)
-        assert found["local-only"].perplexity == pytest.approx(figures["local_only"], rel=6e-4)
+        assert found["local-baseline"].perplexity == pytest.approx(
+            figures["local_baseline"], rel=6e-4
+        )
         assert found["centralized"].perplexity == pytest.approx(figures["centralized"], rel=1e-6)
         assert found[strategy].perplexity == pytest.approx(figures["federated"], rel=1e-6)
         assert found[strategy].achieved_sparsity == pytest.approx(figures["sparsity"], abs=1e-12)
@@ -110,8 +112,8 @@ def test_a_stopped_study_goes_on_where_it_was(
 
 def test_rows_of_other_conditions_are_not_mixed(tmp_path: Path) -> None:
     Rows(tmp_path / "study.csv", CONDITIONS)
-    with pytest.raises(EspalierError, match="measured with other ties, window_tokens"):
-        Rows(tmp_path / "study.csv", {**CONDITIONS, "ties": "index", "window_tokens": 32})
+    with pytest.raises(EspalierError, match="measured with other sequence_length, ties"):
+        Rows(tmp_path / "study.csv", {**CONDITIONS, "ties": "index", "sequence_length": 32})
 
 
 def rows_of(tmp_path: Path) -> Rows:
@@ -149,7 +151,7 @@ def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
     measure(bench, cells, Rows(tmp_path / "study.csv", PUBLIC))
     before = (tmp_path / "study.csv").read_text()
     more = Bench(bench.stream, {**bench.texts, "more": bench.texts["public"][:1]}, bench.common)
-    second = {"texts": {**PUBLIC["texts"], "more": {"windows": 1, "sha256": "1"}}}
+    second = {"texts": {**PUBLIC["texts"], "more": {"samples": 1, "sha256": "1"}}}
     measure(more, cells, Rows(tmp_path / "study.csv", second))
     again = Rows(tmp_path / "study.csv", second)
     assert (tmp_path / "study.csv").read_text().startswith(before)
@@ -204,7 +206,7 @@ def test_a_study_varies_what_the_paper_varies(study: str) -> None:
         == 3 * {"table-1": 3 * 15, "table-4": 3 * 6, "figure-2": 6 * 4, "figure-3": 6 * 4}[study]
     )
     if study == "figure-2":
-        assert {cell.setting.clients * cell.setting.windows for cell in cells} == {128}
+        assert {cell.setting.clients * cell.setting.samples for cell in cells} == {128}
 
 
 @pytest.mark.parametrize("study", sorted(STUDIES))

@@ -106,7 +106,7 @@ def test_a_federation_trains_what_the_app_trains(sites: Federated, aggregation: 
     run = sites.run(
         fedpetuning__aggregation=aggregation,
         evaluation__centralized="off",
-        evaluation__local_only=False,
+        evaluation__local_baseline=False,
     )
     bench = bench_of(sites)
     with bench.federation(bench.settings(sites.config()["seed"])) as clients:
@@ -116,7 +116,9 @@ def test_a_federation_trains_what_the_app_trains(sites: Federated, aggregation: 
 
 def test_an_encoder_s_federation_trains_what_the_app_trains(sites: Federated) -> None:
     sites.model = save_tiny_roberta(sites.folder / "encoder")
-    run = sites.run(task__name="sst2", evaluation__centralized="off", evaluation__local_only=False)
+    run = sites.run(
+        task__name="sst2", evaluation__centralized="off", evaluation__local_baseline=False
+    )
     bench = bench_of(sites, task__name="sst2")
     with bench.federation(bench.settings(0)) as clients:
         assert same(all_of(clients.federated(Averaging("factors")).tensors), written(run))
@@ -132,7 +134,7 @@ def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> N
         alone = [clients.score(clients.alone(client), bench.public)["loss"] for client in range(4)]
         centralized = clients.score(clients.centralized(), bench.public)["loss"]
         dense = clients.score(None, bench.public)["loss"]
-    assert sum(alone) / 4 == pytest.approx(loss["local_only"], abs=6e-4)
+    assert sum(alone) / 4 == pytest.approx(loss["local_baseline"], abs=6e-4)
     assert centralized == pytest.approx(loss["centralized"], rel=1e-5)
     assert dense == pytest.approx(loss["dense"], rel=1e-5)
 
@@ -149,7 +151,7 @@ def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: A
         **rounds,
         hetlora__aggregation=aggregation,
         evaluation__centralized="off",
-        evaluation__local_only=False,
+        evaluation__local_baseline=False,
     )
     sites.method = "fedpetuning"
     sites.settings = settings
@@ -248,7 +250,7 @@ def test_a_client_without_items_is_left_out(sites: Federated) -> None:
 
 
 def test_only_float32_is_sent_without_messages(sites: Federated) -> None:
-    settings = parse(sites.config(federation__payload="nf4"))
+    settings = parse(sites.config(federation__wire_dtype="nf4"))
     with pytest.raises(ValueError, match="sends float32, not nf4"):
         Federation(
             settings, open_model(settings.model), set_up(settings, sites.folder), sites.folder

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from espalier.messages.parts import Reply, contracts_of, values_within
-from espalier.messages.payload import TensorSpec, unpack_tensors
+from espalier.messages.tensor_blobs import TensorSpec, unpack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings

@@ -56,7 +56,7 @@ def smaller(model: OpenedModel) -> OpenedModel:
     return OpenedModel(model.directory, Structure.whole(model.plan).with_blocks(KEPT))
 
 
-def windows(seed: int, number: int = 8) -> Tensor:
+def samples(seed: int, number: int = 8) -> Tensor:
     return torch.randint(3, 260, (number, 12), generator=torch.Generator().manual_seed(seed))
 
 
@@ -71,7 +71,7 @@ def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS
     return Alignment(
         student=AdaptedModel.load(smaller, CPU, settings, adapter.joined(emulator)),
         family=smaller.family,
-        windows=windows(0),
+        samples=samples(0),
         places=Places({1: 2}, (2, 3)),
         settings=job.align_training(settings.training, steps),
         seed=3,
@@ -86,7 +86,7 @@ def test_the_objective_is_the_one_that_is_written_down(
     The reference uses whole models of transformers and all tokens.
     """
     one = alignment(smaller, 1)
-    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
+    teacher = Teacher.walked(BlockStream(model, CPU), one.samples, range(8), {2, 3}, dense)
     place = {number: number for number in range(8)}
     full = AutoModelForCausalLM.from_pretrained(model.directory)
     numbers = [2, 5]
@@ -96,7 +96,7 @@ def test_the_objective_is_the_one_that_is_written_down(
         )
         found = one.distance(one.student.whole, batch, CPU.device, teacher, place)
         wanted, made = (
-            m(one.windows[numbers], output_hidden_states=True) for m in (full, one.student.whole)
+            m(one.samples[numbers], output_hidden_states=True) for m in (full, one.student.whole)
         )
     expected = torch.zeros(())
     for row in range(2):
@@ -118,10 +118,10 @@ def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(
     others = initial_adapters(adapter, 0)
     one.student.set({**start, **others})
     before = {name: value.clone() for name, value in one.student.whole.state_dict().items()}
-    unseen = windows(99, 16)
+    unseen = samples(99, 16)
     full = AutoModelForCausalLM.from_pretrained(model.directory)
     gap = _divergence(full, one.student.whole, unseen)
-    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, one.numbers(), {2, 3}, dense)
+    teacher = Teacher.walked(BlockStream(model, CPU), one.samples, one.numbers(), {2, 3}, dense)
     tensors, outcome = one.run(teacher, start, others)
     assert set(tensors) == {"block-0001"}
     changed = {
@@ -142,7 +142,7 @@ def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedMode
         return {"mlp.down": lambda weight: 2 * weight} if index == BLOCKS - 1 else {}
 
     some = [1, 4, 6]
-    teacher = Teacher.walked(BlockStream(model, CPU), windows(0), some, {2}, doubled)  # type: ignore[arg-type]
+    teacher = Teacher.walked(BlockStream(model, CPU), samples(0), some, {2}, doubled)  # type: ignore[arg-type]
     full = AutoModelForCausalLM.from_pretrained(model.directory)
     with torch.no_grad():
         full.model.layers[-1].mlp.down_proj.weight.mul_(2)
@@ -150,9 +150,9 @@ def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedMode
         full.model.layers[-1].register_forward_hook(
             lambda _, __, out: states.append(out if isinstance(out, Tensor) else out[0])
         )
-        hidden = full(windows(0)[some], output_hidden_states=True).hidden_states[3]
-    torch.testing.assert_close(teacher.outputs[2].of_windows([0, 1, 2]), hidden)
-    torch.testing.assert_close(teacher.last.of_windows([2, 0]), states[0][[2, 0]])
+        hidden = full(samples(0)[some], output_hidden_states=True).hidden_states[3]
+    torch.testing.assert_close(teacher.outputs[2].of_samples([0, 1, 2]), hidden)
+    torch.testing.assert_close(teacher.last.of_samples([2, 0]), states[0][[2, 0]])
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt", "opt-350m"])

@@ -12,7 +12,7 @@ from client_app.protocol.answer_once import answer_once
 from client_app.protocol.push import take
 from client_app.site import Site
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
-from espalier.messages.message import Letter, NoScalars, validate
+from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.groups import Groups
@@ -25,7 +25,7 @@ MEASURED = "measured-units"
 """Name of a document that outlives rounds: hash of the importances behind each cut, by round."""
 
 
-def take_or_cut(site: Site, request: Letter) -> Letter:
+def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``deliver``: the question of what to cut, or a part of the global adapters."""
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
@@ -35,10 +35,10 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
     state = site.state(header)
     store = state.blobs(header.server_round)
 
-    def agree(state: PrivateState) -> NoScalars:
+    def agree(state: PrivateState) -> NoFields:
         agreed = {"blob": store.put(_cut(site, state, request))}
         state.save(header.server_round, AGREED, agreed)
-        return NoScalars()
+        return NoFields()
 
     answer = answer_once(site, request, agree)
     kept = state.load(header.server_round, AGREED)
@@ -47,7 +47,7 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
     return answer
 
 
-def _cut(site: Site, state: PrivateState, request: Letter) -> bytes:
+def _cut(site: Site, state: PrivateState, request: MessageBody) -> bytes:
     """Return the bit mask of the cut.
 
     The bits are those of the request if this client has no importances of that model, or no new
@@ -68,6 +68,6 @@ def _cut(site: Site, state: PrivateState, request: Letter) -> bytes:
     if values is None or (earlier and measured == used[str(max(earlier))]):
         return request.blobs[STRUCTURE]
     state.save_lasting(MEASURED, used | {str(number): measured})
-    pruned = validate(CutOrder, request.scalars).pruned
+    pruned = validate(CutOrder, request.fields).pruned
     job = site.settings.of(FedSpineSettings)
     return pack_bits(lowest(groups, torch.from_numpy(values), job, pruned, before))

@@ -18,7 +18,7 @@ from client_app.methods.personal_model import own_folder, write_own, write_own_e
 from client_app.protocol.answer_once import answer_once
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.kernel_errors import mistakes_of_kernels
-from client_app.protocol.local_baseline import make_alone
+from client_app.protocol.local_baseline import make_local_baseline
 from client_app.protocol.push import brought, pushed_hashes, taken
 from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
@@ -27,8 +27,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.group_bits import read_bits
-from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
-from espalier.messages.message import Header, Letter, validate
+from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
+from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.fedpetuning.contract import Order, parts
 from espalier.methods.fedspine.contract import STRUCTURE, SpineReport, shortened, trained
 from espalier.methods.fedspine.settings import FedSpineSettings
@@ -94,9 +94,9 @@ class CutModel:
 # ----- a round -----
 
 
-def train(site: Site, request: Letter) -> Letter:
+def train(site: Site, request: MessageBody) -> MessageBody:
     """Train the round's adapters and reply with the first part. Each round is answered once."""
-    order = validate(Order, request.scalars)
+    order = validate(Order, request.fields)
     own = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
 
     def work(state: PrivateState) -> SpineReport:
@@ -108,7 +108,7 @@ def train(site: Site, request: Letter) -> Letter:
     )
 
 
-def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> SpineReport:
+def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel) -> SpineReport:
     """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
@@ -124,7 +124,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     _require_enough(site, training, outcome.weighed)
     keep_measured(state, server_round, own.cut, watch.importance)
     before, after = losses_of(outcome, first_step)
-    limit = validate(Order, request.scalars).rank_limit
+    limit = validate(Order, request.fields).rank_limit
     return SpineReport(
         seconds=time.monotonic() - started,
         samples=training.num_sequences if settings.federation.client_weights == "samples" else 0,
@@ -178,11 +178,9 @@ def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
     Both are the largest reportable loss if no step trained anything.
     """
     if not outcome.weighed:
-        return MOST_LOSS, MOST_LOSS
+        return MAX_LOSS, MAX_LOSS
     before, after = (
-        round(
-            fmean(min(outcome.losses[step - first_step], MOST_LOSS) for step in half), LOSS_DIGITS
-        )
+        round(fmean(min(outcome.losses[step - first_step], MAX_LOSS) for step in half), LOSS_DIGITS)
         for half in _halves(outcome.weighed)
     )
     return before, after
@@ -191,7 +189,7 @@ def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
 # ----- the device's own model -----
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: MessageBody) -> MessageBody:
     """Write the device's smaller model, as the rounds left it, if its owner wants it."""
 
     def make(state: PrivateState) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def alone(site: Site, request: Letter) -> Letter:
                 write_own(site, own.model, _edits(own, tensors), target)
         return {}
 
-    return make_alone(site, request, make)
+    return make_local_baseline(site, request, make)
 
 
 def _edits(own: CutModel, tensors: Tensors) -> Edits:
@@ -211,7 +209,7 @@ def _edits(own: CutModel, tensors: Tensors) -> Edits:
     return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
 
 
-def evaluate(site: Site, request: Letter) -> Evaluation:
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
     """Prepare to evaluate the device's own smaller model on evaluation text or items.
 
     With ``own_text`` it is also compared with the dense model on the device's own held-out data.

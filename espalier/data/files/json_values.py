@@ -7,7 +7,7 @@ from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 """Pattern of field names that errors can show; other names might be private text."""
-MOST_NAMES = 12
+MAX_NAMES = 12
 """Maximum number of field names in an error."""
 
 
@@ -37,7 +37,7 @@ def is_label(value: Any) -> bool:
 
 def fields_there(record: Mapping[str, Any]) -> str:
     """List the fields of a record with their kinds; fields with unusual names are only counted."""
-    shown = [name for name in record if _NAME.fullmatch(name)][:MOST_NAMES]
+    shown = [name for name in record if _NAME.fullmatch(name)][:MAX_NAMES]
     named = [f"{name} ({kind_of(record[name])})" for name in shown]
     if others := len(record) - len(shown):
         named.append(f"{others} more" if shown else f"{others} whose names are not shown here")

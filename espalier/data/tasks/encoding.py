@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from espalier.amounts import count
-from espalier.data.windows import Encode
+from espalier.data.samples import Encode
 from espalier.errors import InputError
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.data.samples import Encode
 from espalier.data.tasks.batches import collate_texts, require_padding
 from espalier.data.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Task
-from espalier.data.windows import Encode
-from espalier.progress.beats import in_shares
+from espalier.progress.beats import with_progress
 
 TEST_KEY = "task.max-test-tokens"
 """Setting for the maximum number of tokens of a test item."""
@@ -64,7 +64,7 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
     """
     whole = [
         [encode_pair(encode, *request) for request in item.requests]
-        for item in in_shares(items, "tokenising test items")
+        for item in with_progress(items, "tokenising test items")
     ]
     cuts = [
         [cut(one, max_tokens, task, item.where, TEST_KEY) for one in few]
@@ -118,7 +118,7 @@ def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Score
         The tokenizer has no padding token.
     """
     require_padding(tokenizer)
-    given = in_shares(items, "tokenising test items")
+    given = with_progress(items, "tokenising test items")
     rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
     full = [place for place, row in enumerate(rows) if len(row) == max_tokens]

@@ -110,7 +110,7 @@ def _as_json(config: "LoraConfig") -> dict[str, Any]:
 
 
 @torch.no_grad()
-def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
+def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
     """Load the adapter with plain peft on the base model, and compare it with the merged weights.
 
     Logits are compared, and the updates matrix by matrix, because the updates of a short training
@@ -122,7 +122,7 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
     stream : the base model
     edits : edits that merge the adapters
     target : directory of the adapter
-    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
 
     Raises
     ------
@@ -144,8 +144,8 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
             f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable"
         ) from error
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
-    found = whole_logits(tuned, windows.to(computing.device))
-    require_close(found, logits_of(stream, windows, unrounded(edits)), computing.dtype, target)
+    found = whole_logits(tuned, samples.to(computing.device))
+    require_close(found, logits_of(stream, samples, unrounded(edits)), computing.dtype, target)
 
 
 def unrounded(edits: Edits) -> Edits:

@@ -19,7 +19,7 @@ from espalier.hf.stream.block_stream import (
     FLOAT16_REMEDY,
     BlockStream,
     run_through,
-    windows_per_batch,
+    samples_per_batch,
 )
 from espalier.hf.stream.edits import Edits
 from espalier.hf.stream.logits import logits_at
@@ -184,7 +184,7 @@ def bits_of(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
+def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
     """Reload an exported model and compare its logits and tensors with the intended ones.
 
     Plain ``from_pretrained`` loads it. The weights stay in the files and are read module by module,
@@ -195,7 +195,7 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     stream : the dense model
     edits : changes to its weights
     target : directory of the export
-    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
 
     Raises
     ------
@@ -203,11 +203,11 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
         Logits differ by more than rounding in the compute dtype explains, or a tensor is not the
         (edited) dense one.
     """
-    check_logits(stream, edits, target, windows)
+    check_logits(stream, edits, target, samples)
     _check_tensors(stream.model, edits, target)
 
 
-def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
+def check_logits(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
     """Compare only the logits; for exports whose tensors have other shapes than the dense model's.
 
     Parameters and errors are those of ``check_export``.
@@ -215,8 +215,8 @@ def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     dtype = stream.computing.dtype
     device = stream.computing.device
     reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device)
-    found = whole_logits(reloaded, windows.to(device))
-    require_close(found, logits_of(stream, windows, edits), dtype, target)
+    found = whole_logits(reloaded, samples.to(device))
+    require_close(found, logits_of(stream, samples, edits), dtype, target)
 
 
 def reloaded_model(
@@ -299,14 +299,14 @@ def relative_difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> 
     return (torch.tensor(differences).max() / torch.tensor(sizes).max()).item()
 
 
-def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Iterator[Tensor]:
+def logits_of(stream: BlockStream, samples: Tensor, edits: Edits) -> Iterator[Tensor]:
     """Return the logits of an edited model in pieces, (tokens, vocab_size) each."""
-    return stream.logits(run_through(stream, windows, edits))
+    return stream.logits(run_through(stream, samples, edits))
 
 
-def whole_logits(whole: Any, windows: Tensor) -> Iterator[Tensor]:
+def whole_logits(whole: Any, samples: Tensor) -> Iterator[Tensor]:
     """Yield the logits of a model in memory, in the pieces of ``logits_of``."""
-    for batch in windows.split(windows_per_batch(windows.shape[1])):
+    for batch in samples.split(samples_per_batch(samples.shape[1])):
         yield from logits_at(whole, batch, None, torch.ones_like(batch, dtype=torch.bool))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
-from espalier.messages.payload import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -276,7 +276,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
         yield name, StoredTensor(shard, dtype, shape, start, stop)
 
 
-MOST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a header in bytes, the limit of the safetensors library."""
 
 
@@ -288,7 +288,7 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
             first = file.read(8)
             length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
             # A damaged file may claim any length, so it is checked before memory is allocated.
-            text = file.read(length) if length <= min(size - 8, MOST_HEADER_BYTES) else b""
+            text = file.read(length) if length <= min(size - 8, MAX_HEADER_BYTES) else b""
     except OSError as error:
         raise InputError(f"{shard}: cannot be read: {error.strerror}") from None
     if not text:

@@ -17,7 +17,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.flap.contract import mean_name, squares_name
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.groups import Cut, Groups
@@ -59,15 +59,15 @@ class InputMoments(Watched):
 
 
 @torch.no_grad()
-def watched_moments(stream: BlockStream, windows: Tensor) -> Iterator[dict[str, Moments]]:
+def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, Moments]]:
     """Yield the moments of one client's inputs, block by block, in the dense model.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:

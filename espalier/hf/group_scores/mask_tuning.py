@@ -18,8 +18,8 @@ from espalier.hf.group_scores.taylor import taylor_cut, taylor_scores
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.cuts import MOST_SCALE, pack_cut
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.mask_tuning import AIMS, JOINT, equation_places
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.groups import Cut, Groups
@@ -57,17 +57,17 @@ class _Silencing:
 
 @torch.no_grad()
 def normal_equations(
-    stream: BlockStream, windows: Tensor, cut: Cut, job: LlmPrunerSettings, of_windows: int
+    stream: BlockStream, samples: Tensor, cut: Cut, job: LlmPrunerSettings, of_samples: int
 ) -> Iterator[Equations]:
     """Yield the normal equations of one client, in the order of ``equation_places``.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples
     cut : removed groups
     job : settings of the method
-    of_windows : number of samples by whose tokens sums are divided; the same for all clients
+    of_samples : number of samples by whose tokens sums are divided; the same for all clients
 
     Yields
     ------
@@ -79,7 +79,7 @@ def normal_equations(
     places = set(equation_places(plan, cut, job))
     # Blocks after the last place are not needed.
     last = max((index for index, _ in places), default=-1)
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     for block_plan in beats(plan.blocks[: last + 1], "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
@@ -98,7 +98,7 @@ def normal_equations(
                 size = group_size(plan, READERS[kind], kind)
                 assert moments is not None
                 joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
-                own = joint[staying[kind]] / (of_windows * windows.shape[1])
+                own = joint[staying[kind]] / (of_samples * samples.shape[1])
                 yield own[:, staying[kind]], own.sum(dim=1)
 
 
@@ -131,7 +131,7 @@ def scales_or_none(equations: Equations) -> Tensor | None:
     """
     found = best_scales(*equations, RESCALE_DAMPING)
     # The comparison is False for NaN, which means that there is no solution.
-    return found if bool((found.abs() <= MOST_SCALE).all()) else None
+    return found if bool((found.abs() <= MAX_SCALE).all()) else None
 
 
 def scaled_cuts(
@@ -169,21 +169,21 @@ def scaled_cuts(
 def tuned_by_one(
     model: OpenedModel,
     computing: Computing,
-    windows: Tensor,
+    samples: Tensor,
     job: LlmPrunerSettings,
-    of_windows: int,
+    of_samples: int,
 ) -> list[bytes]:
     """Return the blobs of all blocks for the data of a single client.
 
     The blobs contain scales if the settings ask for them.
     """
-    scores = taylor_scores(model, computing, windows, job, of_windows)
+    scores = taylor_scores(model, computing, samples, job, of_samples)
     cut = taylor_cut(model, scores, job)
     groups = Groups.of(model.plan)
     if not job.rescaled:
         return [pack_cut(groups, cut, block.index) for block in model.plan.blocks]
     # The equations arrive in the order in which ``scaled_cuts`` requests scales.
-    found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
+    found = normal_equations(BlockStream(model, computing), samples, cut, job, of_samples)
     return [
         blob for blob, _ in scaled_cuts(groups, cut, lambda *_: scales_or_none(next(found)), job)
     ]

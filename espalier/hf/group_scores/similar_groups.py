@@ -33,7 +33,7 @@ class Group:
 
 @torch.no_grad()
 def angular_distances(
-    stream: BlockStream, windows: Tensor, apart: int, emulator: range
+    stream: BlockStream, samples: Tensor, apart: int, emulator: range
 ) -> list[float]:
     """Return the angular distances between the outputs of blocks that are ``apart`` blocks apart.
 
@@ -43,7 +43,7 @@ def angular_distances(
     Parameters
     ----------
     stream : the full model
-    windows : (num_samples, sequence_length), int64, without padding, so that the last token is at
+    samples : (num_samples, sequence_length), int64, without padding, so that the last token is at
         the end
     apart : n, at least 0
     emulator : indices of its blocks
@@ -54,7 +54,7 @@ def angular_distances(
         Mean over samples of arccos(cosine) / pi (equation 5), in [0, 1], by the place of the first
         block in the emulator
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     outputs = deque[Tensor]()
     found = list[float]()
     for index in beats(range(emulator.stop), "comparing block"):

@@ -18,7 +18,7 @@ from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.whole.full_tensors import stored_values
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_streamline.contract import COSINES, layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
@@ -26,7 +26,7 @@ from espalier.progress.beats import beats
 
 
 @torch.no_grad()
-def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_norm: bool) -> Tensor:
+def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_norm: bool) -> Tensor:
     """Return the cosine between the hidden states before and after each stretch of ``span`` blocks.
 
     The hidden states of ``span + 1`` places are held, in memory or on disk, depending on the
@@ -39,7 +39,7 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples
     span : number of blocks of a stretch
     after_norm : use the last block's output after the final norm, as the published code does,
         instead of before it
@@ -49,7 +49,7 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
     Tensor
         (stretches,), float64: mean cosine over all tokens, by the first block of the stretch
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     found = list[float]()
     # Hidden states before each stretch that has begun.
     before = deque([activations.copied()])
@@ -62,7 +62,7 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
             with (
                 stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity())
             ) as norm:
-                found.append(_sum_of_cosines(before.popleft(), activations, norm) / windows.numel())
+                found.append(_sum_of_cosines(before.popleft(), activations, norm) / samples.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
             before.append(activations.copied())
     return torch.tensor(found, dtype=torch.float64)
@@ -153,7 +153,7 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise InputError(
-            f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of"
+            f"pruning-ratio: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of"
             " them for the layer that is trained; lower it, or set replacement to 'none'"
         )
     whole = Structure.whole(model.plan)

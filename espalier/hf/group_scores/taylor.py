@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import windows_per_batch
+from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.model import load_whole
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.contract import cut_blocks, score_name
 from espalier.methods.llm_pruner.mask_tuning import fisher_name
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
@@ -46,10 +46,10 @@ FisherOf = Callable[[int, str], Tensor]
 def taylor_scores(
     model: OpenedModel,
     computing: Computing,
-    windows: Tensor,
+    samples: Tensor,
     job: LlmPrunerSettings,
-    of_windows: int,
-    most_rows: int | None = None,
+    of_samples: int,
+    max_rows: int | None = None,
 ) -> dict[int, dict[str, Tensor]]:
     """Return one client's scores of the prunable groups, by number of the block that may be pruned.
 
@@ -57,10 +57,10 @@ def taylor_scores(
     ----------
     model : the dense model
     computing : device of the computation
-    windows : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples
     job : settings of the method; ``squared`` is the diagonal of the Fisher information of masks
         (Kwon et al. 2022)
-    of_windows : number of samples by which the sum of losses is divided. It is the same for all
+    of_samples : number of samples by which the sum of losses is divided. It is the same for all
         clients, so that a client with more samples counts more
     most_rows : maximum number of rows of a Fisher factor, for which the gradients of all samples
         are kept; None for the number of samples
@@ -83,7 +83,7 @@ def taylor_scores(
             if weight.grad is not None and squared:
                 of_masks = _mask_gradient(model, linear, weight.detach() * weight.grad)
                 kind = COLUMNS[linear.name]
-                scores[index][kind].add_(of_masks.square() / of_windows)
+                scores[index][kind].add_(of_masks.square() / of_samples)
                 gradients.note(index, kind, of_masks)
             elif weight.grad is not None:
                 _add(model, scores[index], linear, weight.detach() * weight.grad, job)
@@ -92,20 +92,20 @@ def taylor_scores(
 
     for batch in beats(
         # The Fisher information needs the gradient of each single sample.
-        windows.split(1 if squared else windows_per_batch(windows.shape[1])),
-        "passing windows",
+        samples.split(1 if squared else samples_per_batch(samples.shape[1])),
+        "passing samples",
     ):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
         # The loss is a mean over the batch, so it is weighted by the number of its samples.
-        (loss if squared else loss * (len(batch) / of_windows)).backward()
+        (loss if squared else loss * (len(batch) / of_samples)).backward()
         # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
         if job.element != "absolute":
             collect()
     if job.element == "absolute":
         collect()
     for index, own in scores.items():
-        own |= gradients.factors(index, of_windows, most_rows or len(windows))
+        own |= gradients.factors(index, of_samples, max_rows or len(samples))
     return scores
 
 
@@ -164,17 +164,17 @@ class _Gradients:
         if kind in self._kinds:
             self._rows.setdefault((index, kind), []).append(gradient.to(torch.float32))
 
-    def factors(self, index: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
+    def factors(self, index: int, of_samples: int, max_rows: int) -> dict[str, Tensor]:
         """Return the Fisher factors of a block, and free the gradients."""
         found = {}
         for kind in self._kinds:
-            rows = torch.stack(self._rows.pop((index, kind))).double() / of_windows**0.5
+            rows = torch.stack(self._rows.pop((index, kind))).double() / of_samples**0.5
             if not rows.isfinite().all():
                 raise InputError(
                     "the gradient of a mask is not a number; look for weights of the model that are"
                     " none"
                 )
-            found[fisher_name(kind)] = fisher_factor(rows, min(most_rows, rows.shape[1]))
+            found[fisher_name(kind)] = fisher_factor(rows, min(max_rows, rows.shape[1]))
         return found
 
 
@@ -187,7 +187,7 @@ def pack_scores(scores: BlockScores) -> bytes:
     return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
 
 
-def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[str, Tensor]:
+def unpack_scores(blob: bytes, job: LlmPrunerSettings, max_rows: int) -> dict[str, Tensor]:
     """Return the scores and Fisher factors of a block from a blob."""
     tensors = {
         name: torch.from_numpy(value.copy()).double()
@@ -196,14 +196,14 @@ def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[s
     found = {kind: tensors[score_name(kind)] for kind in GROUP_KINDS}
     for kind in job.rearranged:
         found[fisher_name(kind)] = read_factor(
-            tensors[fisher_name(kind)], len(found[kind]), most_rows
+            tensors[fisher_name(kind)], len(found[kind]), max_rows
         )
     return found
 
 
-def read_factor(flat: Tensor, groups: int, most_rows: int) -> Tensor:
+def read_factor(flat: Tensor, groups: int, max_rows: int) -> Tensor:
     """Return a Fisher factor, (rows, groups), float64, from its packed form."""
-    return unpacked_factor(flat.double(), min(most_rows, groups), groups)
+    return unpacked_factor(flat.double(), min(max_rows, groups), groups)
 
 
 def taylor_cut(

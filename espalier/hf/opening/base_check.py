@@ -86,14 +86,14 @@ def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
 
 
 @torch.no_grad()
-def require_same_logits(model: OpenedModel, computing: Computing, windows: Tensor) -> None:
+def require_same_logits(model: OpenedModel, computing: Computing, samples: Tensor) -> None:
     """Refuse a decoder whose block-by-block logits differ from those of plain transformers.
 
     Parameters
     ----------
     model : model of a directory, from which nothing was cut
     computing : device and dtype
-    windows : (num_sequences, sequence_length), int64, a few sequences of text; their first
+    samples : (num_sequences, sequence_length), int64, a few sequences of text; their first
         ``TOKENS`` tokens are compared
 
     Raises
@@ -105,15 +105,15 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     # A few tokens fit in memory, and the run directory does not exist yet.
     in_memory = replace(computing, activations_folder=None)
     stream = BlockStream(model, in_memory)
-    windows = windows[:, :TOKENS]
+    samples = samples[:, :TOKENS]
     _require_same_heads(model)
     from transformers import AutoModelForCausalLM
 
     with explained(str(model.directory)):
         plain, loading = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device)
     _require_same_tensors(model, loading)
-    found = list(_finite_logits(stream, windows))
-    expected = whole_logits(plain, windows.to(computing.device))
+    found = list(_finite_logits(stream, samples))
+    expected = whole_logits(plain, samples.to(computing.device))
     difference = relative_difference(found, expected)
     # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
     held_in_nf4 = model.stored is not model.checkpoint
@@ -166,9 +166,9 @@ def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> N
         )
 
 
-def _finite_logits(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
+def _finite_logits(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     """Yield logits in pieces of tokens, and check that the output of each block is finite."""
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     _require_finite(stream, activations, "the embeddings give")
     for block in beats(stream.model.plan.blocks, "checking block"):
         with stream.block(block.index, None, block.index + 1) as module:

@@ -18,7 +18,7 @@ from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
-from espalier.messages.payload import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES
 
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """safetensors' name of each dtype that a configuration may name."""

@@ -50,9 +50,9 @@ def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
     on_items = settings.tunes and task.name != TEXT
     lengths = {}
     if not encoder:
-        lengths["evaluation.window-tokens"] = evaluation.window_tokens
+        lengths["evaluation.sequence-length"] = evaluation.sequence_length
         if not on_items:
-            lengths["data.window-tokens"] = data.window_tokens
+            lengths["data.sequence-length"] = data.sequence_length
     if on_items:
         lengths["task.max-tokens"] = task.max_tokens
         if task.max_test_tokens:

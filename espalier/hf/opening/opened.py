@@ -66,7 +66,7 @@ TOKENIZER_SETTINGS = (
 WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of ``config.json`` that do not change what a model in given dtypes computes."""
 
-MOST_REMEMBERED = 1 << 21
+MAX_REMEMBERED = 1 << 21
 """Maximum number of token ids that a model caches for encoded texts: 16 MiB."""
 
 
@@ -419,7 +419,7 @@ class OpenedModel:
             # Drop the oldest entries first.
             while (
                 self._encoded
-                and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED
+                and len(known) + sum(map(len, self._encoded.values())) > MAX_REMEMBERED
             ):
                 self._encoded.pop(next(iter(self._encoded)))
             self._encoded[key] = known

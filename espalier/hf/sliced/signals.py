@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.slicegpt.contract import BASIS, MOMENTS
 from espalier.progress.beats import beats
 from pruning_kernels.groups.slicing import (
@@ -41,13 +41,13 @@ class _Watched:
 
 
 @torch.no_grad()
-def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
+def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     """Yield the second moments of one client's signals in the dense model, as means over tokens.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples
 
     Yields
     ------
@@ -55,7 +55,7 @@ def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
         (hidden_size, hidden_size), float64, on the CPU: before attention and feed-forward part of
         each block, and before the head
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     family = stream.model.family
     epsilon = float(stream.model.configured("rms_norm_eps"))
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
@@ -65,21 +65,21 @@ def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
             for name, own in zip(NORMS, watched, strict=True):
                 hooks.callback(_hooked(block.get_submodule(family.norms[name]), own).remove)
             activations.through(index, block)
-        yield from (_mean(own, windows) for own in watched)
+        yield from (_mean(own, samples) for own in watched)
     # The input of the head passes the final norm, so its signals are normalised in the same way.
     behind = _Watched(epsilon)
     for batch in activations.batches():
         behind(nn.Identity(), (batch,))
-    yield _mean(behind, windows)
+    yield _mean(behind, samples)
 
 
 def _hooked(norm: nn.Module, watched: _Watched) -> Any:
     return norm.register_forward_pre_hook(watched)
 
 
-def _mean(watched: _Watched, windows: Tensor) -> Tensor:
+def _mean(watched: _Watched, samples: Tensor) -> Tensor:
     assert watched.moments is not None
-    return watched.moments.cpu() / windows.numel()
+    return watched.moments.cpu() / samples.numel()
 
 
 def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:

@@ -76,7 +76,7 @@ class Activations:
         self._calls = calls
 
     @property
-    def num_windows(self) -> int:
+    def num_samples(self) -> int:
         """Number of samples."""
         return sum(len(batch) for batch in self.input_ids)
 
@@ -106,7 +106,7 @@ class Activations:
         for batch in range(len(self.hidden)):
             yield self.hidden[batch]
 
-    def of_windows(self, numbers: Sequence[int]) -> Tensor:
+    def of_samples(self, numbers: Sequence[int]) -> Tensor:
         """Return the hidden states of some samples.
 
         Consecutive samples of the same batch are read together.
@@ -120,7 +120,7 @@ class Activations:
         Tensor
             (len(numbers), sequence_length, hidden_size), in the order of ``numbers``
         """
-        at_once = windows_per_batch(self.input_ids[0].shape[1])
+        at_once = samples_per_batch(self.input_ids[0].shape[1])
         rows = list[Tensor]()
         # Hidden states on disk are read one whole batch at a time.
         for place, own in groupby(numbers, key=lambda number: number // at_once):
@@ -215,14 +215,14 @@ class BlockStream:
         return {name: block.get_submodule(path) for name, path in self.model.family.linears.items()}  # type: ignore[misc]
 
     @torch.no_grad()
-    def start(self, windows: Tensor) -> Activations:
+    def start(self, samples: Tensor) -> Activations:
         """Embed token sequences; the result holds the hidden states before the first block.
 
         Parameters
         ----------
-        windows : (num_samples, sequence_length), int64
+        samples : (num_samples, sequence_length), int64
         """
-        batches = list(windows.to(self.computing.device).split(windows_per_batch(windows.shape[1])))
+        batches = list(samples.to(self.computing.device).split(samples_per_batch(samples.shape[1])))
         hidden = hidden_states(self.computing.activations_folder)
         calls = list[list[Call]]()
         with self._loaded(self._decoder) as decoder:
@@ -240,12 +240,12 @@ class BlockStream:
                     relay.call = ((), {})
         return Activations(batches, hidden, calls)
 
-    def resume(self, windows: Tensor, kept: BinaryIO) -> Activations:
+    def resume(self, samples: Tensor, kept: BinaryIO) -> Activations:
         """Restore activations from bytes that ``Activations.pieces`` yielded.
 
         Parameters
         ----------
-        windows : (num_samples, sequence_length), int64: the same samples as then
+        samples : (num_samples, sequence_length), int64: the same samples as then
         kept : open file with the bytes
 
         Raises
@@ -254,7 +254,7 @@ class BlockStream:
             The number of bytes does not match these samples in the compute dtype.
         """
         # This records the calls. The hidden states are overwritten below.
-        activations = self.start(windows)
+        activations = self.start(samples)
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
@@ -404,7 +404,7 @@ def not_finite(stream: BlockStream, what: str) -> EspalierError:
     )
 
 
-def windows_per_batch(tokens: int) -> int:
+def samples_per_batch(tokens: int) -> int:
     """Return the number of samples of a given length per batch; see ``TOKENS_PER_BATCH``."""
     return max(1, TOKENS_PER_BATCH // tokens)
 
@@ -445,7 +445,7 @@ def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tens
 
 
 @torch.no_grad()
-def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> Activations:
+def run_through(stream: BlockStream, samples: Tensor, edits: Edits = dense) -> Activations:
     """Pass token sequences through all blocks of the edited model.
 
     ``BlockStream.logits`` computes the logits of the result.
@@ -453,10 +453,10 @@ def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> A
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64
+    samples : (num_samples, sequence_length), int64
     edits : changes to the weights of each block
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "passing block"):
         with stream.block(block_plan.index, edits(block_plan.index), block_plan.index + 1) as block:
             activations.through(block_plan.index, block)

@@ -29,14 +29,14 @@ ChoosePruneMask = Callable[[Tensor, Any], Tensor]
 
 @torch.no_grad()
 def prune_by_block(
-    stream: BlockStream, windows: Tensor, choose: ChoosePruneMask, watch: Watch = InputSquareSums
+    stream: BlockStream, samples: Tensor, choose: ChoosePruneMask, watch: Watch = InputSquareSums
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """Prune every block for one client; the kept weights stay unchanged.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, the calibration samples of the client
+    samples : (num_samples, sequence_length), int64, the calibration samples of the client
     choose : function that chooses the prune mask of one matrix
     watch : class that collects the input statistics which ``choose`` needs
 
@@ -45,7 +45,7 @@ def prune_by_block(
     tuple
         Block index, and prune masks by canonical linear name: bool, with the shape of the weights
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "pruning block"):
         with stream.block(block_plan.index, following=block_plan.index + 1) as block:
             masks = _choose_in_block(stream, activations, block_plan.index, block, choose, watch)
@@ -68,7 +68,7 @@ class PrunedLayer:
 @torch.no_grad()
 def prune_layers(
     stream: BlockStream,
-    windows: Tensor,
+    samples: Tensor,
     pruning: LocalPruning,
     layers: Collection[int],
     edits: Edits = dense,
@@ -80,12 +80,12 @@ def prune_layers(
     Parameters
     ----------
     stream : the dense model
-    windows : (num_samples, sequence_length), int64, the calibration samples of the client
+    samples : (num_samples, sequence_length), int64, the calibration samples of the client
     pruning : pruning of one matrix
     layers : indices of the blocks to prune; other blocks are only passed
     edits : changes that turn the dense model into the model to prune
     """
-    activations = stream.start(windows)
+    activations = stream.start(samples)
     for index in beats(range(max(layers) + 1), "pruning block"):
         with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
             pruned = (
@@ -179,7 +179,7 @@ def _watched(
 ) -> Mapping[str, InputStatistics]:
     """Return the input statistics of a block's linears after one pass of all samples."""
     watched = watch(linears)
-    watched.windows = activations.num_windows
+    watched.samples = activations.num_samples
     with watched.watching():
         activations.through(index, block, keep=False)
     return watched.found()

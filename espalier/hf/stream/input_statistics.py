@@ -17,7 +17,7 @@ CHANNELS_AT_ONCE = 512
 class Watched(ABC):
     """Observer of the inputs of a block's linears while samples pass through the block."""
 
-    windows = 0
+    samples = 0
     """Number of samples that pass through the block; set before ``found`` is called."""
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
@@ -122,7 +122,7 @@ class InputGrams(Watched):
     def found(self) -> dict[str, Factor]:
         """Return the factor of each linear's Gram matrix by name, and free the matrices."""
         # SparseGPT's published code counts a dead channel as 1 in 2 / n * X^T X, so as n / 2 here.
-        dead = self.windows / 2 if self._damping_mean == "all" else None
+        dead = self.samples / 2 if self._damping_mean == "all" else None
         factors = {
             leader: factorise(self.grams.pop(leader), dead_diagonal=dead)
             for leader in list(self.grams)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from espalier.hf.families import Family
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
-from espalier.messages.payload import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import COLUMNS, ROWS, Structure, kept_indices
 

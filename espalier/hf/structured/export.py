@@ -37,7 +37,7 @@ from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
-from espalier.messages.payload import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.models.groups import Groups
 from espalier.settings.structured import StructuredSettings
 from espalier.storage.atomic import replacing, write_json
@@ -186,14 +186,14 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 
 
 @torch.no_grad()
-def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: Form) -> None:
+def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
     Parameters
     ----------
     stream : the pruned model
     target : directory of the export
-    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
     form : form of the export
 
     Raises
@@ -202,9 +202,9 @@ def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: F
         Logits differ by more than rounding in the compute dtype explains, or a tensor differs.
     """
     if form != "zero-filled":
-        check_export(stream, dense, target, windows)
+        check_export(stream, dense, target, samples)
         return
-    check_logits(stream, dense, target, windows)
+    check_logits(stream, dense, target, samples)
     written = Checkpoint(target)
     for name, expected in _filled(stream.model, dense):
         if name not in written.tensors or not torch.equal(

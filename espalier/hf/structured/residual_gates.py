@@ -77,7 +77,7 @@ class ResidualGates:
         target = int((1 - share) * (self.total + fixed)) - fixed
         if target < (least := sum(self.costs.values())):
             raise InputError(
-                f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks"
+                f"pruning-ratio = {share:g} (pruning-ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
                 f" may stay, and {least} must, one residual dimension of each kind in each block;"
                 " lower it"
             )

@@ -27,9 +27,9 @@ from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.process import ARRAYS, LENGTHS
 from espalier.progress.imports import importing
 
-MOST_HEAD = 1 << 20
+MAX_HEAD = 1 << 20
 HEAD_PER_TEXT = 16
-"""Maximum size of an answer's head in bytes: ``MOST_HEAD``, plus this number per text."""
+"""Maximum size of an answer's head in bytes: ``MAX_HEAD``, plus this number per text."""
 TOKENS_PER_CHARACTER = 64
 """Maximum number of tokens per character.
 
@@ -38,7 +38,7 @@ A character has up to four bytes, each of which may be a token, and a normalizer
 """
 MORE_TOKENS = 4096
 """Number of tokens of a text that are allowed in addition."""
-MOST_DECODED = 4096
+MAX_DECODED = 4096
 """Maximum number of characters of a decoded text."""
 DYING_SECONDS = 60.0
 """Seconds to wait for the exit code of a process that has closed its output."""
@@ -130,7 +130,7 @@ class ProcessTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some token ids."""
         text = self._process.ask({"what": "decode", "ids": list(ids)}, 0)[0].get("text")
-        if not isinstance(text, str) or len(text) > MOST_DECODED:
+        if not isinstance(text, str) or len(text) > MAX_DECODED:
             raise self._process.fault("made more of a token than any tokenizer does")
         return text
 
@@ -225,7 +225,7 @@ class TokenizerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def ask(self, request: dict[str, Any], most_tokens: int) -> tuple[dict[str, Any], bytes]:
+    def ask(self, request: dict[str, Any], max_tokens: int) -> tuple[dict[str, Any], bytes]:
         """Send a request and return the head and the numbers of the answer.
 
         The answer may hold up to four int32 numbers per token: id, mask and two offsets.
@@ -254,8 +254,8 @@ class TokenizerProcess:
                     raise BrokenPipeError
                 of_head, of_data = LENGTHS.unpack(lengths)
                 if (
-                    of_head > MOST_HEAD + HEAD_PER_TEXT * texts
-                    or of_data > 4 * 4 * most_tokens
+                    of_head > MAX_HEAD + HEAD_PER_TEXT * texts
+                    or of_data > 4 * 4 * max_tokens
                     or of_data % 4
                 ):
                     raise self.fault("made more tokens than any tokenizer makes from such a text")

@@ -41,7 +41,7 @@ VOCABULARIES = (
 )
 """Name patterns of files that hold a vocabulary."""
 LARGE_FILE_POINTER = b"version https://git-lfs"
-MOST_OF_A_REASON = 200
+MAX_OF_A_REASON = 200
 """Maximum number of characters that are shown of a library's error message."""
 
 
@@ -156,7 +156,7 @@ def _broken(path: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    reason = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
+    reason = (str(error).strip().splitlines() or [""])[0][:MAX_OF_A_REASON]
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
@@ -178,7 +178,7 @@ def _own_code(directory: Path, error: BaseException) -> str:
         return ""
     classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
     classes = classes if isinstance(classes, list) else [classes]
-    return ", ".join(str(name)[:MOST_OF_A_REASON] for name in classes if name) or "auto_map"
+    return ", ".join(str(name)[:MAX_OF_A_REASON] for name in classes if name) or "auto_map"
 
 
 def _damages(directory: Path) -> Iterator[str]:

@@ -94,18 +94,18 @@ KNOWN_PATTERNS = (
 LITERAL = re.compile(r"(?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]()|])+")
 """Alternative that matches only itself, as ``re.escape`` writes it."""
 
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Maximum number of parts of a sequence or template, and of tokens for one part."""
-MOST_GROWTH = 16
+MAX_GROWTH = 16
 """Maximum number of characters that a normalizer may produce from one character."""
-MOST_WORD = 256
+MAX_WORD = 256
 """Maximum number of characters of a normalizer's search text or replacement."""
-MOST_ADDED = 1 << 16
-MOST_ADDED_CHARACTERS = 4096
-MOST_CHARSMAP = 1 << 21
+MAX_ADDED = 1 << 16
+MAX_ADDED_CHARACTERS = 4096
+MAX_CHARSMAP = 1 << 21
 """Maximum number of characters of SentencePiece's normalisation table."""
-MOST_PADDING = 1 << 20
-MOST_WORDPIECE = 1000
+MAX_PADDING = 1 << 20
+MAX_WORDPIECE = 1000
 """Maximum number of characters of a word for WordPiece, whose time grows with their square."""
 
 
@@ -116,21 +116,21 @@ def alternatives(pattern: str) -> Iterator[str]:
     """
     start = depth = 0
     in_class = escaped = False
-    for place, letter in enumerate(pattern):
+    for place, body in enumerate(pattern):
         if escaped:
             escaped = False
-        elif letter == "\\":
+        elif body == "\\":
             escaped = True
         elif in_class:
             in_class = (
                 # A "]" that comes first in a class is a literal and does not close it.
-                letter != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
+                body != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
             )
-        elif letter == "[":
+        elif body == "[":
             in_class = True
-        elif letter in "()":
-            depth += 1 if letter == "(" else -1
-        elif letter == "|" and depth == 0:
+        elif body in "()":
+            depth += 1 if body == "(" else -1
+        elif body == "|" and depth == 0:
             yield pattern[start:place]
             start = place + 1
     yield pattern[start:]
@@ -234,9 +234,9 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
             ),
             [],
         )
-        if len(within) > MOST_PARTS:
+        if len(within) > MAX_PARTS:
             raise _Fault(
-                section, f"a sequence has {len(within)} parts; at most {MOST_PARTS} are allowed"
+                section, f"a sequence has {len(within)} parts; at most {MAX_PARTS} are allowed"
             )
         for inner in within:
             yield from _parts(inner, section)
@@ -247,14 +247,14 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
     for name in ("pattern", "delimiter"):
         _require_pattern(section, part.get(name, ""))
     for name in ("content", "prepend", "replacement"):
-        if len(str(part.get(name) or "")) > MOST_WORD:
-            raise _Fault(section, f"{name} has more than {MOST_WORD} characters")
-    if len(part.get("precompiled_charsmap") or "") > MOST_CHARSMAP:
-        raise _Fault(section, f"precompiled_charsmap has more than {MOST_CHARSMAP} characters")
+        if len(str(part.get(name) or "")) > MAX_WORD:
+            raise _Fault(section, f"{name} has more than {MAX_WORD} characters")
+    if len(part.get("precompiled_charsmap") or "") > MAX_CHARSMAP:
+        raise _Fault(section, f"precompiled_charsmap has more than {MAX_CHARSMAP} characters")
     if part.get("dropout"):
         raise _Fault(section, f"dropout = {part['dropout']}: tokens would be drawn at random")
-    if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MOST_WORDPIECE:
-        raise _Fault(section, f"max_input_chars_per_word is more than {MOST_WORDPIECE}")
+    if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MAX_WORDPIECE:
+        raise _Fault(section, f"max_input_chars_per_word is more than {MAX_WORDPIECE}")
     templates = (
         [part.get(name) or [] for name in ("single", "pair")]
         if part["type"] == "TemplateProcessing"
@@ -263,8 +263,8 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
     tokens = (
         [token["ids"] for token in (part.get("special_tokens") or {}).values()] if templates else []
     )
-    if max(map(len, (*templates, *tokens)), default=0) > MOST_PARTS or len(tokens) > MOST_PARTS:
-        raise _Fault(section, f"a template has more than {MOST_PARTS} parts or tokens")
+    if max(map(len, (*templates, *tokens)), default=0) > MAX_PARTS or len(tokens) > MAX_PARTS:
+        raise _Fault(section, f"a template has more than {MAX_PARTS} parts or tokens")
 
 
 def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
@@ -274,8 +274,8 @@ def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
     else:
         word = pattern.get("String", "")
         expression = pattern.get("Regex", "")
-    if len(word) > MOST_WORD:
-        raise _Fault(section, f"a pattern has more than {MOST_WORD} characters")
+    if len(word) > MAX_WORD:
+        raise _Fault(section, f"a pattern has more than {MAX_WORD} characters")
     if expression and not is_known_pattern(expression):
         raise _Fault(section, "a regular expression is not that of a published tokenizer")
 
@@ -288,24 +288,24 @@ def _require_growth(document: Mapping[str, Any]) -> None:
             pattern = part["pattern"]
             found = len(pattern["String"]) if "String" in pattern else 1
             growth *= max(1.0, len(part["content"]) / max(1, found))
-    if growth > MOST_GROWTH:
+    if growth > MAX_GROWTH:
         raise _Fault(
-            "normalizer", f"makes {growth:.3g} characters of one; at most {MOST_GROWTH} are allowed"
+            "normalizer", f"makes {growth:.3g} characters of one; at most {MAX_GROWTH} are allowed"
         )
 
 
 def _require_added(document: Mapping[str, Any]) -> None:
     """Refuse too many or too long added tokens, and padding beyond any model's length."""
     added = document.get("added_tokens") or []
-    if len(added) > MOST_ADDED or any(
-        len(token["content"]) > MOST_ADDED_CHARACTERS for token in added
+    if len(added) > MAX_ADDED or any(
+        len(token["content"]) > MAX_ADDED_CHARACTERS for token in added
     ):
         raise _Fault(
             "added_tokens",
-            f"more than {MOST_ADDED}, or one of more than {MOST_ADDED_CHARACTERS} characters",
+            f"more than {MAX_ADDED}, or one of more than {MAX_ADDED_CHARACTERS} characters",
         )
     padding = document.get("padding") or {}
     fixed = padding.get("strategy")
     lengths = [fixed["Fixed"]] if isinstance(fixed, Mapping) else []
-    if any(length > MOST_PADDING for length in (*lengths, padding.get("pad_to_multiple_of") or 0)):
-        raise _Fault("padding", f"to more than {MOST_PADDING} tokens")
+    if any(length > MAX_PADDING for length in (*lengths, padding.get("pad_to_multiple_of") or 0)):
+        raise _Fault("padding", f"to more than {MAX_PADDING} tokens")

@@ -16,8 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import ProtocolError
-from espalier.messages.payload import TensorSpec
-from espalier.settings.federation import Payload
+from espalier.messages.tensor_blobs import TensorSpec
+from espalier.settings.federation import WireDtype
 from pruning_kernels.lora import nf4
 from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, encode_with_feedback
 from pruning_kernels.lora.nf4 import Nf4
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 PLAIN = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)}
 
 
-def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, TensorSpec]:
+def wire_specs(shapes: Mapping[str, Shape], wire_dtype: WireDtype) -> dict[str, TensorSpec]:
     """Return the specs of the tensors in a blob that holds adapters of these shapes.
 
     Parameters
@@ -37,8 +37,8 @@ def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, Te
     payload
         Wire dtype.
     """
-    if payload != "nf4":
-        return {name: TensorSpec(PLAIN[payload][0], shape) for name, shape in shapes.items()}
+    if wire_dtype != "nf4":
+        return {name: TensorSpec(PLAIN[wire_dtype][0], shape) for name, shape in shapes.items()}
     specs = {}
     for name, shape in shapes.items():
         size = torch.Size(shape).numel()
@@ -49,7 +49,9 @@ def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, Te
 
 
 def pack_adapters(
-    tensors: Mapping[str, Tensor], payload: Payload, residuals: Mapping[str, Tensor] | None = None
+    tensors: Mapping[str, Tensor],
+    wire_dtype: WireDtype,
+    residuals: Mapping[str, Tensor] | None = None,
 ) -> tuple[bytes, dict[str, Tensor]]:
     """Serialize the adapter tensors of one blob.
 
@@ -83,9 +85,9 @@ def pack_adapters(
         value = tensor.detach().to("cpu", torch.float32).contiguous()
         before = _fitted((residuals or {}).get(name), value)
         try:
-            if payload == "float32":
+            if wire_dtype == "float32":
                 packed[name] = _finite(value)
-            elif payload == "bfloat16":
+            elif wire_dtype == "bfloat16":
                 packed[name], lost[name] = encode_with_feedback(value, before, BFLOAT16)
             else:
                 code, lost[name] = encode_with_feedback(value, before, NF4)
@@ -98,7 +100,7 @@ def pack_adapters(
 
 
 def unpack_adapters(
-    shapes: Mapping[str, Shape], blob: bytes, payload: Payload
+    shapes: Mapping[str, Shape], blob: bytes, wire_dtype: WireDtype
 ) -> dict[str, Tensor]:
     """Read a blob whose tensors match ``payload_specs``: float32, by canonical name.
 
@@ -109,13 +111,13 @@ def unpack_adapters(
     """
     found = load(blob)
     return {
-        name: read_adapter(found.__getitem__, name, shape, payload)
+        name: read_adapter(found.__getitem__, name, shape, wire_dtype)
         for name, shape in shapes.items()
     }
 
 
 def read_adapter(
-    read: Callable[[str], Tensor], name: str, shape: Shape, payload: Payload
+    read: Callable[[str], Tensor], name: str, shape: Shape, wire_dtype: WireDtype
 ) -> Tensor:
     """Read one adapter tensor from its blob and return it in float32.
 
@@ -136,7 +138,7 @@ def read_adapter(
         If a number is not finite, NF4 codes are damaged, or the tensor has another shape.
     """
     try:
-        if payload == "nf4":
+        if wire_dtype == "nf4":
             return nf4.decode(Nf4(read(f"{name}.codes"), read(f"{name}.absmax")), shape)
         found = read(name)
         if tuple(found.shape) != tuple(shape):

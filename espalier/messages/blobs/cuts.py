@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import Delivery, require_result_wanted
-from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors, views
+from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors, views
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import has_clean_padding, num_words, pack, unpack
 
-MOST_SCALE = 10.0
+MAX_SCALE = 10.0
 """Maximum absolute value of a scale (Kwon et al. 2022, section 4.3).
 
 A fit with larger values is not meaningful.
@@ -145,7 +145,7 @@ class SomeOfEachKindStays:
         ------
         ProtocolError
             If all groups of a kind are cut, bits are set after the last group, a bias is not
-            finite, or a scale exceeds ``MOST_SCALE``.
+            finite, or a scale exceeds ``MAX_SCALE``.
         """
         tensors = views(blob)
         for kind in GROUP_KINDS:
@@ -161,15 +161,15 @@ class SomeOfEachKindStays:
             raise ProtocolError(f"{key}: a bias is not a finite number")
         if not all(
             # NaN fails this comparison too.
-            (np.abs(tensor) <= MOST_SCALE).all()
+            (np.abs(tensor) <= MAX_SCALE).all()
             for name, tensor in tensors.items()
             if name.endswith(".scale")
         ):
-            raise ProtocolError(f"{key}: a scale is not a number, or beyond {MOST_SCALE:g}")
+            raise ProtocolError(f"{key}: a scale is not a number, or beyond {MAX_SCALE:g}")
 
 
 def delivery_of_cuts(
-    request: Letter,
+    request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
     biases: Sequence[str],

@@ -6,7 +6,7 @@ The order of the bits is that of ``Groups``. Cuts are final: a group that is cut
 import numpy as np
 
 from espalier.errors import ProtocolError
-from espalier.messages.payload import TensorSpec, pack_tensors, tensor_specs, views
+from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, tensor_specs, views
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import GROUP_KINDS
 from espalier.settings.structured import CutSettings

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from espalier import amounts
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan
 from pruning_kernels.votes.bitmask import Words, count, has_clean_padding, num_words
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.models.plan import BlockPlan
 from pruning_kernels.votes.bitmask import unpack
 from pruning_kernels.votes.bitmask_on_device import pack_tensor

@@ -7,7 +7,7 @@ content.
 Covers: only file names of a Hugging Face model's configuration, tokenizer and safetensors are
 accepted. The folder therefore contains no code, and no file is written outside it.
 Does not cover: a model that was made to do harm. A site's owner limits its size
-(``most-model-bytes``).
+(``max-model-bytes``).
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.message import Scalars
+from espalier.messages.message import Fields
 from espalier.messages.parts import Sha256
-from espalier.messages.payload import TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec
 
 FILES = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
@@ -31,9 +31,9 @@ FILES = re.compile(
     r"|model(-[0-9]{5}-of-[0-9]{5})?\.safetensors|model\.safetensors\.index\.json"
 )
 """Permitted names of a model's files."""
-MOST_FILES = 1000
+MAX_FILES = 1000
 """Maximum number of files."""
-MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
+MAX_BYTES_BESIDE_WEIGHTS = 1 << 27
 """Maximum size in bytes of a file without weights; the largest tokenizers have a third of it."""
 PIECE = "piece"
 """Key of the blob of a piece."""
@@ -84,7 +84,7 @@ class Manifest:
         ProtocolError
             If a check fails, or if a file without weights is too large.
         """
-        if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MOST_FILES:
+        if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MAX_FILES:
             raise ProtocolError(
                 f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
                 f" {len(self.file_sha256)} hashes"
@@ -96,12 +96,12 @@ class Manifest:
                 "Offer: a file has a name that no file of a model has, or files are not in order"
             )
         if any(
-            size > MOST_BYTES_BESIDE_WEIGHTS
+            size > MAX_BYTES_BESIDE_WEIGHTS
             for name, size in zip(self.names, self.sizes, strict=True)
             if not name.endswith(".safetensors")
         ):
             raise ProtocolError(
-                f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes"
+                f"Offer: a file without weights has more than {MAX_BYTES_BESIDE_WEIGHTS} bytes"
             )
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
             raise ProtocolError(
@@ -109,7 +109,7 @@ class Manifest:
             )
 
 
-class Offer(Scalars):
+class Offer(Fields):
     """Fields of the offer of a model."""
 
     what: Literal["model"] = "model"
@@ -149,14 +149,14 @@ class Offer(Scalars):
         return found
 
 
-class Lacking(Scalars):
+class Lacking(Fields):
     """Fields of the answer to an offer."""
 
     pieces: list[Annotated[int, Field(ge=0)]]
     """Numbers of the pieces that the client lacks, ascending."""
 
 
-class Piece(Scalars):
+class Piece(Fields):
     """Fields of a message with one piece."""
 
     what: Literal["piece"] = "piece"

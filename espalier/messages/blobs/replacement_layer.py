@@ -29,5 +29,5 @@ def read_layer(
     """
     found: dict[str, Tensor] = {}
     for name, value in first.items():
-        found |= unpack_adapters({name: tuple(value.shape)}, blobs[name], federation.payload)
+        found |= unpack_adapters({name: tuple(value.shape)}, blobs[name], federation.wire_dtype)
     return sums(first, found) if federation.sends_differences else found

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from espalier.errors import EspalierError, ProtocolError
-from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
+from espalier.messages.blobs.adapters import unpack_adapters, wire_specs
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
-from espalier.messages.message import Kind, Letter, Scalars, validate
+from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
     Delivery,
     PartRequest,
@@ -23,7 +23,7 @@ from espalier.messages.parts import (
     parts_of,
     require_result_wanted,
 )
-from espalier.messages.payload import TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
@@ -32,11 +32,11 @@ from espalier.settings.run import RunSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_SAMPLES = 1_000_000_000
+MAX_SAMPLES = 1_000_000_000
 """Maximum number of training sequences that a client may report; they are its weight in a mean."""
 
 
-class Order(Scalars):
+class Order(Fields):
     """Fields of a request to train."""
 
     rank_limit: int = Field(ge=1)
@@ -55,7 +55,7 @@ class PartOrder(PartRequest):
 class TuningReport(Report):
     """Fields of a reply with adapters."""
 
-    samples: int = Field(ge=0, le=MOST_SAMPLES)
+    samples: int = Field(ge=0, le=MAX_SAMPLES)
     """Number of training sequences if it is the client's weight in the mean; else 0.
 
     All sequences of the client count, even if the round did not use all of them.
@@ -95,7 +95,7 @@ class Along:
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
     """Return the specs of the blobs with all adapters, in order."""
     return {
-        key: payload_specs(shapes, run.federation.payload)
+        key: wire_specs(shapes, run.federation.wire_dtype)
         for key, shapes in adapters.shapes().items()
     }
 
@@ -105,13 +105,13 @@ def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
     return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     return training_contract(request, plan_of, run, Order)
 
 
 def training_contract(
-    request: Letter,
+    request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
     kind_of_order: type[Order],
@@ -138,7 +138,7 @@ def training_contract(
     """
     header = request.header
     kind: type[Order | PartOrder] = PartOrder if header.kind == "fetch" else kind_of_order
-    order = validate(kind, request.scalars)
+    order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
     cut = parts(adapters, run)
@@ -148,7 +148,7 @@ def training_contract(
     values = Values(adapters, run)
     along = beside or Along()
 
-    def fits(report: Scalars) -> None:
+    def fits(report: Fields) -> None:
         if isinstance(report, TuningReport):
             _require_report(report, order.rank_limit, run)
         # A later part has no report; the rank is then that of the request for the part.
@@ -192,7 +192,7 @@ def sizes_vary(run: RunSettings) -> bool:
     return run.of(AdapterAveraging).limits_differ
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message, which pushes a part of the global adapters."""
     if request.header.server_round > run.federation.rounds:
         require_result_wanted(run)
@@ -200,7 +200,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def delivery_of(
-    request: Letter,
+    request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
     trained: Trained,
@@ -232,7 +232,7 @@ def delivery_of(
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     along = beside or Along()
-    order = validate(Order, request.scalars)
+    order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     delivery = Delivery(
@@ -285,7 +285,7 @@ class Values:
 
     def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
         self._shapes = adapters.shapes()
-        self._payload = run.federation.payload
+        self._wire_dtype = run.federation.wire_dtype
         self._rank_in_use = 0
 
     def check(self, key: str, blob: bytes) -> "Mapping[str, Tensor]":
@@ -302,7 +302,7 @@ class Values:
             If they are not.
         """
         try:
-            tensors = unpack_adapters(self._shapes[key], blob, self._payload)
+            tensors = unpack_adapters(self._shapes[key], blob, self._wire_dtype)
         except EspalierError as error:
             raise ProtocolError(f"{key} {error}") from None
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
@@ -340,9 +340,9 @@ OBSERVER = (
     "Adapters trained on this client's data. Their difference from the adapters that were sent to"
     " it is the sum of the optimiser's steps of one round. With one step this tells nearly as much"
     " as the gradient of the sequences, from which training text can be recovered in part. More"
-    " tokens (the site's `least-tokens`) and more steps make this harder, not impossible. Whoever"
+    " tokens (the site's `min-tokens`) and more steps make this harder, not impossible. Whoever"
     " knows one of the sequences can recognise that it was used for training, whatever"
-    " `least-tokens` says. The server chooses the initial adapters, and so it influences what it"
+    " `min-tokens` says. The server chooses the initial adapters, and so it influences what it"
     " learns. With `client-weights` = `samples` only: the number of training sequences. Also the"
     " client's next rank, how many steps failed, and how long the training took."
 )

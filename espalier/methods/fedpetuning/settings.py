@@ -18,7 +18,7 @@ class AdapterAveraging(MethodSettings):
     """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
@@ -28,18 +28,18 @@ class AdapterAveraging(MethodSettings):
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
         training = run.training
-        tokens = run.data.window_tokens if run.task.name == TEXT else run.task.max_tokens
+        tokens = run.data.sequence_length if run.task.name == TEXT else run.task.max_tokens
         passes = training.steps * training.accumulation
         return {
-            "most_batch_tokens": (
+            "max_batch_tokens": (
                 "training.batch-size x tokens of a sequence",
                 training.batch_size * tokens,
             ),
-            "most_steps": ("training.steps x training.accumulation", passes),
+            "max_steps": ("training.steps x training.accumulation", passes),
         }
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True: the local baseline trains for as many steps as all rounds together."""
         return True
 

@@ -9,14 +9,14 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name, require_exact_sparsity
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import (
     Delivery,
     Reply,
     require_result_wanted,
 )
-from espalier.messages.payload import TensorSpec, views
 from espalier.messages.round_check import last_rounds
+from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key, cut_into_parts
 from espalier.settings.run import RunSettings
@@ -62,7 +62,7 @@ def mask_blobs(
     }
 
 
-class Decision(Scalars):
+class Decision(Fields):
     """Fields of a message with decided masks and votes.
 
     With these a client applies the federated result to its own base model.
@@ -107,7 +107,7 @@ def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[
     )
 
 
-def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
 
     In iterative pruning it may also push all decisions before a round, to a client that lost its
@@ -120,7 +120,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         pushes no result.
     """
     header = request.header
-    decided = validate(Decision, request.scalars).decided
+    decided = validate(Decision, request.fields).decided
     plan = plan_of()
     whole = decided == len(plan.blocks)
     job = settings.of(FedPrLLMSettings)
@@ -139,7 +139,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
     blobs = [decided_specs(block, settings) for block in plan.blocks[:decided]]
     parts = decided_parts(plan, settings, decided)
 
-    def a_number_per_block(decision: Scalars) -> None:
+    def a_number_per_block(decision: Fields) -> None:
         number = len(parts[header.part])
         if isinstance(decision, Decision) and len(decision.num_voters) != number:
             raise ProtocolError(
@@ -184,7 +184,7 @@ class ExactSparsity:
             )
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client
@@ -196,7 +196,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     plan = plan_of()
     specs = mask_blobs(plan, settings, server_round)
     decided: BlockSpecs = {}
-    told: type[Scalars] = NoScalars
+    told: type[Fields] = NoFields
     if settings.strategy == "iterative" and server_round > 1:
         before = plan.blocks[server_round - 2]
         decided = {block_key(before.index): mask_specs(before)}
@@ -204,7 +204,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             decided = decided_specs(before, run)
             told = Decision
 
-    def a_number_of_voters(decision: Scalars) -> None:
+    def a_number_of_voters(decision: Fields) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != 1:
             raise ProtocolError(
                 f"Decision: {len(decision.num_voters)} numbers of voters for 1 block"
@@ -236,7 +236,7 @@ def largest_orders(
 
 OBSERVER = (
     "One bit per weight: whether this client would prune it, given its text. Whoever knows some of"
-    " the samples can recognise them in the reply, whatever `least-tokens` says. Also how long the"
+    " the samples can recognise them in the reply, whatever `min-tokens` says. Also how long the"
     " work took."
 )
 

@@ -74,7 +74,7 @@ class FedPrLLMSettings(PruningSettings):
         return self
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True for iterative pruning, in which a client's masks depend on the others' decisions.
 
         The local baseline prunes without them, in a message of its own.

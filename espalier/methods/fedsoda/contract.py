@@ -13,7 +13,7 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.model_pieces import Lacking, Offer, Piece, piece_specs, require_pieces
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import Delivery, Sha256
 from espalier.methods.fedpetuning import contract as fedpetuning
 from espalier.methods.fedsoda.settings import FedSodaSettings
@@ -34,7 +34,7 @@ class SubModelOrder(fedpetuning.Order):
     """Round before which the emulator's LoRA was last aligned; 0 if it has none."""
 
 
-class EmulatorPart(Scalars):
+class EmulatorPart(Fields):
     """Fields of a message with a part of the emulator's LoRA."""
 
     what: str = Field("emulator", pattern="^emulator$")
@@ -69,13 +69,13 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
     return adapter_plan(plan, run.lora.model_copy(update={"layers": ",".join(map(str, blocks))}))
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     made = fedpetuning.training_contract(request, plan_of, run, SubModelOrder)
     return replace(made, observer=TRAINED) if made.observer == fedpetuning.OBSERVER else made
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message, which the field ``what`` selects.
 
     It is an offer of the sub-model, a piece of it, a part of its emulator's LoRA, or a part of the
@@ -86,24 +86,24 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     ProtocolError
         If there is no such part, or if nothing of the kind is pushed in this round.
     """
-    what = request.scalars.get("what")
+    what = request.fields.get("what")
     header = request.header
     if what in ("model", "piece") and header.part:
         raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
-        offered = validate(Offer, request.scalars).manifest()
+        offered = validate(Offer, request.fields).manifest()
 
-        def of_these(answer: Scalars) -> None:
+        def of_these(answer: Fields) -> None:
             if isinstance(answer, Lacking):
                 require_pieces(answer.pieces, len(offered.piece_sha256))
 
         return Contract(
-            "deliver", run.method, Side(Offer), Side(Lacking, check_scalars=of_these), OFFERED
+            "deliver", run.method, Side(Offer), Side(Lacking, check_fields=of_these), OFFERED
         )
     if what == "piece":
-        down = Side(Piece, piece_specs(validate(Piece, request.scalars)))
+        down = Side(Piece, piece_specs(validate(Piece, request.fields)))
         return Contract(
-            "deliver", run.method, down, Side(NoScalars), "that a piece of the sub-model arrived"
+            "deliver", run.method, down, Side(NoFields), "that a piece of the sub-model arrived"
         )
     if what == "emulator":
         return _emulator(request, plan_of, run)
@@ -115,8 +115,8 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return fedpetuning.delivery(request, plan_of, run)
 
 
-def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    told = validate(EmulatorPart, request.scalars)
+def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
+    told = validate(EmulatorPart, request.fields)
     if not run.of(FedSodaSettings).aligns:
         raise ProtocolError(
             "message: LoRA of the emulator is delivered, but the settings align nothing"

@@ -14,7 +14,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
+from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
 
 
 class FedSodaSettings(AdapterAveraging, PublicTextSettings):
@@ -80,7 +80,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     align_learning_rate: float = Field(
         1e-3,
         gt=0,
-        le=MOST_LEARNING_RATE,
+        le=MAX_LEARNING_RATE,
         description=(
             "Learning rate of alignment (AdamW). A step has `training.batch-size` public samples."
         ),

@@ -9,9 +9,9 @@ from espalier.errors import ProtocolError
 from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.masks import require_exact_sparsity
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
-from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report
-from espalier.messages.payload import TensorSpec
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
+from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.run import RunSettings
@@ -22,7 +22,7 @@ Version = Annotated[int, Field(ge=0)]
 """Round in which a layer of the global model was last pruned; 0 if it is dense."""
 
 
-class Sample(Scalars):
+class SampledBlocks(Fields):
     """Fields of a request to prune sampled layers (equation 8)."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
@@ -31,7 +31,7 @@ class Sample(Scalars):
     """Version of every layer of the global model, which the client must have."""
 
 
-class SamplePart(PartRequest):
+class SampledBlocksPart(PartRequest):
     """Fields of a request for blobs of an earlier reply."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
@@ -41,13 +41,13 @@ class SamplePart(PartRequest):
 class PruneReport(Report):
     """Fields of a reply with pruned layers."""
 
-    calibration_windows: int = Field(ge=0, le=MOST_WINDOWS)
+    calibration_samples: int = Field(ge=0, le=MAX_SAMPLES)
     """Number of calibration samples if it is the client's weight in the mean; else 0."""
     damping: float = Field(ge=0)
     """Largest damping that a matrix needed in SparseGPT; 0 if there is no damping."""
 
 
-class Update(Scalars):
+class Update(Fields):
     """Fields of a message with layers of the global model that are stale at a client."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
@@ -73,7 +73,7 @@ def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str,
     }
 
 
-def sample_specs(
+def sampled_specs(
     plan: ModelPlan, run: RunSettings, server_round: int, blocks: Sequence[int]
 ) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs of a reply with these sampled layers, in layer order."""
@@ -81,7 +81,7 @@ def sample_specs(
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
     Raises
@@ -92,23 +92,27 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     header = request.header
     settings = run.of(FedSpaLLMSettings)
     fetched = request.header.kind == "fetch"
-    asked = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars)
+    asked = (
+        validate(SampledBlocksPart, request.fields)
+        if fetched
+        else validate(SampledBlocks, request.fields)
+    )
     plan = plan_of()
     _require_blocks(plan, asked.blocks)
-    specs = sample_specs(plan, run, header.server_round, asked.blocks)
+    specs = sampled_specs(plan, run, header.server_round, asked.blocks)
     sparsity = sparsity_of(run, header.server_round)
 
-    def versions_of_all(sample: Scalars) -> None:
-        if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
+    def versions_of_all(sampled: Fields) -> None:
+        if isinstance(sampled, SampledBlocks) and len(sampled.versions) != len(plan.blocks):
             raise ProtocolError(
-                f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers"
+                f"Sample: {len(sampled.versions)} versions for {len(plan.blocks)} layers"
             )
 
-    def numbers_fit(report: Scalars) -> None:
+    def numbers_fit(report: Fields) -> None:
         weighed = run.federation.client_weights == "samples"
-        if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
+        if isinstance(report, PruneReport) and (report.calibration_samples > 0) != weighed:
             raise ProtocolError(
-                "PruneReport: calibration_windows are sent only with federation.client-weights"
+                "PruneReport: calibration_samples are sent only with federation.client-weights"
                 " = 'samples'"
             )
 
@@ -119,8 +123,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             require_exact_sparsity(key, linear, words, sparsity, settings.local_group)
 
     reply = Reply(
-        order=Sample,
-        part_order=SamplePart,
+        order=SampledBlocks,
+        part_order=SampledBlocksPart,
         report=PruneReport,
         specs=specs,
         observer=OBSERVER,
@@ -164,7 +168,7 @@ def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, Tens
     return blobs
 
 
-def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message, which pushes stale layers of the global model.
 
     Raises
@@ -172,7 +176,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
     ProtocolError
         If layers are not ascending or do not exist, or if versions or counts do not fit them.
     """
-    update = validate(Update, request.scalars)
+    update = validate(Update, request.fields)
     plan = plan_of()
     _require_blocks(plan, update.blocks)
     matrices = [linear for index in update.blocks for linear in plan.blocks[index].linears]
@@ -195,7 +199,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         kind="deliver",
         method=settings.method,
         down=Side(Update, update_specs(plan, update), masks_fit),
-        up=Side(NoScalars),
+        up=Side(NoFields),
         observer="That layers of the global model arrived, and nothing else.",
     )
 

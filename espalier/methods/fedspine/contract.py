@@ -16,8 +16,8 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.group_bits import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
-from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
-from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.methods.fedpetuning import contract as tuning
 from espalier.methods.fedpetuning.contract import Along, TuningReport
 from espalier.methods.fedspine.settings import FedSpineSettings
@@ -31,13 +31,13 @@ STRUCTURE = "structure"
 """Key of the blob with the cut."""
 TERM_DIGITS = 3
 """Significant digits of ``SpineReport.taylor``."""
-MOST_TERM = 1e30
+MAX_TERM = 1e30
 """Maximum value of ``SpineReport.taylor``."""
 SLACK = 1e-9
 """Tolerance for a pruning ratio whose terms were added in another order."""
 
 
-class CutOrder(Scalars):
+class CutOrder(Fields):
     """Fields of a request to cut the model."""
 
     pruned: float = Field(ge=0, lt=1)
@@ -47,17 +47,17 @@ class CutOrder(Scalars):
 class SpineReport(TuningReport):
     """Fields of a reply with adapters."""
 
-    loss_before: float = Field(ge=0, le=MOST_LOSS)
+    loss_before: float = Field(ge=0, le=MAX_LOSS)
     """Mean loss of the first half of the round's steps, in nats."""
-    loss_after: float = Field(ge=0, le=MOST_LOSS)
+    loss_after: float = Field(ge=0, le=MAX_LOSS)
     """Mean loss of the second half of the round's steps, in nats."""
-    taylor: float = Field(ge=0, le=MOST_TERM)
+    taylor: float = Field(ge=0, le=MAX_TERM)
     """First term of equation 14, averaged over the steps."""
 
 
 def shortened(term: float) -> float:
     """Return a term as it is sent: rounded to a few digits, so that it reveals little."""
-    return float(f"{min(term, MOST_TERM):.{TERM_DIGITS}g}")
+    return float(f"{min(term, MAX_TERM):.{TERM_DIGITS}g}")
 
 
 def trained(
@@ -104,22 +104,22 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
     return structured_plan(plan, groups.structure(read_bits(groups, structure)))
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     beside = _beside(plan_of()) if request.header.server_round > 1 else None
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
     made = tuning.training_contract(
         request, plan_of, run, tuning.Order, shapes, SpineReport, beside
     )
-    up = replace(made.up, check_scalars=partial(_check_report, made.up))
+    up = replace(made.up, check_fields=partial(_check_report, made.up))
     return replace(
         made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer
     )
 
 
-def _check_report(up: Side, report: Scalars) -> None:
-    if up.check_scalars is not None:
-        up.check_scalars(report)
+def _check_report(up: Side, report: Fields) -> None:
+    if up.check_fields is not None:
+        up.check_fields(report)
     if not isinstance(report, SpineReport):
         return
     for name in ("loss_before", "loss_after"):
@@ -129,7 +129,7 @@ def _check_report(up: Side, report: Scalars) -> None:
         raise ProtocolError(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message: a request to cut, or a part of adapters.
 
     The adapters have the shapes of the device's cut. In a round, part 0 is the request to cut, and
@@ -154,18 +154,20 @@ def _read(groups: Groups, blob: bytes) -> None:
     read_bits(groups, blob)
 
 
-def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contract:
     groups = Groups.of(plan)
     job = run.of(FedSpineSettings)
-    asked = validate(CutOrder, request.scalars)
+    asked = validate(CutOrder, request.fields)
     specs = {STRUCTURE: bit_specs(groups)}
     # Without the blob the request is refused anyway; this value is then not used.
     known = request.blobs.get(STRUCTURE)
     before = groups.none if known is None else read_bits(groups, known)
 
-    def within_the_share(order: Scalars) -> None:
+    def within_the_share(order: Fields) -> None:
         if isinstance(order, CutOrder) and order.pruned > groups.wanted(job) + SLACK:
-            raise ProtocolError(f"CutOrder: pruned is above the run's share, {job.share:g}")
+            raise ProtocolError(
+                f"CutOrder: pruned is above the run's pruning ratio, {job.pruning_ratio:g}"
+            )
 
     def is_a_step(_: str, blob: bytes) -> None:
         require_step(groups, before, read_bits(groups, blob), asked.pruned, job)
@@ -174,7 +176,7 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         kind="deliver",
         method=run.method,
         down=Side(CutOrder, specs, lambda _, blob: _read(groups, blob), within_the_share),
-        up=Side(NoScalars, specs, is_a_step),
+        up=Side(NoFields, specs, is_a_step),
         observer=ASKED,
     )
 

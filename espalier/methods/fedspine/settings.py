@@ -22,7 +22,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "fleet",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype", "fleet",
     )  # fmt: skip
     ROUNDS = 10
     FLEET = "full"
@@ -36,7 +36,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "exploration": {"allocation": ("bandit",)},
     }
 
-    share: float = Field(
+    pruning_ratio: float = Field(
         0.3,
         ge=0,
         lt=1,
@@ -161,7 +161,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     )
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if devices write their models after the rounds, in a message of its own."""
         return self.keep_models
 
@@ -174,13 +174,13 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     def chooses(self) -> bool:
         """True if ratios or ranks are chosen for each device."""
         return self.allocation in CHOSEN and (
-            (self.adaptive_pruning and self.share > 0) or self.adaptive_rank
+            (self.adaptive_pruning and self.pruning_ratio > 0) or self.adaptive_rank
         )
 
     @property
     def chooses_ratios(self) -> bool:
         """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
-        return self.chooses and self.adaptive_pruning and self.share > 0
+        return self.chooses and self.adaptive_pruning and self.pruning_ratio > 0
 
     def rounds_of_pruning(self, rounds: int) -> int:
         """Return the number of rounds in which the schedule prunes (T), by default half of all."""
@@ -226,9 +226,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
                 f" {method}.allocation to fixed, or adaptive-rank or (with a share above 0)"
                 " adaptive-pruning to true"
             )
-        if self.allocation == "bandit" and self.share == 0 and self.reward == "literal":
+        if self.allocation == "bandit" and self.pruning_ratio == 0 and self.reward == "literal":
             lines.append(
-                f"{method}.share = 0: {method}.reward = 'literal' is a multiple of what was pruned,"
+                f"{method}.pruning-ratio = 0: {method}.reward = 'literal' is a multiple of what was pruned,"
                 " so that all rewards would be 0; set the reward to scaled"
             )
         if self.chooses_ratios and self.prune_from > 2:
@@ -237,9 +237,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
                 f" in round 2; set it to 2, or {method}.allocation to fixed, or"
                 f" {method}.adaptive-pruning to false"
             )
-        if self.share > 0 and not self.chooses_ratios:
+        if self.pruning_ratio > 0 and not self.chooses_ratios:
             lines += self._schedule_too_long(method, federation.rounds)
-        elif self.share > 0 and self.arm_space == "relative":
+        elif self.pruning_ratio > 0 and self.arm_space == "relative":
             lines += self._steps_too_small(method, federation.rounds)
         return lines
 

@@ -8,15 +8,15 @@ from pydantic import Field
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import delivery_of_cuts
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter, Scalars
-from espalier.messages.parts import MOST_WINDOWS, Reply, Report
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.message import Fields, MessageBody
+from espalier.messages.parts import MAX_SAMPLES, Reply, Report
+from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
 
-MOST_INPUT = 1e6
+MAX_INPUT = 1e6
 """Maximum absolute value of an input.
 
 No real model exceeds it, so moments beyond it are not honest.
@@ -70,9 +70,7 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
     for name, values in views(blob).items():
         lowest, most = (
             # A sum of squared deviations is not negative; a mean has the range of the inputs.
-            (0.0, tokens * MOST_INPUT**2)
-            if name.endswith(".squares")
-            else (-MOST_INPUT, MOST_INPUT)
+            (0.0, tokens * MAX_INPUT**2) if name.endswith(".squares") else (-MAX_INPUT, MAX_INPUT)
         )
         if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
             raise ProtocolError(
@@ -80,17 +78,17 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
             )
 
 
-def most_tokens(run: RunSettings) -> int:
+def max_tokens(run: RunSettings) -> int:
     """Return the maximum number of calibration tokens of a client."""
-    return MOST_WINDOWS * run.data.window_tokens
+    return MAX_SAMPLES * run.data.sequence_length
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     specs = moment_specs(plan_of())
-    most = most_tokens(run)
+    most = max_tokens(run)
 
-    def no_more_than_asked(report: Scalars) -> None:
+    def no_more_than_asked(report: Fields) -> None:
         if isinstance(report, MomentsReport) and report.tokens > most:
             raise ProtocolError(
                 f"MomentsReport: {report.tokens} tokens, no client has more than {most}"
@@ -112,7 +110,7 @@ def biases(run: RunSettings) -> tuple[str, ...]:
     return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
     return delivery_of_cuts(request, plan_of, run, biases(run))
 
@@ -120,7 +118,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 OBSERVER = (
     "For every input channel of the attention's output and of `down`, in every block: its mean over"
     " this client's samples, how much it varies, and the number of tokens. Over few tokens the"
-    " means come close to the values of single tokens; the site's `least-tokens` sets the minimum."
-    " Whoever knows some of the samples can recognise them in the reply, whatever `least-tokens`"
+    " means come close to the values of single tokens; the site's `min-tokens` sets the minimum."
+    " Whoever knows some of the samples can recognise them in the reply, whatever `min-tokens`"
     " says. Also how long the work took."
 )

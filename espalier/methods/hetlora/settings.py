@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.training import MOST_PULL
+from espalier.settings.training import MAX_PULL
 
 
 class HetLoRASettings(AdapterAveraging):
@@ -46,7 +46,7 @@ class HetLoRASettings(AdapterAveraging):
     regularisation: float = Field(
         0.005,
         ge=0,
-        le=MOST_PULL,
+        le=MAX_PULL,
         description=(
             "Self-pruning: weight in the training loss of the penalty on the ranks that may be"
             " pruned."

@@ -7,9 +7,9 @@ import numpy as np
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, delivery_of_cuts
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import Reply
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.methods.llm_pruner.mask_tuning import (
     equation_specs,
     fisher_name,
@@ -92,7 +92,7 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
         require_factor(key, tensors[fisher_name(kind)], tensors[score_name(kind)])
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     job = run.of(LlmPrunerSettings)
     plan = plan_of()
@@ -109,7 +109,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run)
 
 
-def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
+def _equations(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Reply:
     """Return the reply of the rescaling round, in which every request includes the cut."""
     specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
     along = cut_specs(plan, ())
@@ -124,7 +124,7 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
     )
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
     return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
@@ -137,7 +137,7 @@ def sizes_vary(run: RunSettings) -> bool:
 OBSERVER = (
     "One number for every key-value group and feed-forward channel of the blocks that may be"
     " pruned: weights times the gradient of this client's loss on its samples, summed over the"
-    " group, or the squares of such sums, added up over samples. The site's `least-tokens` sets the"
+    " group, or the squares of such sums, added up over samples. The site's `min-tokens` sets the"
     " minimum number of tokens. There are far fewer numbers than in the gradient; they tell which"
     " groups the text uses. Whoever knows some of the samples may recognise them. With `rearrange`"
     " also how the sums of each two groups of a block and kind are correlated over samples. From"
@@ -149,7 +149,7 @@ OBSERVER_OF_EQUATIONS = (
     "For each two groups or channels of a block that stay: the inner product of what they add to"
     " the residual stream, summed over all tokens of this client's samples in the pruned model, and"
     " for each the inner product with what all groups of the block would add. It tells which groups"
-    " are active together on the text. The site's `least-tokens` sets the minimum number of tokens."
+    " are active together on the text. The site's `min-tokens` sets the minimum number of tokens."
     " The server chooses what is removed, and so it influences what it learns. Whoever knows some"
     " of the samples may recognise them. Also how long the work took."
 )

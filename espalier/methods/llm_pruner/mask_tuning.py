@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import cut_specs, read_cut
-from espalier.messages.message import Letter
-from espalier.messages.payload import TensorSpec, tensor_specs, views
+from espalier.messages.message import MessageBody
+from espalier.messages.tensor_blobs import TensorSpec, tensor_specs, views
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import sizes_of
@@ -35,7 +35,7 @@ The target is the output of all groups of the block and kind, including the cut 
 """
 TINY = 1e-30
 """Absolute tolerance for rounding errors of numbers near 0."""
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Maximum size of a blob in bytes; ``part-bytes`` has the same limit."""
 
 
@@ -49,7 +49,7 @@ def fisher_rows(groups: int, run: RunSettings) -> int:
 
     The rank is at most the number of calibration samples, so more rows would add no information.
     """
-    return min(run.data.windows, groups)
+    return min(run.data.num_samples, groups)
 
 
 def fisher_spec(groups: int, run: RunSettings) -> TensorSpec:
@@ -80,7 +80,7 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 # ----- rescaling -----
 
 
-def told_cut(request: Letter, plan: ModelPlan) -> Cut | None:
+def told_cut(request: MessageBody, plan: ModelPlan) -> Cut | None:
     """Return the cut that a request states; None if it is malformed.
 
     The contract of the request then refuses it.
@@ -151,10 +151,10 @@ def require_sendable(plan: ModelPlan, job: "LlmPrunerSettings") -> None:
     for block in plan.blocks:
         for kind in job.rescaled:
             number = getattr(sizes_of(plan, block), kind)
-            if (size := 4 * triangle_size(number)) > MOST_BYTES:
+            if (size := 4 * triangle_size(number)) > MAX_BYTES:
                 raise ProtocolError(
                     f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
-                    f" take up to {size} bytes, a message has {MOST_BYTES}; set it to 'groups' or"
+                    f" take up to {size} bytes, a message has {MAX_BYTES}; set it to 'groups' or"
                     " 'off'"
                 )
 

@@ -58,7 +58,7 @@ class LlmPrunerSettings(StructuredSettings):
         description=(
             "Second stage of Mask Tuning: as many attention groups (or also channels, `all`) of"
             " each block are removed as before, but different ones if the loss then increases less,"
-            " by the Fisher information of each pair of masks. A client sends up to `data.windows`"
+            " by the Fisher information of each pair of masks. A client sends up to `data.num-samples`"
             " more numbers for each group."
         ),
     )
@@ -83,7 +83,7 @@ class LlmPrunerSettings(StructuredSettings):
         return KINDS_OF[self.rescale]
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if groups are rescaled.
 
         The round that rescales uses the groups chosen from all clients' scores, so a local baseline

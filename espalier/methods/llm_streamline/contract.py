@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
+from espalier.messages.blobs.adapters import unpack_adapters, wire_specs
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, Scalars, validate
+from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
-    MOST_WINDOWS,
+    MAX_SAMPLES,
     Delivery,
     PartRequest,
     Reply,
@@ -24,7 +24,7 @@ from espalier.messages.parts import (
     require_result_wanted,
     values_within,
 )
-from espalier.messages.payload import TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
 from espalier.settings.run import RunSettings
@@ -44,7 +44,7 @@ class SimilarityReport(Report):
     """Number of tokens over which the cosines are averaged."""
 
 
-class Replace(Scalars):
+class Replace(Fields):
     """Fields of a request to train the layer."""
 
     start: int = Field(ge=0)
@@ -61,7 +61,7 @@ class ReplacePart(PartRequest):
 class LayerReport(Report):
     """Fields of a reply with the trained layer."""
 
-    samples: int = Field(ge=0, le=MOST_WINDOWS)
+    samples: int = Field(ge=0, le=MAX_SAMPLES)
     """Number of calibration samples if it is the client's weight in the mean; else 0."""
     skipped_steps: int = Field(ge=0)
     """Number of steps that were skipped because their loss or gradient was not finite."""
@@ -89,7 +89,7 @@ def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict
     """
     shapes = layer_shapes(plan.blocks[start])
     return {
-        name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()
+        name: wire_specs({name: shape}, run.federation.wire_dtype) for name, shape in shapes.items()
     }
 
 
@@ -98,7 +98,7 @@ def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]
     return parts_of(layer_specs(plan, run, start), run.part_bytes)
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
     Raises
@@ -110,7 +110,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run)
     order: Replace | ReplacePart = validate(
-        ReplacePart if request.header.kind == "fetch" else Replace, request.scalars
+        ReplacePart if request.header.kind == "fetch" else Replace, request.fields
     )  # type: ignore[assignment]
     _require_start(order.start, plan, run)
     specs = layer_specs(plan, run, order.start)
@@ -133,9 +133,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
     specs = {SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}}
-    most = MOST_WINDOWS * run.data.window_tokens
+    most = MAX_SAMPLES * run.data.sequence_length
 
-    def no_more_than_asked(report: Scalars) -> None:
+    def no_more_than_asked(report: Fields) -> None:
         if isinstance(report, SimilarityReport) and report.tokens > most:
             raise ProtocolError(
                 f"SimilarityReport: {report.tokens} tokens, no client has more than {most}"
@@ -157,11 +157,11 @@ class _Values:
 
     def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
         self._shapes = layer_shapes(plan.blocks[order.start])
-        self._payload = run.federation.payload
+        self._wire_dtype = run.federation.wire_dtype
 
     def check(self, key: str, blob: bytes) -> None:
         """Check that the numbers of a blob can be read and are finite."""
-        unpack_adapters({key: self._shapes[key]}, blob, self._payload)
+        unpack_adapters({key: self._shapes[key]}, blob, self._wire_dtype)
 
 
 def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
@@ -171,7 +171,7 @@ def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
         )
 
 
-def _require_report(report: Scalars, run: RunSettings) -> None:
+def _require_report(report: Fields, run: RunSettings) -> None:
     if not isinstance(report, LayerReport):
         return
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
@@ -204,7 +204,7 @@ def largest_orders(
     return {"train": {} if server_round == 1 else {"start": largest}}
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver``, which pushes a part of the layer.
 
     If no layer is trained, it pushes only the number of the first block that is removed.
@@ -214,7 +214,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     ProtocolError
         If the start or the part does not exist, or if nothing is pushed in this round.
     """
-    order = validate(Replace, request.scalars)
+    order = validate(Replace, request.fields)
     plan = plan_of()
     _require_start(order.start, plan, run)
     job = run.of(LlmStreamlineSettings)
@@ -245,7 +245,7 @@ OBSERVER_OF_LAYER = (
     "One layer, trained on hidden states of this client's samples. Its difference from the layer"
     " that was sent to the client is the sum of the optimiser's steps. With one step this tells"
     " nearly as much as a gradient, from which text may be recovered in part. More tokens (the"
-    " site's `least-tokens`) and more steps make this harder, not impossible. The server chooses"
+    " site's `min-tokens`) and more steps make this harder, not impossible. The server chooses"
     " the initial layer, and so it influences what it learns. With `client-weights` = `samples`:"
     " the number of calibration samples. Also how many steps failed, and how long the training"
     " took."

@@ -14,7 +14,7 @@ from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
 from espalier.settings.structured import SmallerSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
+from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
 
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
@@ -29,18 +29,18 @@ class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype",
     )  # fmt: skip
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
-        ("steps", "batch-windows", "learning-rate"),
+        ("steps", "batch-size", "learning-rate"),
         WITH_A_LAYER,
     )
 
-    share: float = Field(
+    pruning_ratio: float = Field(
         0.2,
         gt=0,
         lt=1,
@@ -68,11 +68,11 @@ class LlmStreamlineSettings(SmallerSettings):
         ge=1,
         description="Number of optimiser steps of a client in each round that trains the layer.",
     )
-    batch_windows: int = Field(8, ge=1, description="Number of samples in an optimiser step.")
+    batch_size: int = Field(8, ge=1, description="Number of samples in an optimiser step.")
     learning_rate: float = Field(
         2e-4,
         gt=0,
-        le=MOST_LEARNING_RATE,
+        le=MAX_LEARNING_RATE,
         description="Maximum learning rate of AdamW; it falls as a cosine over all rounds.",
     )
 
@@ -89,7 +89,7 @@ class LlmStreamlineSettings(SmallerSettings):
         """Training of the replacement layer as a ``[training]`` table."""
         return TrainingSettings(
             steps=self.steps,
-            batch_size=self.batch_windows,
+            batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             schedule="cosine",
             weight_decay=WEIGHT_DECAY,
@@ -101,7 +101,7 @@ class LlmStreamlineSettings(SmallerSettings):
         return self.last_hidden_state == "after-norm"
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if a layer is trained: a local baseline then trains a layer of its own.
 
         Without a layer, a client's own choice of blocks needs no message.
@@ -117,10 +117,10 @@ class LlmStreamlineSettings(SmallerSettings):
             No block would be left.
         """
         # The small constant absorbs rounding errors of the product.
-        fewer = math.ceil(self.share * num_blocks - 1e-9)
+        fewer = math.ceil(self.pruning_ratio * num_blocks - 1e-9)
         if fewer >= num_blocks:
             raise InputError(
-                f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it"
+                f"pruning-ratio = {self.pruning_ratio}: of {count(num_blocks, 'block')} none would stay; lower it"
             )
         return fewer
 
@@ -132,10 +132,10 @@ class LlmStreamlineSettings(SmallerSettings):
         """Return the steps and sequences of a round of training, and the tokens of a step."""
         if self.replacement == "none":
             return {}
-        tokens = self.batch_windows * run.data.window_tokens
+        tokens = self.batch_size * run.data.sequence_length
         return {
-            "most_batch_tokens": ("llm-streamline.batch-windows x data.window-tokens", tokens),
-            "most_steps": ("llm-streamline.steps", self.steps),
+            "max_batch_tokens": ("llm-streamline.batch-size x data.sequence-length", tokens),
+            "max_steps": ("llm-streamline.steps", self.steps),
         }
 
     def num_rounds(self, federation: FederationSettings) -> int:

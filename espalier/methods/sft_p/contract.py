@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter
+from espalier.messages.message import Kind, MessageBody
 from espalier.methods.fedpetuning import contract as fedpetuning
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.methods.sft_p.settings import WIDTH, SftPSettings
@@ -35,14 +35,14 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
     return replace(lora_plan(plan, run, rank_limit), whole=shape_of(run).shapes(plan))
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     return replace_observer(
         fedpetuning.training_contract(request, plan_of, run, fedpetuning.Order, trained)
     )
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` message with a part of the generator and LoRA.
 
     After the last round, each client makes its personal model from them.
@@ -64,7 +64,7 @@ sizes_vary = fedpetuning.sizes_vary
 OBSERVER = (
     "A generator of masks, and LoRA if it is trained. Their differences from what was sent to the"
     " client are sums of the optimiser's steps on its data, at its own masks. As with LoRA,"
-    " training text can be recovered in part. More tokens (the site's `least-tokens`) and more"
+    " training text can be recovered in part. More tokens (the site's `min-tokens`) and more"
     " steps make this harder, not impossible. The distance of the masks from the client's budget"
     " moves the generator, so the budget can be guessed. With `client-weights` = `samples` only:"
     " the number of training sequences. Also how many steps failed, and how long the training took."

@@ -15,13 +15,13 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.structured import PersonalModelSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
-from espalier.settings.training import MOST_LEARNING_RATE
+from espalier.settings.training import MAX_LEARNING_RATE
 
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
 
-LEAST_SHARE = 0.0
-MOST_SHARE = 0.95
+MIN_SHARE = 0.0
+MAX_SHARE = 0.95
 
 WIDTH = 32
 """Width of the generator's hidden layer."""
@@ -38,26 +38,26 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
-    READ_WITH: ClassVar[ReadWith] = {"validation-windows": {"task.name": (TEXT,)}}
+    READ_WITH: ClassVar[ReadWith] = {"validation-samples": {"task.name": (TEXT,)}}
     CHECKS_SITE = True
 
-    share: float = Field(
+    pruning_ratio: float = Field(
         0.2,
-        gt=LEAST_SHARE,
-        le=MOST_SHARE,
+        gt=MIN_SHARE,
+        le=MAX_SHARE,
         description=(
             "Pruning ratio of every client whose own configuration (`pruned-share`) names none. A"
             " real site uses only these two values."
         ),
     )
-    shares: str = Field(
+    pruning_ratios: str = Field(
         "",
         description=(
             "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"
             " last one repeats. Empty: `share`."
         ),
     )
-    share_of: Literal["blocks", "model"] = Field(
+    pruning_ratio_of: Literal["blocks", "model"] = Field(
         "blocks",
         description=(
             "Parameters to which the pruning ratio refers: the blocks' matrices, or all"
@@ -117,7 +117,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     learning_rate: float = Field(
         1e-3,
         gt=0,
-        le=MOST_LEARNING_RATE,
+        le=MAX_LEARNING_RATE,
         description="Learning rate of generator and embedding; their weight decay is 0.05.",
     )
     schedule: Literal["constant", "training"] = Field(
@@ -153,7 +153,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
             " late client, or one that `sampled-clients` never drew."
         ),
     )
-    validation_windows: int = Field(
+    validation_samples: int = Field(
         0,
         ge=0,
         description=(
@@ -163,27 +163,25 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         ),
     )
 
-    @field_validator("shares")
+    @field_validator("pruning_ratios")
     @classmethod
     def _are_shares(cls, value: str) -> str:
         for part in value.split(",") if value.strip() else ():
             try:
-                share = float(part)
+                pruning_ratio = float(part)
                 if not part.isascii():
                     raise ValueError
             except ValueError:
                 raise ValueError(
-                    f"{part.strip()!r} is not a number; write shares with commas between them, for"
+                    f"{part.strip()!r} is not a number; write ratios with commas between them, for"
                     " instance 0.2,0.5"
                 ) from None
-            if not LEAST_SHARE < share <= MOST_SHARE:
-                raise ValueError(
-                    f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}"
-                )
+            if not MIN_SHARE < pruning_ratio <= MAX_SHARE:
+                raise ValueError(f"{part} is no share above {MIN_SHARE:g} and up to {MAX_SHARE:g}")
         return value.strip()
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if clients do work of their own after the rounds.
 
         They write their models, and late clients first fit their embeddings.
@@ -198,10 +196,10 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """
         asked = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
-        if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
-            asked["most_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
-        if self.validation_windows:
-            asked["most_windows"] = (f"{run.method}.validation-windows", self.validation_windows)
+        if self.fits_alone(run.federation) and passes > asked["max_steps"][1]:
+            asked["max_steps"] = (f"{run.method}.late-steps x training.accumulation", passes)
+        if self.validation_samples:
+            asked["max_samples"] = (f"{run.method}.validation-samples", self.validation_samples)
         return asked
 
     def fits_alone(self, federation: FederationSettings) -> bool:
@@ -211,7 +209,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """
         return (
             self.conditioned
-            and self.makes_alone
+            and self.has_local_baseline
             and (self.late_clients > 0 or federation.sampled_clients < 1)
         )
 
@@ -219,9 +217,13 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """Return whether a client takes part in no round; at least one enrolled client does."""
         return client >= max(1, enrolled - self.late_clients)
 
-    def share_of_client(self, client: int) -> float:
-        """Return the pruning ratio of a simulated client; the last of ``shares`` repeats."""
-        given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
+    def pruning_ratio_of_client(self, client: int) -> float:
+        """Return the pruning ratio of a simulated client; the last of ``pruning_ratios`` repeats."""
+        given = (
+            [float(part) for part in self.pruning_ratios.split(",")]
+            if self.pruning_ratios
+            else [self.pruning_ratio]
+        )
         return given[min(client, len(given) - 1)]
 
     def contradictions(

@@ -10,16 +10,16 @@ from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
-from espalier.messages.message import Letter, Scalars
+from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import (
-    MOST_WINDOWS,
+    MAX_SAMPLES,
     Delivery,
     Reply,
     Report,
     parts_of,
     require_result_wanted,
 )
-from espalier.messages.payload import TensorSpec, views
+from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
@@ -34,7 +34,7 @@ BASIS = "basis"
 class MomentsReport(Report):
     """Fields of a reply with moments."""
 
-    samples: int = Field(ge=0, le=MOST_WINDOWS)
+    samples: int = Field(ge=0, le=MAX_SAMPLES)
     """Number of calibration samples if it is the client's weight in the mean; else 0."""
 
 
@@ -102,7 +102,7 @@ def possible(key: str, blob: bytes, width: int) -> None:
     )
 
 
-def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
@@ -119,7 +119,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run)
 
 
-def _require_report(report: Scalars, tells: bool) -> None:
+def _require_report(report: Fields, tells: bool) -> None:
     if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
         raise ProtocolError(
             "MomentsReport: samples are sent with moments, only with federation.client-weights ="
@@ -127,7 +127,7 @@ def _require_report(report: Scalars, tells: bool) -> None:
         )
 
 
-def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
     require_result_wanted(run)
     specs = basis_specs(plan_of(), run)
@@ -147,10 +147,10 @@ def _are_directions(key: str, blob: bytes) -> None:
 OBSERVER = (
     "For every norm of the model: the second moments of the residual dimensions, as a mean over all"
     " tokens of this client's samples. They describe the space in which its hidden states lie; with"
-    " fewer tokens than dimensions they also tell the number of tokens (the site's `least-tokens`"
+    " fewer tokens than dimensions they also tell the number of tokens (the site's `min-tokens`"
     " sets the minimum). Before the first block they are a sum over the tokens' own embeddings,"
     " from which somebody can compute how often each token occurs. Whoever knows some of the"
-    " samples can recognise them in the reply, whatever `least-tokens` says. With `client-weights`"
+    " samples can recognise them in the reply, whatever `min-tokens` says. With `client-weights`"
     " = `samples`: the number of calibration samples. Also how long the work took."
 )
 OBSERVER_OF_NOTHING = "That the client takes part, and nothing of its text."

@@ -24,10 +24,10 @@ class SliceGptSettings(PublicTextSettings):
         "covariances": "public"
     }
     READ_WITH: ClassVar[ReadWith] = {
-        key: {"covariances": ("public",)} for key in ("public-text", "public-windows")
+        key: {"covariances": ("public",)} for key in ("public-text", "public-samples")
     }
 
-    slicing: float = Field(
+    width_pruning_ratio: float = Field(
         0.2,
         ge=0,
         lt=1,
@@ -57,7 +57,7 @@ class SliceGptSettings(PublicTextSettings):
     )
 
     @property
-    def makes_alone(self) -> bool:
+    def has_local_baseline(self) -> bool:
         """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
@@ -70,11 +70,12 @@ class SliceGptSettings(PublicTextSettings):
             No dimension would be left.
         """
         # The small constant absorbs rounding errors of the product.
-        kept = math.floor((1 - self.slicing) * dense + 1e-9)
+        kept = math.floor((1 - self.width_pruning_ratio) * dense + 1e-9)
         kept -= kept % self.multiple
         if kept < 1:
             raise InputError(
-                f"slicing = {self.slicing}: of a residual stream of width {dense} no multiple of"
-                f" {self.multiple} would stay; lower slicing or multiple"
+                f"width-pruning-ratio = {self.width_pruning_ratio}: of a residual stream of width"
+                f" {dense} no multiple of {self.multiple} would stay; lower width-pruning-ratio or"
+                " multiple"
             )
         return kept

@@ -25,7 +25,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.lineage import NO_LINEAGE
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
-from espalier.messages.message import Letter, read, write
+from espalier.messages.message import MessageBody, read, write
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
 from strategies.base.clock import Clock
@@ -83,13 +83,13 @@ class DryRun(Method):
         """Return what the size depends on apart from the settings, in words; may be empty."""
         return ""
 
-    def known_fields(self, request: Letter) -> dict[str, Any]:
+    def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields of a reply that are not numbers, or whose values matter here."""
         header = request.header
         if header.kind == "train":
             return {"blob_sha256": [HASH] * self._federation.num_blobs(header.client)}
         if header.kind == "evaluate":
-            texts = Texts(**request.scalars)
+            texts = Texts(**request.fields)
             return {
                 "losses": [0.0] * len(texts.names),
                 "test_scores": [0.0] * len(texts.test_metrics),
@@ -97,7 +97,7 @@ class DryRun(Method):
             }
         return {}
 
-    def known_blobs(self, request: Letter) -> dict[str, bytes]:
+    def known_blobs(self, request: MessageBody) -> dict[str, bytes]:
         """Return the blobs of a reply that are read here; their size follows from the contract."""
         return {}
 
@@ -118,10 +118,10 @@ class DryFederation(Federation):
         """Receive the replies, and assume what they lead to."""
         clients = []
         for reply in replies:
-            letter = read(reply.content)
-            if letter.header.kind == "train":
-                clients.append(letter.header.client)
-            self._note_arrival(letter)
+            body = read(reply.content)
+            if body.header.kind == "train":
+                clients.append(body.header.client)
+            self._note_arrival(body)
         self.method.fold(server_round, cast(Inbox, None), clients)
 
     def _save(self, server_round: int) -> None:
@@ -135,8 +135,8 @@ class DryRounds(Rounds):
         self,
         run: Run,
         exchanges: dict[int, list[Exchange]],
-        known_fields: Callable[[Letter], dict[str, Any]],
-        known_blobs: Callable[[Letter], dict[str, bytes]],
+        known_fields: Callable[[MessageBody], dict[str, Any]],
+        known_blobs: Callable[[MessageBody], dict[str, bytes]],
     ) -> None:
         clients = range(run.settings.num_clients)
         seats = {client: Seat(client, f"client {client}", 0) for client in clients}
@@ -154,8 +154,8 @@ class DryRounds(Rounds):
         self.known_blobs = known_blobs
         self._sizes: dict[Any, tuple[Exchange, dict[str, Any]]] = {}
 
-    def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
-        return cast(Message, _Envelope(letter))
+    def _envelope(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> Message:
+        return cast(Message, _Envelope(body))
 
     def exchange(
         self,
@@ -167,39 +167,39 @@ class DryRounds(Rounds):
         for first in requests:
             following: Message | None = first
             while following is not None:
-                request = cast(_Envelope, following).letter
+                request = cast(_Envelope, following).body
                 reply = self._reply(request)
                 yield cast(Message, _Envelope(reply))
                 following = follow_up(reply if following is first else request)
 
-    def _reply(self, request: Letter) -> Letter:
+    def _reply(self, request: MessageBody) -> MessageBody:
         """Return the reply to a request, and record both.
 
         Many clients get the same request, whose size is computed once.
         """
         header = request.header
         place = (header.kind, header.server_round, header.part)
-        key = (*place, repr(request.scalars), *sorted(request.blobs.items()))
+        key = (*place, repr(request.fields), *sorted(request.blobs.items()))
         if key not in self._sizes:
             contract = contract_for(request, lambda: self.plan, self.settings)
             known = self.known_fields(request)
-            fields = fields_of_reply(contract.up.scalars, known)
+            fields = fields_of_reply(contract.up.fields, known)
             self._sizes[key] = Exchange.of(request, contract, fields), fields
         exchange, fields = self._sizes[key]
         self.exchanges[header.client].append(exchange)
-        return Letter(header, fields, self.known_blobs(request))
+        return MessageBody(header, fields, self.known_blobs(request))
 
 
 @dataclass(frozen=True)
 class _Envelope:
     """Message that stays in this process."""
 
-    letter: Letter
+    body: MessageBody
 
     @property
     def content(self) -> RecordDict:
         """Records of the message, as a strategy reads them."""
-        return write(self.letter)
+        return write(self.body)
 
 
 class MemoryBlobs:

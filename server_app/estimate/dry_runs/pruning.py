@@ -69,10 +69,10 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Prune the sampled layers of the global model."""
-        samples = [self._samples[client] for client in clients]
-        self.result.note_local_models(samples, server_round)
-        for index in sorted({index for sample in samples for index in sample}):
-            senders = sum(index in sample for sample in samples)
+        sampled = [self._sampled[client] for client in clients]
+        self.result.note_local_models(sampled, server_round)
+        for index in sorted({index for sampled in sampled for index in sampled}):
+            senders = sum(index in sampled for sampled in sampled)
             self.result.versions[index] = server_round
             self.result.num_kept[index] = self._kept(self.plan.blocks[index], senders)
 
@@ -134,7 +134,7 @@ class DryLlmPruner(DryCutting, LlmPruner):
         The least bytes come from none, because then there are no equations. The usual number
         follows from the pruning ratio. The most bytes come from a cut of one group.
         """
-        usual = min(number - 1, max(1, round(self.job.share * number)))
+        usual = min(number - 1, max(1, round(self.job.pruning_ratio * number)))
         return {"least": 0, "usual": usual, "most": 1}[self.case]
 
 

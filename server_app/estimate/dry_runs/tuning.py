@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
-from espalier.messages.message import Letter
+from espalier.messages.message import MessageBody
 from espalier.methods.fedpetuning.contract import parts
 from espalier.methods.fedspine.contract import STRUCTURE
 from espalier.methods.fedspine.settings import FedSpineSettings
@@ -66,9 +66,9 @@ class DryTuning(DryRun):
         """Global adapters, which clients train and the server averages."""
         return self.averager.adapters().adapters
 
-    def known_fields(self, request: Letter) -> dict[str, Any]:
+    def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields of a reply that are not numbers, and the rank of the adapters."""
-        limit = request.scalars.get("rank_limit", 0)
+        limit = request.fields.get("rank_limit", 0)
         return {"rank": limit, **super().known_fields(request)}
 
 
@@ -86,7 +86,7 @@ class DryHetLoRA(DryTuning, HetLoRA):
             open_ones.append("ranks follow the nodes' capability, which counts as equal here")
         return "; ".join(open_ones)
 
-    def known_fields(self, request: Letter) -> dict[str, Any]:
+    def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields that are known; a client gives up ranks from the second round on."""
         known = super().known_fields(request)
         gives_up = self.case == "least" and self.job.lowers_ranks
@@ -175,10 +175,10 @@ class DryFedSpine(DryTuning, FedSpine):
     def _cut(self) -> Callable[[float], bytes]:
         return cache(self._cut_of)
 
-    def known_blobs(self, request: Letter) -> dict[str, bytes]:
+    def known_blobs(self, request: MessageBody) -> dict[str, bytes]:
         """Return the cut with which a device answers a question."""
         client = request.header.client
-        if "pruned" not in request.scalars:
+        if "pruned" not in request.fields:
             return {}
         keeps = self.job.chooses_ratios and self.case == "most"
         cut = self.result.bits(client) if keeps else self._cut(self._arms[client].pruned)
@@ -222,7 +222,7 @@ class DryFedSpine(DryTuning, FedSpine):
             self.groups,
             self.job,
             adapters,
-            run.federation.payload,
+            run.federation.wire_dtype,
             lowest if chooses else self.job.usual_rank(run.lora),
             ROUND_TRIPS * (len(parts(adapters, run)) - 1) * (AROUND_PART + bits),
         )
@@ -263,9 +263,9 @@ class DryFedSoda(DryTuning, FedSoda):
             " share one place for it"
         )
 
-    def known_fields(self, request: Letter) -> dict[str, Any]:
+    def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields that are known, with the pieces of the sub-model that a node lacks."""
-        offered = request.scalars.get("piece_sha256", ())
+        offered = request.fields.get("piece_sha256", ())
         lacking = [] if self.case == "least" else list(range(len(offered)))
         return {"pieces": lacking, **super().known_fields(request)}
 

@@ -8,9 +8,9 @@ from server_app.estimate.memory import Memory, Moment, Process, all_beside
 from server_app.estimate.sizes import FLOAT32, Sizes
 from server_app.estimate.traffic import RunTraffic
 
-OWN_WINDOWS = 48
+OWN_SAMPLES = 48
 """Assumed number of sequences of a client's own held-out text, which is unknown in advance."""
-EXPORT_WINDOWS = 4
+EXPORT_SAMPLES = 4
 """Number of sequences of evaluation text for the check of an export."""
 KEPT_ROUNDS = 2
 """Number of rounds whose replies and state a client keeps."""
@@ -38,7 +38,7 @@ class Work(ABC):
         self.strategy = traffic.strategy
         self.message = traffic.total("most").largest
         self.sizes = Sizes(self.settings, self.model)
-        self.windows = (self.settings.data.windows, self.settings.data.window_tokens)
+        self.num_samples = (self.settings.data.num_samples, self.settings.data.sequence_length)
 
     # ----- parts of a method ----------------------------------------------------------------------
 
@@ -101,17 +101,17 @@ class Work(ABC):
     def evaluated(self) -> list[Moment]:
         """Return the moments of the evaluation of one model at a client.
 
-        A client's own text is assumed to have at most ``OWN_WINDOWS`` sequences.
+        A client's own text is assumed to have at most ``OWN_SAMPLES`` sequences.
         """
-        windows = max(sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text)
-        return self.sizes.evaluation(windows, self.texts.window_tokens)
+        num_samples = max(sum(self.texts.num_samples), OWN_SAMPLES * self.texts.own_text)
+        return self.sizes.evaluation(num_samples, self.texts.sequence_length)
 
     def measured(self) -> list[Moment]:
         """Return the moments of the server's evaluation on all evaluation texts."""
         chosen = self.settings.evaluation
         texts = len(chosen.named_texts()) if self.settings.task.name == TEXT else 0
-        number = max(sum(self.texts.num_windows), texts * (chosen.max_windows or OWN_WINDOWS))
-        return self.sizes.evaluation(number, chosen.window_tokens)
+        number = max(sum(self.texts.num_samples), texts * (chosen.max_samples or OWN_SAMPLES))
+        return self.sizes.evaluation(number, chosen.sequence_length)
 
     def checked(self) -> list[Moment]:
         """Return the moments of the check of an export.
@@ -119,10 +119,10 @@ class Work(ABC):
         The model loaded by transformers is compared with the expected model, which is read block by
         block.
         """
-        tokens = self.settings.evaluation.window_tokens
-        return self.reread(EXPORT_WINDOWS, tokens, "checking the export,")
+        tokens = self.settings.evaluation.sequence_length
+        return self.reread(EXPORT_SAMPLES, tokens, "checking the export,")
 
-    def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
+    def reread(self, num_samples: int, tokens: int, name: str) -> list[Moment]:
         """Return the moments of the comparison of two models that are both read piece by piece.
 
         transformers reads one module by module, the expected model is read block by block. A result
@@ -130,12 +130,12 @@ class Work(ABC):
         base's sizes are therefore used for both.
         """
         sizes = self.sizes
-        logits = sizes.logits(windows, tokens)
-        expected = sizes.evaluation(windows, tokens, name, 2 * FLOAT32 * sizes.largest_matrix)
+        logits = sizes.logits(num_samples, tokens)
+        expected = sizes.evaluation(num_samples, tokens, name, 2 * FLOAT32 * sizes.largest_matrix)
         both = {
             "both heads": sizes.head * sizes.computed + sizes.loaded(sizes.head, sizes.head),
             "logits, twice": 2 * logits,
-            "hidden states": 2 * sizes.hidden_states(windows, tokens),
+            "hidden states": 2 * sizes.hidden_states(num_samples, tokens),
         }
         return [
             *all_beside(expected, {"logits of the file": logits}),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from espalier.hf.stream.block_stream import windows_per_batch
+from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
@@ -32,13 +32,13 @@ class BlockWalk(Work):
 
     def worked(self, clients: int = 1, name: str = "calibrating,") -> list[Moment]:
         """Return the moments of the pass."""
-        windows, tokens = self.windows
-        return self.sizes.walk(clients * windows, tokens, name, self.watched())
+        num_samples, tokens = self.num_samples
+        return self.sizes.walk(clients * num_samples, tokens, name, self.watched())
 
     def operations(self) -> float:
         """Return the operations of two passes through each block: statistics, then its outputs."""
-        windows, tokens = self.windows
-        return 2 * self.forward(windows * tokens)
+        num_samples, tokens = self.num_samples
+        return 2 * self.forward(num_samples * tokens)
 
     def client_files(self) -> dict[str, int]:
         """Return the bytes of hidden states, if they are on disk."""
@@ -48,8 +48,8 @@ class BlockWalk(Work):
 
     def hidden_states(self) -> int:
         """Return the bytes of the hidden states of all samples between two blocks."""
-        windows, tokens = self.windows
-        return windows * tokens * self.sizes.width * self.sizes.computed
+        num_samples, tokens = self.num_samples
+        return num_samples * tokens * self.sizes.width * self.sizes.computed
 
 
 class Masking(BlockWalk):
@@ -145,7 +145,7 @@ class Cut(BlockWalk):
     def result_parameters(self) -> int:
         """Return the parameters that remain after the cut."""
         job = self.settings.of(StructuredSettings)
-        return smaller(self.plan, job.share)
+        return smaller(self.plan, job.pruning_ratio)
 
 
 class WholeGradient(Cut):
@@ -154,14 +154,14 @@ class WholeGradient(Cut):
     def worked(self, clients: int = 1, name: str = "") -> list[Moment]:
         """Return the moment of the gradient of all samples."""
         job = self.settings.of(LlmPrunerSettings)
-        windows = clients * self.windows[0]
-        tokens = self.windows[1]
-        batch = 1 if job.element == "squared" else min(windows, windows_per_batch(tokens))
+        num_samples = clients * self.num_samples[0]
+        tokens = self.num_samples[1]
+        batch = 1 if job.element == "squared" else min(num_samples, samples_per_batch(tokens))
         gradients = FLOAT32 * self.plan.num_weights
         step = whole_step_bytes(self.model, self.sizes.dtype, batch, tokens)
         both = {"gradients or a step": max(gradients, step)}
         # Gradients of earlier batches are already in memory.
-        if windows > batch and job.element == "absolute":
+        if num_samples > batch and job.element == "absolute":
             both = {"gradients": gradients, "a step": step}
         model = {"the whole model": FLOAT32 * self.sizes.parameters}
         matrix = {"a matrix": FLOAT32 * self.sizes.largest_matrix}
@@ -169,8 +169,8 @@ class WholeGradient(Cut):
 
     def operations(self) -> float:
         """Return the operations of a forward pass, and of a backward pass with twice as many."""
-        windows, tokens = self.windows
-        return 3 * self.forward(windows * tokens)
+        num_samples, tokens = self.num_samples
+        return 3 * self.forward(num_samples * tokens)
 
 
 class OneLayer(BlockWalk):
@@ -188,7 +188,7 @@ class OneLayer(BlockWalk):
     def watched(self) -> Mapping[str, int]:
         """Return the bytes of hidden states of a stretch."""
         span = self.job.span(len(self.plan.blocks))
-        return {"hidden states of a stretch": span * self.sizes.hidden_states(*self.windows)}
+        return {"hidden states of a stretch": span * self.sizes.hidden_states(*self.num_samples)}
 
     def worked(self, clients: int = 1, name: str = "comparing blocks,") -> list[Moment]:
         """Return the moments of the comparison of blocks, and of training."""
@@ -207,12 +207,12 @@ class OneLayer(BlockWalk):
         return [self._training(self.settings.num_clients)]
 
     def _training(self, clients: int) -> Moment:
-        windows = clients * self.windows[0]
-        tokens = self.windows[1]
+        num_samples = clients * self.num_samples[0]
+        tokens = self.num_samples[1]
         layer = FLOAT32 * self.sizes.largest_block
-        together = min(windows, windows_per_batch(tokens), self.job.batch_windows)
+        together = min(num_samples, samples_per_batch(tokens), self.job.batch_size)
         contents = {
-            "hidden states, twice": 2 * self.sizes.hidden_states(windows, tokens),
+            "hidden states, twice": 2 * self.sizes.hidden_states(num_samples, tokens),
             "the layer": layer,
             "the layer, as it was and as it began": 2 * layer,
             "gradient and moments": GRADIENT_AND_MOMENTS * layer,
@@ -222,7 +222,7 @@ class OneLayer(BlockWalk):
 
     def operations(self) -> float:
         """Return the operations of the steps of one layer."""
-        tokens = self.job.batch_windows * self.windows[1]
+        tokens = self.job.batch_size * self.num_samples[1]
         return 3 * self.job.steps * self.forward(tokens, self.sizes.largest_block)
 
 

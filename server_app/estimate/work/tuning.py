@@ -20,7 +20,7 @@ from server_app.estimate.memory import Moment, all_beside
 from server_app.estimate.sizes import FLOAT32, Sizes
 from server_app.estimate.step_memory import step_bytes
 from server_app.estimate.traffic import RunTraffic
-from server_app.estimate.work.base import EXPORT_WINDOWS, OWN_WINDOWS, Work
+from server_app.estimate.work.base import EXPORT_SAMPLES, OWN_SAMPLES, Work
 from server_app.estimate.work.pruning import GRADIENT_AND_MOMENTS, smaller
 from strategies.fedsoda.sub_model import SubModelResult
 from strategies.fleet.virtual_clock import FROZEN, TRAINED
@@ -46,7 +46,7 @@ class Tuned(Work):
         base = self.settings.training.base
         self.processes = ("nf4 client" if base == "nf4" else "tuning client", "tuning server")
         task = self.settings.task
-        self.tokens = self.windows[1] if task.name == TEXT else task.max_tokens
+        self.tokens = self.num_samples[1] if task.name == TEXT else task.max_tokens
         """Number of tokens in a training sequence."""
 
     @property
@@ -116,9 +116,9 @@ class Tuned(Work):
 
     def evaluated(self) -> list[Moment]:
         """Return the moments of an evaluation in a process that keeps the model that it trained."""
-        windows = max(sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text)
+        num_samples = max(sum(self.texts.num_samples), OWN_SAMPLES * self.texts.own_text)
         edited = 2 * FLOAT32 * self.base.largest_matrix
-        found = self.base.evaluation(windows, self.texts.window_tokens, edited=edited)
+        found = self.base.evaluation(num_samples, self.texts.sequence_length, edited=edited)
         return all_beside(found, self.kept())
 
     def finished(self) -> list[Moment]:
@@ -152,7 +152,7 @@ class Tuned(Work):
             codes = 2 * nf4_bytes(self.plan.shapes)
             held = {"the whole model": codes + others * (sizes.computed + sizes.stored)}
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
-        compared = self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, name)
+        compared = self.reread(EXPORT_SAMPLES, self.settings.evaluation.sequence_length, name)
         return all_beside([Moment(f"{name} its updates", updates), *compared], held)
 
     def operations(self) -> float:
@@ -183,8 +183,8 @@ class Masked(Tuned):
     def result_parameters(self) -> int:
         """Return the parameters of the client that keeps most."""
         job = self.settings.of(SftPSettings)
-        share = min(map(job.share_of_client, range(self.settings.num_clients)))
-        if job.share_of == "model":
+        share = min(map(job.pruning_ratio_of_client, range(self.settings.num_clients)))
+        if job.pruning_ratio_of == "model":
             return self.plan.num_parameters - round(share * self.plan.num_parameters)
         return smaller(self.plan, share)
 
@@ -195,7 +195,7 @@ class Spined(Tuned):
     def result_parameters(self) -> int:
         """Return the parameters of a device's model after the last cut."""
         job = self.settings.of(FedSpineSettings)
-        return smaller(self.plan, job.share)
+        return smaller(self.plan, job.pruning_ratio)
 
 
 class SubTuned(Tuned):
@@ -229,19 +229,19 @@ class SubTuned(Tuned):
     def aggregated(self) -> list[Moment]:
         """Return the moments of block comparison, alignment, and averaging."""
         job = self.settings.of(FedSodaSettings)
-        windows = (job.public_windows, self.settings.evaluation.window_tokens)
+        num_samples = (job.public_samples, self.settings.evaluation.sequence_length)
         moments = super().aggregated()
-        hidden = self.sizes.hidden_states(*windows)
+        hidden = self.sizes.hidden_states(*num_samples)
         if job.drop == "similar":
             compared = {"hidden states of a group": hidden * (job.group_layers + 1)}
-            moments += self.sizes.walk(*windows, "comparing blocks,", compared)
+            moments += self.sizes.walk(*num_samples, "comparing blocks,", compared)
         if self.sub.emulator is not None:
             moments.append(self._alignment(self.sub.emulator.adapters, hidden))
         return moments
 
     def _alignment(self, emulator: AdapterPlan, hidden: int) -> Moment:
         job = self.settings.of(FedSodaSettings)
-        tokens = self.settings.evaluation.window_tokens
+        tokens = self.settings.evaluation.sequence_length
         both = self.adapters.joined(emulator)
         training = job.align_training(self.settings.training, 1)
         settings = self.settings.model_copy(update={"training": training})

@@ -6,15 +6,15 @@ from pathlib import Path
 from torch import Tensor
 
 from espalier.data.public_text import public_text
-from espalier.data.windows import evaluation_windows
+from espalier.data.samples import evaluation_samples
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 
 
-def public_windows(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
-    """Return samples of the public text, shape (windows, tokens), int64.
+def public_samples(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
+    """Return samples of the public text, shape (samples, tokens), int64.
 
     Raises
     ------
@@ -23,11 +23,11 @@ def public_windows(settings: RunSettings, job: PublicTextSettings, model: Opened
     """
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
     what = f"{settings.method}.public-text"
-    return evaluation_windows(
+    return evaluation_samples(
         public_text(job.public_text, path, what),
         model.encode,
-        settings.evaluation.window_tokens,
-        job.public_windows,
+        settings.evaluation.sequence_length,
+        job.public_samples,
         what,
     )
 

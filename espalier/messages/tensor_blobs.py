@@ -29,23 +29,23 @@ STYPE = "safetensors"
 """Serialization type of the blobs in Flower's records."""
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size in bytes of a blob's header; that of a block has a few thousand."""
-MOST_TENSORS = 1024
+MAX_TENSORS = 1024
 """Maximum number of tensors in a blob."""
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 """Maximum number of dimensions of a tensor."""
-MOST_NAME = 256
+MAX_NAME = 256
 """Maximum number of characters in the name of a tensor."""
 TOO_MANY_DIGITS = re.compile(rb"[0-9]{19}")
 """Pattern of a number with more than 18 digits.
 
 No size has as many. The time in which Python reads a number grows with the square of its digits.
 """
-MOST_BLOBS = 4096
+MAX_BLOBS = 4096
 """Maximum number of blobs in a message.
 
 Models have about a hundred blocks, each with at most two blobs.
 """
-MOST_KEY = 64
+MAX_KEY = 64
 """Maximum number of characters in the key of a blob."""
 NUMPY_DTYPES = {
     "BOOL": "?", "U8": "<u1", "I8": "<i1", "F16": "<f2", "BF16": "<u2", "I16": "<i2", "U16": "<u2",
@@ -154,7 +154,7 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
         raise ProtocolError("payload: not a safetensors blob (header length)")
     text = blob[8 : 8 + size]
     # Each tensor has one brace and two brackets; the header itself has one brace.
-    if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
+    if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MAX_TENSORS + 1:
         raise ProtocolError("payload: the safetensors header has too many digits or entries")
     try:
         header = read_json(text)
@@ -179,10 +179,10 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
 
 def _require_small(header: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a header has too many tensors or dimensions, or too long a name."""
-    if len(header) > MOST_TENSORS:
+    if len(header) > MAX_TENSORS:
         raise ValueError("too many tensors")
     if any(
-        len(name) > MOST_NAME or len(entry["shape"]) > MOST_DIMENSIONS
+        len(name) > MAX_NAME or len(entry["shape"]) > MAX_DIMENSIONS
         for name, entry in header.items()
     ):
         raise ValueError("too many dimensions, or too long a name")
@@ -245,11 +245,11 @@ def from_record(record: ArrayRecord) -> dict[str, bytes]:
     ProtocolError
         If there are too many blobs, a key is too long, or an array has another serialization.
     """
-    if len(record) > MOST_BLOBS:
-        raise ProtocolError(f"payload: {len(record)} blobs, a message has at most {MOST_BLOBS}")
+    if len(record) > MAX_BLOBS:
+        raise ProtocolError(f"payload: {len(record)} blobs, a message has at most {MAX_BLOBS}")
     for key, array in record.items():
-        if len(key) > MOST_KEY:
-            raise ProtocolError(f"payload: a key of {len(key)} characters, {MOST_KEY} are allowed")
+        if len(key) > MAX_KEY:
+            raise ProtocolError(f"payload: a key of {len(key)} characters, {MAX_KEY} are allowed")
         if array.stype != STYPE or array.dtype or tuple(array.shape):
             raise ProtocolError(f"payload {str(key)!r}: serialisation is not '{STYPE}'")
     return {key: array.data for key, array in record.items()}

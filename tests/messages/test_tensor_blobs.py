@@ -14,7 +14,7 @@ from safetensors.torch import save as torch_save
 
 from espalier.errors import EspalierError
 from espalier.hf.files.dtypes import TORCH_DTYPES
-from espalier.messages.payload import (
+from espalier.messages.tensor_blobs import (
     TensorSpec,
     from_record,
     pack_tensors,
@@ -192,7 +192,7 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[Any] = []
-    monkeypatch.setattr("espalier.messages.payload.json.loads", parsed.append)
+    monkeypatch.setattr("espalier.messages.tensor_blobs.json.loads", parsed.append)
     with pytest.raises(EspalierError):
         tensor_specs(blob_of(header, bytes(8)))
     assert parsed == []
@@ -214,8 +214,8 @@ def test_more_than_any_message_needs_is_refused(
     blob = blob_of(entries, bytes(1 if len(entries) == 1 else 0))
     with pytest.raises(EspalierError):
         tensor_specs(blob)
-    for limit in ("MAX_HEADER_BYTES", "MOST_TENSORS", "MOST_DIMENSIONS", "MOST_NAME"):
-        monkeypatch.setattr(f"espalier.messages.payload.{limit}", 10**6)
+    for limit in ("MAX_HEADER_BYTES", "MAX_TENSORS", "MAX_DIMENSIONS", "MAX_NAME"):
+        monkeypatch.setattr(f"espalier.messages.tensor_blobs.{limit}", 10**6)
     assert len(tensor_specs(blob)) == len(entries)
 
 

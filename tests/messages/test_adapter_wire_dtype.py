@@ -10,14 +10,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import EspalierError
-from espalier.messages.blobs.adapters import pack_adapters, payload_specs, unpack_adapters
-from espalier.messages.payload import tensor_specs
-from espalier.settings.federation import Payload
+from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters, wire_specs
+from espalier.messages.tensor_blobs import tensor_specs
+from espalier.settings.federation import WireDtype
 from pruning_kernels.lora.nf4 import LEVELS
 
 SHAPES = {"attn.q.lora_a": (3, 33), "attn.q.lora_b": (7, 3), "mlp.up.lora_a": (1, 128)}
 """99, 21 and 128 elements: odd numbers, and one, one and two blocks of 64."""
-PAYLOADS: tuple[Payload, ...] = get_args(Payload)
+PAYLOADS: tuple[WireDtype, ...] = get_args(WireDtype)
 
 
 def tensors_of(seed: int = 0, scale: float = 1.0, shapes: Any = None) -> dict[str, Tensor]:
@@ -37,13 +37,13 @@ def data_bytes(blob: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("payload", "expected"),
+    ("wire_dtype", "expected"),
     [("float32", 4 * 248), ("bfloat16", 2 * 248), ("nf4", (50 + 8) + (11 + 4) + (64 + 8))],
 )
-def test_bytes_by_hand(payload: Payload, expected: int) -> None:
-    blob, _ = pack_adapters(tensors_of(), payload)
+def test_bytes_by_hand(wire_dtype: WireDtype, expected: int) -> None:
+    blob, _ = pack_adapters(tensors_of(), wire_dtype)
     assert data_bytes(blob) == expected
-    assert sum(spec.num_bytes for spec in payload_specs(SHAPES, payload).values()) == expected
+    assert sum(spec.num_bytes for spec in wire_specs(SHAPES, wire_dtype).values()) == expected
 
 
 @settings(deadline=None)
@@ -52,19 +52,19 @@ def test_bytes_by_hand(payload: Payload, expected: int) -> None:
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4),
 )
 def test_what_is_packed_is_what_the_contract_names(
-    payload: Payload, sizes: list[tuple[int, int]]
+    wire_dtype: WireDtype, sizes: list[tuple[int, int]]
 ) -> None:
     """A tensor of n elements takes 4 n, 2 n, or ceil(n / 2) + 4 ceil(n / 64) bytes."""
     shapes = {f"matrix{place}.lora_a": shape for place, shape in enumerate(sizes)}
-    blob, _ = pack_adapters(tensors_of(shapes=shapes), payload)
-    assert tensor_specs(blob) == payload_specs(shapes, payload)
+    blob, _ = pack_adapters(tensors_of(shapes=shapes), wire_dtype)
+    assert tensor_specs(blob) == wire_specs(shapes, wire_dtype)
     numbers = [rows * columns for rows, columns in sizes]
     per_tensor = {
         "float32": [4 * n for n in numbers],
         "bfloat16": [2 * n for n in numbers],
         "nf4": [(n + 1) // 2 + 4 * ((n + 63) // 64) for n in numbers],
     }
-    assert data_bytes(blob) == sum(per_tensor[payload])
+    assert data_bytes(blob) == sum(per_tensor[wire_dtype])
 
 
 # ----- round trips --------------------------------------------------------------------------------
@@ -106,14 +106,14 @@ def test_nf4_by_hand() -> None:
 @settings(deadline=None)
 @given(st.sampled_from(PAYLOADS), st.integers(0, 99), st.floats(1e-6, 1e6))
 def test_what_arrives_and_what_was_lost_are_what_was_sent(
-    payload: Payload, seed: int, scale: float
+    wire_dtype: WireDtype, seed: int, scale: float
 ) -> None:
     before = tensors_of(seed, scale)
     owed = tensors_of(seed + 1, 0.01 * scale)
-    blob, lost = pack_adapters(before, payload, owed)
-    after = unpack_adapters(SHAPES, blob, payload)
+    blob, lost = pack_adapters(before, wire_dtype, owed)
+    after = unpack_adapters(SHAPES, blob, wire_dtype)
     for name, value in before.items():
-        sent = value if payload == "float32" else value + owed[name]
+        sent = value if wire_dtype == "float32" else value + owed[name]
         torch.testing.assert_close(
             after[name] + lost.get(name, 0), sent, rtol=1e-5, atol=1e-5 * scale
         )
@@ -131,9 +131,9 @@ def test_packing_leaves_the_tensors_alone_and_takes_slices() -> None:
 # ----- error feedback -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("payload", "coarse"), [("bfloat16", 1e-4), ("nf4", 1e-2)])
+@pytest.mark.parametrize(("wire_dtype", "coarse"), [("bfloat16", 1e-4), ("nf4", 1e-2)])
 def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
-    payload: Payload, coarse: float
+    wire_dtype: WireDtype, coarse: float
 ) -> None:
     """The mean error falls like 1 / rounds with feedback and stays constant without it.
 
@@ -148,9 +148,9 @@ def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
                 name: torch.zeros_like(value, dtype=torch.float64) for name, value in meant.items()
             }
             for _ in range(rounds):
-                blob, lost = pack_adapters(meant, payload, owed if feedback else None)
+                blob, lost = pack_adapters(meant, wire_dtype, owed if feedback else None)
                 owed = lost
-                for name, value in unpack_adapters(SHAPES, blob, payload).items():
+                for name, value in unpack_adapters(SHAPES, blob, wire_dtype).items():
                     total[name] += value
             error = [
                 (total[name] / rounds - value).abs().mean().item() for name, value in meant.items()
@@ -184,16 +184,16 @@ def test_what_is_owed_to_others_is_not_paid_here() -> None:
 # ----- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("wire_dtype", PAYLOADS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_not_packed(payload: Payload, bad: float) -> None:
+def test_numbers_that_are_not_finite_are_not_packed(wire_dtype: WireDtype, bad: float) -> None:
     tensors = tensors_of()
     tensors["attn.q.lora_b"][2, 1] = bad
     with pytest.raises(
         EspalierError,
         match=r"attn.q.lora_b: training led to numbers that are not finite; lower training",
     ):
-        pack_adapters(tensors, payload)
+        pack_adapters(tensors, wire_dtype)
 
 
 def test_a_number_beyond_bfloat16_is_not_packed() -> None:
@@ -201,22 +201,22 @@ def test_a_number_beyond_bfloat16_is_not_packed() -> None:
         pack_adapters({"a": torch.tensor([[3.4e38]])}, "bfloat16")
 
 
-@pytest.mark.parametrize("payload", ["float32", "bfloat16"])
-def test_numbers_that_are_not_finite_are_not_unpacked(payload: Payload) -> None:
-    tensors = load(pack_adapters(tensors_of(), payload)[0])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+def test_numbers_that_are_not_finite_are_not_unpacked(wire_dtype: WireDtype) -> None:
+    tensors = load(pack_adapters(tensors_of(), wire_dtype)[0])
     tensors["mlp.up.lora_a"][0, 5] = float("-inf")
     with pytest.raises(EspalierError, match=r"mlp.up.lora_a: a number is not finite"):
-        unpack_adapters(SHAPES, save(tensors), payload)
+        unpack_adapters(SHAPES, save(tensors), wire_dtype)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_another_shape_is_refused_in_words(payload: Payload) -> None:
-    blob, _ = pack_adapters({"a": torch.zeros(4, 5)}, payload)
+@pytest.mark.parametrize("wire_dtype", PAYLOADS)
+def test_another_shape_is_refused_in_words(wire_dtype: WireDtype) -> None:
+    blob, _ = pack_adapters({"a": torch.zeros(4, 5)}, wire_dtype)
     with pytest.raises(
         EspalierError,
         match=r"a: (is \[4, 5\], must be \[4, 6\]|the codes of 24 values in NF4 are 12)",
     ):
-        unpack_adapters({"a": (4, 6)}, blob, payload)
+        unpack_adapters({"a": (4, 6)}, blob, wire_dtype)
 
 
 def _negative(tensors: dict[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.data.windows import calibration_windows, evaluation_windows, windows_sha256
+from espalier.data.samples import calibration_samples, evaluation_samples, samples_sha256
 from espalier.errors import EspalierError
 
 SECRET = "Anna K., born 1961"
@@ -27,21 +27,21 @@ def test_calibration_windows_are_whole_and_do_not_overlap(
 ) -> None:
     if tokens // length < number:
         return
-    windows = calibration_windows([str(tokens)], numbered, number, length, seed).tolist()
-    assert len(windows) == number
-    for window in windows:
-        assert window == list(range(window[0], window[0] + length))
-    starts = sorted(window[0] for window in windows)
+    samples = calibration_samples([str(tokens)], numbered, number, length, seed).tolist()
+    assert len(samples) == number
+    for sample in samples:
+        assert sample == list(range(sample[0], sample[0] + length))
+    starts = sorted(sample[0] for sample in samples)
     assert all(later - earlier >= length for earlier, later in pairwise(starts))
     assert 0 <= starts[0] <= starts[-1] <= tokens - length
 
 
 def test_the_seed_alone_decides() -> None:
     torch.manual_seed(1)
-    first = calibration_windows(["500"], numbered, 5, 7, 42)
+    first = calibration_samples(["500"], numbered, 5, 7, 42)
     torch.manual_seed(2)
-    assert torch.equal(calibration_windows(["500"], numbered, 5, 7, 42), first)
-    assert not torch.equal(calibration_windows(["500"], numbered, 5, 7, 43), first)
+    assert torch.equal(calibration_samples(["500"], numbered, 5, 7, 42), first)
+    assert not torch.equal(calibration_samples(["500"], numbered, 5, 7, 43), first)
 
 
 def test_every_token_can_be_drawn() -> None:
@@ -49,20 +49,20 @@ def test_every_token_can_be_drawn() -> None:
     drawn = {
         token
         for seed in range(60)
-        for token in calibration_windows(["10"], numbered, 1, 4, seed).flatten().tolist()
+        for token in calibration_samples(["10"], numbered, 1, 4, seed).flatten().tolist()
     }
     assert drawn == set(range(10))
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    calibration_windows(["100"], numbered, 2, 5, 0)
+    calibration_samples(["100"], numbered, 2, 5, 0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_passages_are_joined_by_a_blank_line() -> None:
-    windows = calibration_windows(["ab", "cd"], lambda text: list(text.encode()), 1, 6, 0)
-    assert bytes(windows[0].tolist()) == b"ab\n\ncd"
+    samples = calibration_samples(["ab", "cd"], lambda text: list(text.encode()), 1, 6, 0)
+    assert bytes(samples[0].tolist()) == b"ab\n\ncd"
 
 
 @pytest.mark.parametrize("passages", [[], [SECRET]])
@@ -70,9 +70,9 @@ def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
     passages: list[str],
 ) -> None:
     with pytest.raises(
-        EspalierError, match=r"gives \d windows of 7 tokens, but data.windows = 9 are needed"
+        EspalierError, match=r"gives \d samples of 7 tokens, but data.num-samples = 9 are needed"
     ) as caught:
-        calibration_windows(passages, lambda text: list(text.encode()), 9, 7, 0)
+        calibration_samples(passages, lambda text: list(text.encode()), 9, 7, 0)
     assert "Anna" not in str(caught.value)
 
 
@@ -91,23 +91,23 @@ def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
 def test_evaluation_windows_on_paper(
     tokens: int, length: int, most: int, starts: list[int]
 ) -> None:
-    windows = evaluation_windows(str(tokens), numbered, length, most, "wiki")
-    assert windows.dtype == torch.int64
-    assert windows.tolist() == [list(range(start, start + length)) for start in starts]
+    samples = evaluation_samples(str(tokens), numbered, length, most, "wiki")
+    assert samples.dtype == torch.int64
+    assert samples.tolist() == [list(range(start, start + length)) for start in starts]
 
 
 def test_a_text_shorter_than_a_window_is_named() -> None:
     with pytest.raises(
-        EspalierError, match=r"'wiki' has fewer than evaluation.window-tokens = 5 tokens"
+        EspalierError, match=r"'wiki' has fewer than evaluation.sequence-length = 5 tokens"
     ):
-        evaluation_windows("4", numbered, 5, 0, "evaluation.texts: 'wiki'")
+        evaluation_samples("4", numbered, 5, 0, "evaluation.texts: 'wiki'")
 
 
 def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
     expected = hashlib.sha256(struct.pack("<6q", 1, 2, 3, 4, 5, 600)).hexdigest()
-    windows = torch.tensor([[1, 2, 3], [4, 5, 600]])
-    assert windows_sha256(windows) == expected
-    assert windows_sha256(torch.tensor([[1, 4], [2, 5], [3, 600]]).T) == expected
+    samples = torch.tensor([[1, 2, 3], [4, 5, 600]])
+    assert samples_sha256(samples) == expected
+    assert samples_sha256(torch.tensor([[1, 4], [2, 5], [3, 600]]).T) == expected
 
 
 def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
@@ -115,5 +115,5 @@ def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
     with pytest.raises(
         EspalierError, match="duplicate passages count once; give the client more text"
     ) as caught:
-        calibration_windows(["oak"], lambda text: list(text.encode()), 2, 8, 0)
+        calibration_samples(["oak"], lambda text: list(text.encode()), 2, 8, 0)
     assert "duplicate passages count once" in caught.value.outward
