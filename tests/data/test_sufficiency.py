@@ -92,7 +92,7 @@ def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, me
 def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text(10))
     with pytest.raises(EspalierError, match=r"data.num-samples = 40 are needed"):
-        require_enough(settings(), site(tmp_path / "a.txt", num_num_samples=40), letters)
+        require_enough(settings(), site(tmp_path / "a.txt", num_samples=40), letters)
     require_enough(settings(), site(tmp_path / "a.txt", num_samples=1), letters)
 
 

@@ -39,7 +39,7 @@ def second_site(grid: InProcessGrid, **config: Any) -> Context:
     ("config", "reason"),
     [
         ({"data_pth": "x"}, "data-pth: unknown key; did you mean 'data-path'?"),
-        ({"samples": 5000}, "samples of 16 tokens, but data.num-samples = 5000 are needed"),
+        ({"num-samples": 5000}, "samples of 16 tokens, but data.num-samples = 5000 are needed"),
         ({"data_path": "."}, "cannot be read (Is a directory)"),
     ],
 )
