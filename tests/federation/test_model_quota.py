@@ -199,7 +199,7 @@ def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
         with pytest.raises(EspalierError, match="piece 0"):
             server.bring(0)
     server.pieces[5] = of(1, 1000)
-    with pytest.raises(EspalierError, match="piece 5 is not of the size"):
+    with pytest.raises(EspalierError, match="piece 5 does not have the size"):
         server.bring(5)
     assert on_disk(tmp_path) == 0
 
