@@ -232,7 +232,7 @@ def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None
     expected = {
         "site": "hospital-a",
         "data-path": "/data/my notes.txt",
-        "samples": 16,
+        "num-samples": 16,
         "own-text": True,
         "capability": 1.5,
     }
