@@ -9,14 +9,17 @@ functions of Flower, which are private to it.
 from flwr.supercore.inflatable import inflatable_utils
 
 FIRST_SECONDS = 0.05
+"""Seconds between the first and the second attempt to pull an object; each wait doubles."""
 LONGEST_SECONDS = 1.0
-"""First and longest wait between two attempts for an object, in seconds; waits double."""
+"""Maximum seconds between two attempts."""
 
 
 def ask_again_soon() -> None:
     """Set the waits for this process.
 
-    The number of attempts is no longer limited. Flower's limit of two hours for a message stays.
+    The number of attempts is no longer limited, as the attempts are closer together. What a dead
+    sender left incomplete still ends after three minutes, when its push session expires at the
+    SuperLink, and every message after Flower's two hours.
     """
     for function in (
         inflatable_utils.pull_objects,

@@ -16,9 +16,10 @@ from strategies.fleet.training_time import require_fleet
 
 
 class Tuning(Method):
-    """Method with an ``averager``, which answers all questions that the method does not.
+    """Base class of methods that train adapters and average them.
 
-    The parameters are those of ``Method``.
+    The members of ``Method`` that are defined here call ``averager``; a method overrides the ones
+    in which it differs. The parameters are those of ``Method``.
     """
 
     WORDS = ProgressWords("adapters", "training", "trained")
