@@ -81,7 +81,7 @@ def _in_a_fresh_process(method: str, device: str, model: str) -> dict[str, Any]:
 def measure() -> None:
     """Do one run in this process, and print its figures as the last line."""
     from client_app.app import app
-    from espalier.messages.message import read
+    from espalier.messages.records import read
     from server_app.app import run_method
     from tests.in_process import InProcessGrid
 

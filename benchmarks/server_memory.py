@@ -29,8 +29,9 @@ from transformers import LlamaConfig
 from benchmarks.plain_vote import plain_vote, unpacked
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import MessageBody, address, read
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report
+from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import parse

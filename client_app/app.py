@@ -30,15 +30,8 @@ from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
 from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
-from espalier.messages.message import (
-    UNREAD,
-    MessageBody,
-    NoFields,
-    failure,
-    read,
-    validate,
-    write,
-)
+from espalier.messages.message import UNREAD, MessageBody, NoFields, failure, validate
+from espalier.messages.records import read, write
 from espalier.messages.refusal import Refusal
 from espalier.progress.imports import importing
 from espalier.settings.libraries import require_libraries

@@ -15,7 +15,8 @@ from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
-from espalier.messages.message import Header, read
+from espalier.messages.message import Header
+from espalier.messages.records import read
 from espalier.settings.run import default_values, unread
 
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from espalier.evaluation.chance import chance_of_options, majority_share, unifor
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.methods.fedpetuning.contract import trained
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings, parse

@@ -23,18 +23,10 @@ from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import Enrolment, SignedEnrolment
 from espalier.messages.evaluation import Losses
 from espalier.messages.ledger import Ledger
-from espalier.messages.message import (
-    Header,
-    Kind,
-    MessageBody,
-    NoFields,
-    num_bytes,
-    read,
-    validate,
-    write,
-)
+from espalier.messages.message import Header, Kind, MessageBody, NoFields, validate
+from espalier.messages.records import STYPE, num_bytes, read, write
 from espalier.messages.signed_name import is_signed, statement
-from espalier.messages.tensor_blobs import STYPE, TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.methods.examples import (
     HASH,
     KINDS,

@@ -18,7 +18,8 @@ from espalier.data.passages import split
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.identity.lineage import lineage_of
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.records import address, read
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from tests.in_process import InProcessGrid

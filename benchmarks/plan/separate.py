@@ -33,7 +33,7 @@ def _client(pipe: Connection) -> None:
     from client_app.app import app
     from client_app.simulated import playing_a_node
     from espalier.flower.outside_task import play_task
-    from espalier.messages.message import address, read
+    from espalier.messages.records import address, read
 
     play_task()
     busy: dict[str, float] = {}
@@ -72,7 +72,7 @@ class SeparateGrid(InProcessGrid):
 
     def answer(self, message: Message, context: Context) -> Message:
         """Return the reply of a node's process."""
-        from espalier.messages.message import read, write
+        from espalier.messages.records import read, write
 
         node = message.metadata.dst_node_id
         if node not in self._pipes:

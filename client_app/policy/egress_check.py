@@ -22,7 +22,8 @@ from client_app.policy.egress_log import egress_log, now, reply_entry
 from client_app.site import Site
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.messages.contract import FAILED, check, check_reply
-from espalier.messages.message import MessageBody, failure, write
+from espalier.messages.message import MessageBody, failure
+from espalier.messages.records import write
 
 
 def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:

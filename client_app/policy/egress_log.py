@@ -12,7 +12,8 @@ from typing import Any
 from flwr.app import RecordDict
 
 from espalier.messages.contract import Side
-from espalier.messages.message import Fields, MessageBody, num_bytes
+from espalier.messages.message import Fields, MessageBody
+from espalier.messages.records import num_bytes
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import OWNER_ONLY_FILE, private_folder

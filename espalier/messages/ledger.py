@@ -9,7 +9,8 @@ from typing import Any, Literal
 from flwr.app import RecordDict
 
 from espalier.environment.bounded_json import read_json
-from espalier.messages.message import Header, MessageBody, num_bytes
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.records import num_bytes
 from espalier.messages.tensor_blobs import DTYPE_BYTES, data_bytes
 from espalier.models.plan import ModelPlan, block_key
 

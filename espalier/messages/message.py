@@ -1,48 +1,28 @@
-"""Messages: a header, fields and blobs, and their conversion to and from Flower's records.
+"""Messages: a header, fields and blobs. ``espalier.messages.records`` converts them for Flower.
 
-Covers: the numbers of records, fields, values and characters of a message are limited before its
-content is read. Errors about a refused message are short and printable.
-Does not cover: the resources that Flower itself uses to unpack a message before it passes it on.
+Errors about a refused message are short and printable.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from espalier.errors import ProtocolError
 from espalier.identity.lineage import LINEAGE, NO_LINEAGE
 from espalier.identity.printable import printable, without_control
-from espalier.messages.tensor_blobs import MAX_BLOBS, from_record, to_record
 
 SCHEMA_VERSION = 3
 
 S = TypeVar("S", bound="Fields")
 
 Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate", "refused"]
-FLOWER_TYPES: dict[Kind, str] = {
-    "enrol": "query.enrol",
-    "train": "train",
-    "fetch": "query.fetch",
-    "deliver": "query.deliver",
-    "alone": "train.alone",
-    "evaluate": "evaluate",
-    "refused": "query.refused",
-}
-"""Message type in Flower, by kind."""
 
 
-MAX_FIELDS = 32
-"""Maximum number of fields in a record."""
 MAX_NAME = 64
 """Maximum number of characters in the name of a field."""
-MAX_VALUES = 65_536
-"""Maximum number of values in a list; the longest lists have one value per matrix of the model."""
-MAX_TEXT = 64 * MAX_BLOBS
-"""Maximum number of characters in a field, over all values; the longest has a hash per blob."""
 TOLD_NAMES = 8
 """Maximum number of wrong fields or records that an error names."""
 
@@ -102,8 +82,6 @@ class Header(Fields):
     status: Literal["ok", "failed"] = "ok"
 
 
-RECORDS = ("header", "fields", "blobs")
-
 UNREAD = Header(
     schema_version=SCHEMA_VERSION,
     kind="enrol",
@@ -129,55 +107,6 @@ class MessageBody:
     """Safetensors blobs by key."""
     tensors: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Decoded tensors of blobs, by key and name, if a check kept them (``contract.check``)."""
-
-
-def write(body: MessageBody) -> RecordDict:
-    """Convert the content of a message to Flower's records."""
-    return RecordDict(
-        {
-            "header": ConfigRecord(body.header.model_dump()),
-            "fields": ConfigRecord(cast(Any, body.fields)),
-            "blobs": to_record(body.blobs),
-        }
-    )
-
-
-def read(content: RecordDict) -> MessageBody:
-    """Read the content of a message from Flower's records.
-
-    Raises
-    ------
-    ProtocolError
-        If records are missing, surplus or too large, if the header is malformed, or if its schema
-        version is unknown.
-    """
-    if set(content) != set(RECORDS):
-        raise ProtocolError(
-            f"message: records are {_named({str(name) for name in content})}, expected header,"
-            " fields and blobs"
-        )
-    header = content["header"]
-    fields = content["fields"]
-    blobs = content["blobs"]
-    if not (
-        isinstance(header, ConfigRecord)
-        and isinstance(fields, ConfigRecord)
-        and isinstance(blobs, ArrayRecord)
-    ):
-        raise ProtocolError(
-            "message: header and fields must be config records, blobs an array record"
-        )
-    # Limit the size of both records before any value is read.
-    _require_bounded("header", header)
-    _require_bounded("fields", fields)
-    version = header.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ProtocolError(
-            f"message: schema version {printable(str(version), 20)} is unknown here, this program"
-            f" speaks version {SCHEMA_VERSION}; install the same release of espalier on server and"
-            " nodes"
-        )
-    return MessageBody(validate(Header, dict(header)), dict(fields), from_record(blobs))
 
 
 def failure(header: Header, reason: str, lost: bool = False) -> MessageBody:
@@ -213,60 +142,11 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
             for detail in error.errors(include_url=False, include_input=False)
         }
         raise ProtocolError(
-            f"{model.__name__}: missing, surplus or out of range: {_named(names)}"
+            f"{model.__name__}: missing, surplus or out of range: {named(names)}"
         ) from None
 
 
-def _require_bounded(name: str, record: ConfigRecord) -> None:
-    """Check the numbers of fields, values and characters of a record; errors quote no content."""
-    if len(record) > MAX_FIELDS:
-        raise ProtocolError(
-            f"message: {name} has {len(record)} fields, at most {MAX_FIELDS} are allowed"
-        )
-    for key, value in record.items():
-        values = value if isinstance(value, list) else [value]
-        if len(key) > MAX_NAME or len(values) > MAX_VALUES:
-            raise ProtocolError(
-                f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too"
-                " many"
-            )
-        if sum(len(text) for text in values if isinstance(text, str | bytes)) > MAX_TEXT:
-            raise ProtocolError(f"message: {name} has a field of more than {MAX_TEXT} characters")
-
-
-def _named(names: set[str]) -> str:
+def named(names: set[str]) -> str:
     """Return the first few of the names that a sender chose, sorted and made printable."""
     rest = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
     return ", ".join(printable(name, MAX_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
-
-
-def address(body: MessageBody, node_id: int, ttl: float) -> Message:
-    """Wrap a message for a node; Flower may delete it after ``ttl`` seconds."""
-    return Message(
-        write(body), dst_node_id=node_id, message_type=FLOWER_TYPES[body.header.kind], ttl=ttl
-    )
-
-
-def num_bytes(content: RecordDict) -> int:
-    """Return the size of all names and values of a message in bytes.
-
-    Text and blobs count with their length, a number with 8 bytes and a bool with 1.
-    """
-    return sum(
-        len(str(name)) + _num_bytes(value)
-        for record in content.values()
-        for name, value in record.items()
-    )
-
-
-def _num_bytes(value: Any) -> int:
-    if isinstance(value, Array):
-        return len(value.data)
-    if isinstance(value, list) and value and not isinstance(value[0], str | bytes):
-        # All values of a list in Flower's records have the same type.
-        return len(value) * _num_bytes(value[0])
-    if isinstance(value, list):
-        return sum(map(_num_bytes, value))
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogatepass"))
-    return len(value) if isinstance(value, bytes) else 1 if isinstance(value, bool) else 8

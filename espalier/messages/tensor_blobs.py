@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -25,8 +24,6 @@ from safetensors.numpy import load, save
 from espalier.environment.bounded_json import read_json
 from espalier.errors import ProtocolError
 
-STYPE = "safetensors"
-"""Serialization type of the blobs in Flower's records."""
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size in bytes of a blob's header; that of a block has a few thousand."""
 MAX_TENSORS = 1024
@@ -228,28 +225,3 @@ def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # safetensors pads the header with blanks to a multiple of 8 bytes.
     return text + b" " * (-len(text) % 8)
-
-
-def to_record(blobs: Mapping[str, bytes]) -> ArrayRecord:
-    """Put blobs into a Flower record."""
-    return ArrayRecord(
-        {key: Array(dtype="", shape=(), stype=STYPE, data=blob) for key, blob in blobs.items()}
-    )
-
-
-def from_record(record: ArrayRecord) -> dict[str, bytes]:
-    """Take blobs out of a Flower record.
-
-    Raises
-    ------
-    ProtocolError
-        If there are too many blobs, a key is too long, or an array has another serialization.
-    """
-    if len(record) > MAX_BLOBS:
-        raise ProtocolError(f"payload: {len(record)} blobs, a message has at most {MAX_BLOBS}")
-    for key, array in record.items():
-        if len(key) > MAX_KEY:
-            raise ProtocolError(f"payload: a key of {len(key)} characters, {MAX_KEY} are allowed")
-        if array.stype != STYPE or array.dtype or tuple(array.shape):
-            raise ProtocolError(f"payload {str(key)!r}: serialisation is not '{STYPE}'")
-    return {key: array.data for key, array in record.items()}

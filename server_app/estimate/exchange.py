@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.message import Fields, Header, Kind, MessageBody, num_bytes, validate, write
+from espalier.messages.message import Fields, Header, Kind, MessageBody, validate
+from espalier.messages.records import num_bytes, write
 from espalier.messages.tensor_blobs import packed_bytes
 
 HASH = "0" * 64

@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from espalier.data.tasks.scored_items import ScoredItems, to_arrays
 from espalier.messages.evaluation import SAMPLES_BLOB, TEST_BLOB, Texts, require_many
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds

@@ -14,7 +14,8 @@ from flwr.app import Message
 from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
-from espalier.messages.message import MessageBody, read
+from espalier.messages.message import MessageBody
+from espalier.messages.records import read
 from strategies.base.enrolment import Enroller
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, Selection

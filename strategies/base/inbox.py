@@ -15,7 +15,8 @@ import torch
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from espalier.messages.message import MessageBody, read
+from espalier.messages.message import MessageBody
+from espalier.messages.records import read
 from espalier.messages.tensor_blobs import locate
 from espalier.storage.atomic import write_bytes
 from pruning_kernels.votes.bitmask import LINE_WORDS, stack_of_masks

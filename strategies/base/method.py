@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Fields, NoFields, read
+from espalier.messages.message import Fields, NoFields
 from espalier.messages.parts import PartRequest
+from espalier.messages.records import read
 from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation

@@ -23,15 +23,8 @@ from espalier.identity.printable import printable
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.lifetime import REQUESTS_AHEAD, lifetime
-from espalier.messages.message import (
-    SCHEMA_VERSION,
-    Fields,
-    Header,
-    Kind,
-    MessageBody,
-    address,
-    read,
-)
+from espalier.messages.message import SCHEMA_VERSION, Fields, Header, Kind, MessageBody
+from espalier.messages.records import address, read
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork

@@ -10,7 +10,8 @@ from in_process import InProcessGrid
 from numpy.typing import NDArray
 from safetensors.torch import load, load_file, save
 
-from espalier.messages.message import MessageBody, read, write
+from espalier.messages.message import MessageBody
+from espalier.messages.records import read, write
 from espalier.storage.blobs import sha256
 from pruning_kernels.lora.nf4 import LEVELS
 

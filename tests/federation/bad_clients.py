@@ -15,8 +15,9 @@ from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import MessageBody, read, write
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
+from espalier.messages.records import read, write
 from espalier.methods.fedpetuning.contract import trained
 from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings

@@ -14,7 +14,7 @@ from bench import Bench, Home, private_text, summary
 from promises import ALL_FIGURES, Promises, Uninterrupted, held_out
 from transformers import AutoTokenizer
 
-from espalier.messages.message import read
+from espalier.messages.records import read
 
 
 def perplexity_of(model: Any, samples: torch.Tensor) -> float:

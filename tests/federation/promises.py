@@ -39,7 +39,8 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, MessageBody, address, num_bytes, read, write
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.records import address, num_bytes, read, write
 from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
 from espalier.settings.run import parse

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from flwr.app import Array, Message
 
-from espalier.messages.message import read
-from espalier.messages.tensor_blobs import STYPE
+from espalier.messages.records import STYPE, read
 
 
 def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:

@@ -26,7 +26,8 @@ from client_app.policy.approval_command import waiting
 from client_app.policy.log_check import main as check_log
 from espalier.errors import EspalierError
 from espalier.messages.lifetime import lifetime
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.records import address, read
 from espalier.settings.node import parse_node
 from espalier.storage.chain_check import chain_check
 from espalier.storage.waiting_replies import Held, HeldReplies, held_at

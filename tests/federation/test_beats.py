@@ -13,7 +13,7 @@ from flwr.app import Message
 from in_process import InProcessGrid
 
 import client_app.methods.fedprllm
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.progress.beats import Pace
 from espalier.storage.activity import AtWork
 

@@ -17,7 +17,8 @@ from run_names import BY_HAND
 from client_app.node.check_node import look
 from espalier.cli.keys import make_keys
 from espalier.errors import EspalierError
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.records import address, read
 
 SITES = ("hospital-a", "hospital-b")
 NONCE = "0f" * 32

@@ -13,7 +13,7 @@ from bench import EVALUATED, Bench
 from flwr.app import Message
 from tiny_model import save_tiny_llama
 
-from espalier.messages.message import read
+from espalier.messages.records import read
 
 ANSWER = """
 import pickle, sys

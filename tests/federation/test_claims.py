@@ -9,7 +9,7 @@ from adapters_sent import norm_weights, padded_mean, sent_adapters, written
 from bench import Bench, summary
 from flwr.app import Message
 
-from espalier.messages.message import read, write
+from espalier.messages.records import read, write
 
 TUNING = {
     "training.steps": 2,

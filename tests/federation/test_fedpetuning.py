@@ -34,7 +34,8 @@ from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import open_model
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.ledger import Ledger
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody, address, read
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.records import address, read
 from espalier.models.adapters import adapter_plan
 from espalier.settings.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import failure, read, write
+from espalier.messages.message import failure
+from espalier.messages.records import read, write
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from strategies.base.rounds import RunFailed

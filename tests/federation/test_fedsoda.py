@@ -29,7 +29,8 @@ from client_app.methods import fedpetuning as tuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.blobs.model_pieces import Manifest
-from espalier.messages.message import MessageBody, address, read
+from espalier.messages.message import MessageBody
+from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.fedpetuning.contract import trained
 from espalier.models.adapters import Tensors

@@ -22,8 +22,8 @@ from tiny_model import save_tiny_llama
 import client_app.methods.fedspallm_layers
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import MessageBody, read
-from espalier.messages.tensor_blobs import STYPE
+from espalier.messages.message import MessageBody
+from espalier.messages.records import STYPE, read
 from espalier.methods.fedspallm.contract import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256

@@ -25,7 +25,7 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.models.structure import Structure
 from espalier.settings.run import parse
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import MessageBody, read
+from espalier.messages.message import MessageBody
+from espalier.messages.records import read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
@@ -267,7 +268,7 @@ class TestFlap(Promises):
     ) -> None:
         from flwr.app import Array, Message
 
-        from espalier.messages.tensor_blobs import STYPE
+        from espalier.messages.records import STYPE
 
         def spoil(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
@@ -308,7 +309,7 @@ class TestFlap(Promises):
         """The limit applies to claimed tokens and to moments far above those of other clients."""
         from flwr.app import Array, Message
 
-        from espalier.messages.tensor_blobs import STYPE
+        from espalier.messages.records import STYPE
 
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind != "train":

@@ -33,8 +33,8 @@ from safetensors.torch import load, save
 import client_app.methods.fedpetuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import open_model
-from espalier.messages.message import MessageBody, read
-from espalier.messages.tensor_blobs import STYPE
+from espalier.messages.message import MessageBody
+from espalier.messages.records import STYPE, read
 from espalier.models.adapters import adapter_plan
 from espalier.settings.fleet import read_fleet
 from espalier.settings.lora import LoraSettings

@@ -15,8 +15,9 @@ from espalier.errors import EspalierError
 from espalier.hf.group_scores.taylor import taylor_scores
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import MessageBody, read
-from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody
+from espalier.messages.records import STYPE, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.storage.blobs import sha256
 

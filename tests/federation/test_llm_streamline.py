@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import Header, MessageBody, read
-from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.records import STYPE, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.training.order import sequences_of_step

@@ -20,7 +20,8 @@ import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
-from espalier.messages.message import MessageBody, address, read
+from espalier.messages.message import MessageBody
+from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop

@@ -21,8 +21,9 @@ from espalier.errors import EspalierError
 from espalier.hf.group_scores.mask_tuning import scaled_cuts, scales_or_none
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import scales_of
-from espalier.messages.message import MessageBody, read
-from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import MessageBody
+from espalier.messages.records import STYPE, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner.mask_tuning import require_sendable
 from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.groups import Groups

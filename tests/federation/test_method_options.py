@@ -16,8 +16,9 @@ from client_app.protocol.push import take
 from client_app.site import Site
 from espalier.hf.stream.edits import dense
 from espalier.messages.contract import Contract, Side
-from espalier.messages.message import Fields, MessageBody, read
+from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import Sha256
+from espalier.messages.records import read
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
 from server_app.artifacts.edited_model import EditedOutcome

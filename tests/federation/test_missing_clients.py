@@ -15,7 +15,7 @@ from bench import LOCAL_ONLY, Bench, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.settings.run import parse
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line

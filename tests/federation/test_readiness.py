@@ -14,7 +14,7 @@ from in_process import InProcessGrid
 
 from espalier.errors import NOT_LOADED
 from espalier.flower.load_faults import TRIES, could_not_load
-from espalier.messages.message import read
+from espalier.messages.records import read
 
 
 @pytest.fixture

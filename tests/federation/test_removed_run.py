@@ -8,7 +8,8 @@ from bench import Bench
 from flwr.app import Message
 
 from espalier.errors import EspalierError
-from espalier.messages.message import Kind, read
+from espalier.messages.message import Kind
+from espalier.messages.records import read
 from strategies.base.run_folder import RunFolder
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.settings.run import parse
 from espalier.storage.directory_lock import locked
 from server_app.preflight import open_all

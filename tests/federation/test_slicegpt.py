@@ -20,8 +20,9 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, MessageBody, read
-from espalier.messages.tensor_blobs import STYPE, pack_tensors, unpack_tensors
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.records import STYPE, read
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.settings.run import changed, parse
 from espalier.storage.blobs import sha256
 

@@ -7,7 +7,7 @@ import torch
 from promises import Promises, Uninterrupted
 from safetensors.torch import load_file
 
-from espalier.messages.message import read
+from espalier.messages.records import read
 from espalier.messages.tensor_blobs import views
 
 

@@ -18,7 +18,7 @@ from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from espalier.errors import EspalierError
-from espalier.messages.message import read
+from espalier.messages.records import read
 from strategies.base.rounds import RunFailed
 
 TUNING = {

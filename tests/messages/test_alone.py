@@ -12,7 +12,8 @@ from run_names import BY_HAND
 from espalier.errors import EspalierError
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import FLOWER_TYPES, SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.records import FLOWER_TYPES
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
 

@@ -10,20 +10,16 @@ from run_names import BY_HAND
 from espalier.errors import EspalierError
 from espalier.flower.outside_task import play_task
 from espalier.messages.message import (
-    FLOWER_TYPES,
     SCHEMA_VERSION,
     Failure,
     Fields,
     Header,
     MessageBody,
     NoFields,
-    address,
     failure,
-    num_bytes,
-    read,
     validate,
-    write,
 )
+from espalier.messages.records import FLOWER_TYPES, address, num_bytes, read, write
 
 HEADER: dict[str, Any] = {
     "schema_version": SCHEMA_VERSION,

@@ -14,13 +14,12 @@ from safetensors.torch import save as torch_save
 
 from espalier.errors import EspalierError
 from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.messages.records import from_record, to_record
 from espalier.messages.tensor_blobs import (
     TensorSpec,
-    from_record,
     pack_tensors,
     packed_bytes,
     tensor_specs,
-    to_record,
     unpack_tensors,
     views,
 )

@@ -19,10 +19,11 @@ from espalier.errors import InputError
 from espalier.identity.site_keys import PublicKeys
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.enrolment import Enrolment, refusal
-from espalier.messages.message import MessageBody, NoFields, failure, read, write
+from espalier.messages.message import MessageBody, NoFields, failure
 from espalier.messages.parts import Report
+from espalier.messages.records import STYPE, read, write
 from espalier.messages.signed_name import sign, statement
-from espalier.messages.tensor_blobs import STYPE, pack_tensors
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256

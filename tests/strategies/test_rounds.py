@@ -17,8 +17,9 @@ from in_process import FakeTime
 from run_names import BY_HAND
 
 from espalier.messages.blobs.masks import mask_name
-from espalier.messages.message import MessageBody, NoFields, failure, read, write
+from espalier.messages.message import MessageBody, NoFields, failure
 from espalier.messages.parts import PartRequest, Report
+from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse

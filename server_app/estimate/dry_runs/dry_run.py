@@ -25,7 +25,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.lineage import NO_LINEAGE
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
-from espalier.messages.message import MessageBody, read, write
+from espalier.messages.message import MessageBody
+from espalier.messages.records import read, write
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
 from strategies.base.clock import Clock
