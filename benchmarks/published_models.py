@@ -11,8 +11,7 @@ from typing import Any
 from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.adapters import wire_specs
-from espalier.messages.tensor_blobs import packed_bytes
+from espalier.messages.tensor_blobs import packed_bytes, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan
 from espalier.settings.federation import WireDtype

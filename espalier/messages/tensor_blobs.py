@@ -1,4 +1,4 @@
-"""Payloads: one safetensors blob per decoder block, stored unchanged in a Flower ``Array``.
+"""Blobs of a message: one safetensors file per decoder block, kept unchanged.
 
 Covers: the work that a sender can cause by the header of a blob. Length, number of entries, digits,
 dimensions and names are limited before they are read, or immediately after, so that a header takes
@@ -24,6 +24,10 @@ from safetensors.numpy import load, save
 from espalier.environment.bounded_json import read_json
 from espalier.errors import ProtocolError
 
+WIRE_TAGS = {"float32": "F32", "bfloat16": "BF16"}
+"""Dtypes in safetensors of the wire dtypes that store a tensor as it is."""
+NF4_BLOCK = 64
+"""Number of values that share a scale in the wire dtype ``nf4``."""
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size in bytes of a blob's header; that of a block has a few thousand."""
 MAX_TENSORS = 1024
@@ -225,3 +229,24 @@ def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # safetensors pads the header with blanks to a multiple of 8 bytes.
     return text + b" " * (-len(text) % 8)
+
+
+def wire_specs(shapes: Mapping[str, tuple[int, ...]], wire_dtype: str) -> dict[str, TensorSpec]:
+    """Return the specs of the tensors in a blob that holds adapters of these shapes.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the adapter tensors by canonical name.
+    wire_dtype
+        Dtype of the tensors on the wire.
+    """
+    if wire_dtype != "nf4":
+        return {name: TensorSpec(WIRE_TAGS[wire_dtype], shape) for name, shape in shapes.items()}
+    specs = {}
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        # Two codes per byte, and one float32 scale per block; both counts are rounded up.
+        specs[f"{name}.codes"] = TensorSpec("U8", (-(-size // 2),))
+        specs[f"{name}.absmax"] = TensorSpec("F32", (-(-size // NF4_BLOCK),))
+    return specs

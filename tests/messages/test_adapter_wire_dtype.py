@@ -10,8 +10,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import EspalierError
-from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters, wire_specs
-from espalier.messages.tensor_blobs import tensor_specs
+from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
+from espalier.messages.tensor_blobs import tensor_specs, wire_specs
 from espalier.settings.federation import WireDtype
 from pruning_kernels.lora.nf4 import LEVELS
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.published_models import SHAPES, Tuned, tuned
-from espalier.messages.blobs.adapters import wire_specs
+from espalier.messages.tensor_blobs import wire_specs
 from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 

@@ -16,7 +16,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import ProtocolError
-from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.federation import WireDtype
 from pruning_kernels.lora import nf4
 from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, encode_with_feedback
@@ -24,28 +23,6 @@ from pruning_kernels.lora.nf4 import Nf4
 from pruning_kernels.selection.scores import NotFiniteError
 
 Shape = tuple[int, ...]
-PLAIN = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)}
-
-
-def wire_specs(shapes: Mapping[str, Shape], wire_dtype: WireDtype) -> dict[str, TensorSpec]:
-    """Return the specs of the tensors in a blob that holds adapters of these shapes.
-
-    Parameters
-    ----------
-    shapes
-        Shapes of the adapter tensors by canonical name.
-    payload
-        Wire dtype.
-    """
-    if wire_dtype != "nf4":
-        return {name: TensorSpec(PLAIN[wire_dtype][0], shape) for name, shape in shapes.items()}
-    specs = {}
-    for name, shape in shapes.items():
-        size = torch.Size(shape).numel()
-        # Two codes per byte, and one float32 scale per block; both counts are rounded up.
-        specs[f"{name}.codes"] = TensorSpec("U8", (-(-size // 2),))
-        specs[f"{name}.absmax"] = TensorSpec("F32", (-(-size // nf4.BLOCK),))
-    return specs
 
 
 def pack_adapters(

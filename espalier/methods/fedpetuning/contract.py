@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from espalier.errors import EspalierError, ProtocolError
-from espalier.messages.blobs.adapters import unpack_adapters, wire_specs
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
@@ -23,7 +22,7 @@ from espalier.messages.parts import (
     parts_of,
     require_result_wanted,
 )
-from espalier.messages.tensor_blobs import TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
@@ -301,6 +300,8 @@ class Values:
         ProtocolError
             If they are not.
         """
+        from espalier.messages.blobs.adapters import unpack_adapters  # with torch, if needed
+
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._wire_dtype)
         except EspalierError as error:

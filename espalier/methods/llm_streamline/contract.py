@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.adapters import unpack_adapters, wire_specs
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
@@ -24,7 +23,7 @@ from espalier.messages.parts import (
     require_result_wanted,
     values_within,
 )
-from espalier.messages.tensor_blobs import TensorSpec
+from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
 from espalier.settings.run import RunSettings
@@ -161,6 +160,8 @@ class _Values:
 
     def check(self, key: str, blob: bytes) -> None:
         """Check that the numbers of a blob can be read and are finite."""
+        from espalier.messages.blobs.adapters import unpack_adapters  # with torch, if needed
+
         unpack_adapters({key: self._shapes[key]}, blob, self._wire_dtype)
 
 
