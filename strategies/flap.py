@@ -14,8 +14,7 @@ from typing import Any
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.flap.contract import biases, mean_name, squares_name
-from espalier.methods.flap.settings import FlapSettings
+from espalier.methods.flap import FlapSettings, biases, mean_name, squares_name
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings

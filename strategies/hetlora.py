@@ -12,7 +12,7 @@ import math
 from typing import Any, ClassVar
 
 from espalier.messages.local_baseline import Alone
-from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.plan import block_key
 from pruning_kernels.lora.factors import norm
 from strategies.averaging.adapter_averager import AdapterAverager

@@ -23,17 +23,19 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut, read_cut
 from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of
-from espalier.methods.llm_pruner.contract import cut_blocks, score_name, score_specs
-from espalier.methods.llm_pruner.mask_tuning import (
+from espalier.methods.llm_pruner import (
     AIMS,
     JOINT,
+    LlmPrunerSettings,
+    cut_blocks,
     equation_key,
     equation_places,
     equation_specs,
     fisher_name,
     require_sendable,
+    score_name,
+    score_specs,
 )
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
 from espalier.models.structure import GROUP_KINDS

@@ -14,8 +14,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.local_baseline import Alone
-from espalier.methods.sft_p.contract import shape_of, trained
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
 from espalier.training.sft_p.masked_training import first_shared, of_generator

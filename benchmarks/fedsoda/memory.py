@@ -19,8 +19,8 @@ from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import open_model
-from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining

@@ -29,7 +29,7 @@ from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.records import read
-from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedpetuning import trained
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.atomic import write_json

@@ -19,7 +19,7 @@ from espalier.hf.stream.edits import Edits, replaced
 from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings

@@ -9,7 +9,7 @@ again.
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
 from espalier.settings.fleet import Conditions, Fleet
 from espalier.settings.run import RunSettings
 from strategies.fleet.timed_rounds import DeviceTime, RoundTime

@@ -21,8 +21,8 @@ from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.adapters import sums, unpack_adapters
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.tensor_blobs import unpack_tensors
-from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.settings.run import RunSettings, parse
 from espalier.training.initial_values import initial_adapters
 from pruning_kernels.selection.local import LocalPruning

@@ -20,7 +20,7 @@ from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.tensor_blobs import unpack_tensors
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.models.plan import BlockPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings

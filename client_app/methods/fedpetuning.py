@@ -34,14 +34,14 @@ from espalier.messages.blobs.adapters import differences, pack_adapters, sums, u
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.tensor_blobs import tensor_specs
-from espalier.methods.fedpetuning.contract import (
+from espalier.methods.fedpetuning import (
+    AdapterAveraging,
     Order,
     TuningReport,
     blob_specs,
     parts,
     trained,
 )
-from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed

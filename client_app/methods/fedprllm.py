@@ -27,12 +27,7 @@ from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import Report
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.fedprllm.contract import (
-    Decision,
-    decided_parts,
-    votes_key,
-)
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedprllm import Decision, FedPrLLMSettings, decided_parts, votes_key
 from espalier.models.plan import block_key
 from espalier.progress.beats import beat
 from espalier.storage.blobs import BlobStore

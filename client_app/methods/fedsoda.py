@@ -11,8 +11,7 @@ from espalier.errors import StateLost
 from espalier.hf.opening.limits import require_within_limits
 from espalier.messages.blobs.adapters import sums, unpack_adapters
 from espalier.messages.message import MessageBody, validate
-from espalier.methods.fedsoda.contract import SubModelOrder, emulator_adapters
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedsoda import FedSodaSettings, SubModelOrder, emulator_adapters
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.storage.client_state import PrivateState
 from espalier.training.initial_values import initial_values

@@ -8,7 +8,7 @@ from client_app.protocol.push import take
 from client_app.site import Site, reply_to
 from espalier.errors import EspalierError, StateLost
 from espalier.messages.message import MessageBody, NoFields, validate
-from espalier.methods.fedsoda.contract import NEVER, EmulatorPart, SubModelOrder
+from espalier.methods.fedsoda import NEVER, EmulatorPart, SubModelOrder
 from espalier.storage.client_state import PrivateState
 
 EMULATOR = "emulator"

@@ -20,12 +20,7 @@ from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, WeightEdit, replaced
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
 from espalier.messages.message import MessageBody, validate
-from espalier.methods.fedspallm.contract import (
-    PruneReport,
-    SampledBlocks,
-    sparsity_of,
-)
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings, PruneReport, SampledBlocks, sparsity_of
 from espalier.storage.client_state import PrivateState
 from pruning_kernels.selection.local import LocalPruning
 

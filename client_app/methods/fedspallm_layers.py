@@ -7,7 +7,7 @@ from typing import Any
 from client_app.site import Site, reply_to
 from espalier.errors import EspalierError
 from espalier.messages.message import MessageBody, NoFields, validate
-from espalier.methods.fedspallm.contract import Update
+from espalier.methods.fedspallm import Update
 from espalier.models.plan import block_key
 from espalier.storage.client_state import PrivateState
 

@@ -24,8 +24,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.flap.contract import MomentsReport, biases
-from espalier.methods.flap.settings import FlapSettings
+from espalier.methods.flap import FlapSettings, MomentsReport, biases
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:

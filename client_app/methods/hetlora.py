@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.methods.fedpetuning.settings import AdapterAveraging
-from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.fedpetuning import AdapterAveraging
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings

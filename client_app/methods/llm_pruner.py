@@ -27,9 +27,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import Report
-from espalier.methods.llm_pruner.contract import cut_blocks
-from espalier.methods.llm_pruner.mask_tuning import told_cut
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, told_cut
 from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
 

@@ -34,13 +34,13 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.adapters import differences, pack_adapters
 from espalier.messages.blobs.replacement_layer import read_layer
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.llm_streamline.contract import (
+from espalier.methods.llm_streamline import (
     LayerReport,
+    LlmStreamlineSettings,
     Replace,
     SimilarityReport,
     layer_parts,
 )
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState

@@ -30,9 +30,8 @@ from espalier.errors import StateLost
 from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.fedpetuning.contract import Order, TuningReport, parts
-from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.fedpetuning import Order, TuningReport, parts
+from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT

@@ -19,8 +19,7 @@ from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
-from espalier.methods.sft_p.contract import lora_plan, shape_of
-from espalier.methods.sft_p.settings import BIAS, SftPSettings
+from espalier.methods.sft_p import BIAS, SftPSettings, lora_plan, shape_of
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.training.sft_p.mask_generator import gate_logits

@@ -27,14 +27,14 @@ from espalier.hf.sliced.signals import (
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.parts import parts_of
-from espalier.methods.slicegpt.contract import (
+from espalier.methods.slicegpt import (
     MomentsReport,
+    SliceGptSettings,
     basis_specs,
     dense_width,
     moment_specs,
     places,
 )
-from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState
 from pruning_kernels.groups.slicing import unpacked

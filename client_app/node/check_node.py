@@ -27,7 +27,7 @@ from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint
 from espalier.messages.message import UNREAD
 from espalier.messages.reply_estimate import outlook
-from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedpetuning import trained
 from espalier.progress.beats import Pace, heard_by
 from espalier.settings.libraries import require_libraries
 from espalier.storage.client_state import private_folder, require_writable

@@ -71,10 +71,10 @@ class Row:
 METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
+        settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning.contract",
+        contracts="espalier.methods.fedpetuning",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -83,10 +83,10 @@ METHODS: dict[str, Row] = {
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
-        settings="espalier.methods.fedprllm.settings:FedPrLLMSettings",
+        settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
-        contracts="espalier.methods.fedprllm.contract",
+        contracts="espalier.methods.fedprllm",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
         work="server_app.estimate.work.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -98,11 +98,11 @@ METHODS: dict[str, Row] = {
             "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
             " keep)"
         ),
-        settings="espalier.methods.fedspallm.settings:FedSpaLLMSettings",
+        settings="espalier.methods.fedspallm:FedSpaLLMSettings",
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        contracts="espalier.methods.fedspallm.contract",
+        contracts="espalier.methods.fedspallm",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
         work="server_app.estimate.work.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -113,11 +113,11 @@ METHODS: dict[str, Row] = {
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
             " server keeps aligned)"
         ),
-        settings="espalier.methods.fedsoda.settings:FedSodaSettings",
+        settings="espalier.methods.fedsoda:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda_sub_model:take_any",
-        contracts="espalier.methods.fedsoda.contract",
+        contracts="espalier.methods.fedsoda",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
         work="server_app.estimate.work.tuning:SubTuned",
         outcome="server_app.artifacts.sub_model:SubModelOutcome",
@@ -129,11 +129,11 @@ METHODS: dict[str, Row] = {
             "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
             " chooses for each)"
         ),
-        settings="espalier.methods.fedspine.settings:FedSpineSettings",
+        settings="espalier.methods.fedspine:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine.device",
         delivery="client_app.methods.fedspine.cut:take_or_cut",
-        contracts="espalier.methods.fedspine.contract",
+        contracts="espalier.methods.fedspine",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
         work="server_app.estimate.work.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
@@ -144,10 +144,10 @@ METHODS: dict[str, Row] = {
             "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
             " statistics)"
         ),
-        settings="espalier.methods.flap.settings:FlapSettings",
+        settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        contracts="espalier.methods.flap.contract",
+        contracts="espalier.methods.flap",
         dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
         work="server_app.estimate.work.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -155,10 +155,10 @@ METHODS: dict[str, Row] = {
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
-        settings="espalier.methods.hetlora.settings:HetLoRASettings",
+        settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning.contract",
+        contracts="espalier.methods.fedpetuning",
         dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -170,10 +170,10 @@ METHODS: dict[str, Row] = {
             "LLM-Pruner (groups by what the loss would change without them, scores summed over"
             " clients)"
         ),
-        settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",
+        settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        contracts="espalier.methods.llm_pruner.contract",
+        contracts="espalier.methods.llm_pruner",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
         work="server_app.estimate.work.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -184,10 +184,10 @@ METHODS: dict[str, Row] = {
             "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
             " weights are averaged)"
         ),
-        settings="espalier.methods.llm_streamline.settings:LlmStreamlineSettings",
+        settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        contracts="espalier.methods.llm_streamline.contract",
+        contracts="espalier.methods.llm_streamline",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
         work="server_app.estimate.work.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -198,10 +198,10 @@ METHODS: dict[str, Row] = {
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
             " together with LoRA)"
         ),
-        settings="espalier.methods.sft_p.settings:SftPSettings",
+        settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        contracts="espalier.methods.sft_p.contract",
+        contracts="espalier.methods.sft_p",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Masked",
         outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
@@ -212,10 +212,10 @@ METHODS: dict[str, Row] = {
             "SliceGPT (principal components of the residual stream, by pooled second moments, of"
             " which the minor go)"
         ),
-        settings="espalier.methods.slicegpt.settings:SliceGptSettings",
+        settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
-        contracts="espalier.methods.slicegpt.contract",
+        contracts="espalier.methods.slicegpt",
         dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
         work="server_app.estimate.work.pruning:Components",
         outcome="server_app.artifacts.sliced_model:SlicedOutcome",

@@ -12,7 +12,7 @@ from espalier.hf.export.adapter import export_adapter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
 from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted_model import AdaptedModel

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.structured.residual_gates import ResidualGates
-from espalier.methods.sft_p.contract import lora_plan
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p import SftPSettings, lora_plan
 from espalier.models.mask_generator import PREFIX
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json

@@ -15,7 +15,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.tensor_blobs import DTYPE_BYTES
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
 
 

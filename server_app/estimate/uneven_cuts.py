@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from espalier.amounts import count
 from espalier.messages.message import validate
-from espalier.methods.fedpetuning.contract import Order, PartOrder, TuningReport, parts
-from espalier.methods.fedpetuning.settings import AdapterAveraging
+from espalier.methods.fedpetuning import AdapterAveraging, Order, PartOrder, TuningReport, parts
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.settings.training import TrainingSettings

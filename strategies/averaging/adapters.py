@@ -23,8 +23,7 @@ from espalier.messages.blobs.adapters import (
     sums,
     unpack_adapters,
 )
-from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedpetuning.settings import AdapterAveraging
+from espalier.methods.fedpetuning import AdapterAveraging, trained
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings

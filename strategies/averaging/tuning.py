@@ -6,7 +6,7 @@ from typing import Any
 from espalier.amounts import count
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedpetuning import trained
 from espalier.settings.run import RunSettings
 from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.base.inbox import Inbox

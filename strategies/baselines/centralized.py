@@ -14,8 +14,8 @@ from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning

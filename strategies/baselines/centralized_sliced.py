@@ -5,8 +5,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.opened_sliced import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.methods.slicegpt.contract import dense_width, places
-from espalier.methods.slicegpt.settings import SliceGptSettings
+from espalier.methods.slicegpt import SliceGptSettings, dense_width, places
 from strategies.base.run import Run
 from strategies.baselines.centralized import pooled_samples
 

@@ -12,10 +12,9 @@ from espalier.hf.group_scores.streamline import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.methods.flap.contract import biases
-from espalier.methods.flap.settings import FlapSettings
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
+from espalier.methods.flap import FlapSettings, biases
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings
 from espalier.seeds import derive_seed
 from espalier.training.replacement import Replacement, Stretch
 from strategies.base.run import Run

@@ -9,7 +9,7 @@ from functools import reduce
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedpetuning import trained
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.training.adapter_training import AdapterTraining

@@ -16,13 +16,13 @@ from dataclasses import replace
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Fields
-from espalier.methods.fedprllm.contract import (
+from espalier.methods.fedprllm import (
     Decision,
+    FedPrLLMSettings,
     blocks_of_round,
     decided_parts,
     votes_key,
 )
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.votes import VoteCounter

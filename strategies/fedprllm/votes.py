@@ -15,8 +15,7 @@ from espalier.hf.stream.edits import WeightEdit, masked, masked_and_scaled
 from espalier.messages.blobs.mask_tensors import kept_shares, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors, views
-from espalier.methods.fedprllm.contract import votes_dtype
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedprllm import FedPrLLMSettings, votes_dtype
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings

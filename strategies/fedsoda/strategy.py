@@ -34,9 +34,8 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.methods.fedpetuning.contract import parts
-from espalier.methods.fedsoda.contract import EmulatorPart, SubModelOrder
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedpetuning import parts
+from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256

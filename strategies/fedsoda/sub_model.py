@@ -22,9 +22,8 @@ from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
 from espalier.messages.tensor_blobs import MAX_BLOBS
-from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedsoda.contract import emulator_adapters
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure

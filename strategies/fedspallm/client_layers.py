@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from flwr.app import Message
 
-from espalier.methods.fedspallm.contract import Update
+from espalier.methods.fedspallm import Update
 from espalier.models.plan import block_key, cut_into_parts
 from strategies.base.rounds import Rounds
 from strategies.fedspallm.global_model import KeptResult, Layers

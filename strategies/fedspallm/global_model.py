@@ -18,8 +18,7 @@ from espalier.messages.blobs.kept_weights import kept_specs
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
 from espalier.messages.tensor_blobs import views
-from espalier.methods.fedspallm.contract import num_kept, sparsity_of
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore

@@ -12,7 +12,7 @@ import numpy as np
 
 from espalier.amounts import count
 from espalier.errors import InputError
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.seeds import derive_seed
 
 

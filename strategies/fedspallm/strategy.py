@@ -18,8 +18,12 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.parts import parts_of
-from espalier.methods.fedspallm.contract import SampledBlocks, SampledBlocksPart, sampled_specs
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import (
+    FedSpaLLMSettings,
+    SampledBlocks,
+    SampledBlocksPart,
+    sampled_specs,
+)
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from espalier.errors import InputError
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from strategies.fedspine.arms import ArmSpace, Refinement, step_for

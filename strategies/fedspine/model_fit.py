@@ -2,8 +2,7 @@
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.nf4.layout import BLOCK
-from espalier.methods.fedspine.contract import trained
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of

@@ -9,7 +9,7 @@ from torch import Tensor
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.adapters import Shape, pack_adapters
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
-from espalier.methods.fedspine.contract import STRUCTURE, trained
+from espalier.methods.fedspine import STRUCTURE, trained
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_of_key

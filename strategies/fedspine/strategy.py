@@ -20,8 +20,7 @@ import torch
 from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
-from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, SpineReport
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, SpineReport
 from espalier.models.adapters import Adapter
 from espalier.models.groups import Groups
 from espalier.models.plan import block_key

@@ -9,7 +9,7 @@ from pathlib import Path
 from espalier.environment.home_folder import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.messages.blobs.group_bits import bit_specs
-from espalier.methods.fedpetuning.contract import blob_specs, parts
+from espalier.methods.fedpetuning import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.settings.fleet import Fleet, read_fleet

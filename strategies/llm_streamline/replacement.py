@@ -14,7 +14,7 @@ from espalier.hf.group_scores.streamline import first_layer, open_streamlined
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.adapters import differences, pack_adapters
 from espalier.messages.blobs.replacement_layer import read_layer
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 

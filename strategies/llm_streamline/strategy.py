@@ -21,16 +21,16 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import read_adapter
 from espalier.messages.message import Fields, NoFields, validate
-from espalier.methods.llm_streamline.contract import (
+from espalier.methods.llm_streamline import (
     COSINES,
     SIMILARITY_KEY,
     LayerReport,
+    LlmStreamlineSettings,
     Replace,
     ReplacePart,
     layer_parts,
     layer_shapes,
 )
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS, root_mean_square, within_ratio
 from strategies.averaging.client_weights import count_claims

@@ -7,7 +7,7 @@ from torch import Tensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.opened_sliced import SlicedModel
 from espalier.hf.sliced.signals import basis_of, pack_basis, read_basis
-from espalier.methods.slicegpt.contract import dense_width
+from espalier.methods.slicegpt import dense_width
 from espalier.storage.blobs import BlobStore
 
 STATE = ("bases", "kept")

@@ -21,14 +21,14 @@ from espalier.hf.sliced.signals import mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.message import NoFields, validate
 from espalier.messages.parts import parts_of
-from espalier.methods.slicegpt.contract import (
+from espalier.methods.slicegpt import (
     MOMENTS,
     MomentsReport,
+    SliceGptSettings,
     basis_specs,
     dense_width,
     places,
 )
-from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.slicing import unpacked
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, limited_moments

@@ -24,7 +24,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
-from espalier.methods.fedspallm.contract import sparsity_of
+from espalier.methods.fedspallm import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from strategies.base.rounds import RunFailed

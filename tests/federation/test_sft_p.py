@@ -32,7 +32,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.message import SCHEMA_VERSION, Header
 from espalier.messages.records import read
-from espalier.methods.sft_p.contract import shape_of, trained
+from espalier.methods.sft_p import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sft_p.mask_generator import first_embedding, gate_logits

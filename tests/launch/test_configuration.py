@@ -13,8 +13,8 @@ from espalier.hf.opening.opened import open_model
 from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.configuration import _flatten, configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import changed, parse
 
 APP = Path(__file__).parent.parent.parent

@@ -14,8 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.group_bits import pack_bits
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs
-from espalier.methods.fedspine.contract import trained
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import WireDtype

@@ -10,9 +10,9 @@ from toy_method import ROW
 
 import espalier
 from espalier.errors import EspalierError
-from espalier.methods.fedpetuning.settings import AdapterAveraging
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
-from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.fedpetuning import AdapterAveraging
+from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse, tables
 from espalier.settings.table import Table
@@ -213,7 +213,7 @@ def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
     """The additional method has only a row in the table of methods."""
     other = Row(
         "Other",
-        "espalier.methods.fedprllm.settings:FedPrLLMSettings",
+        "espalier.methods.fedprllm:FedPrLLMSettings",
         "",
         "",
         "",

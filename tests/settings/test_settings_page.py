@@ -10,7 +10,7 @@ from toy_method import ROW
 
 from espalier.flower.node_config import read_node_config
 from espalier.launch.configuration import _pair
-from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.reference.app_config import BEGIN, END, with_app_config

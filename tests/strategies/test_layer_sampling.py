@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
 from strategies.fedspallm.layer_sampling import layers_per_client, require_places, sample_layers
 
 

@@ -22,7 +22,7 @@ from benchmarks.fedspallm.rows import Rows
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import read_items
 from espalier.errors import EspalierError
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings, parse
 
 CONDITIONS: dict[str, Any] = {

@@ -14,9 +14,8 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
-from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedsoda.contract import emulator_adapters
-from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse

@@ -18,8 +18,7 @@ from espalier.data.tasks.batches import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.group_bits import pack_bits
-from espalier.methods.fedspine.contract import trained
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS
 from espalier.settings.run import parse

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.sft_p.contract import lora_plan, shape_of
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of
 from espalier.settings.run import parse
 from espalier.training.model_cache import forget_model, kept_model
 from espalier.training.parameter_groups import Group

@@ -13,8 +13,7 @@ from client_app.protocol.push import take
 from client_app.site import Site
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.message import MessageBody, NoFields, validate
-from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings
 from espalier.models.groups import Groups
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState

@@ -29,9 +29,8 @@ from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.group_bits import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.fedpetuning.contract import Order, parts
-from espalier.methods.fedspine.contract import STRUCTURE, SpineReport, shortened, trained
-from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.fedpetuning import Order, parts
+from espalier.methods.fedspine import STRUCTURE, FedSpineSettings, SpineReport, shortened, trained
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key

@@ -18,8 +18,7 @@ from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.flap.contract import mean_name, squares_name
-from espalier.methods.flap.settings import FlapSettings
+from espalier.methods.flap import FlapSettings, mean_name, squares_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size

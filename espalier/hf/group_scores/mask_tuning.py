@@ -20,8 +20,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner.mask_tuning import AIMS, JOINT, equation_places
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.llm_pruner import AIMS, JOINT, LlmPrunerSettings, equation_places
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import READERS, group_size
 from espalier.progress.beats import beats

@@ -19,7 +19,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.whole.full_tensors import stored_values
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_streamline.contract import COSINES, layer_shapes
+from espalier.methods.llm_streamline import COSINES, layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.progress.beats import beats

@@ -18,9 +18,7 @@ from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.model import load_whole
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner.contract import cut_blocks, score_name
-from espalier.methods.llm_pruner.mask_tuning import fisher_name
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, fisher_name, score_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import COLUMNS, GROUP_KINDS, ROWS, group_size, sizes_of

@@ -7,7 +7,7 @@ from espalier.errors import InputError
 from espalier.hf.families import SLICED, Family
 from espalier.hf.files.tensor_faults import missing_tensor
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.slicegpt.contract import dense_width
+from espalier.methods.slicegpt import dense_width
 from espalier.models.plan import ModelPlan
 
 SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.slicegpt.contract import BASIS, MOMENTS
+from espalier.methods.slicegpt import BASIS, MOMENTS
 from espalier.progress.beats import beats
 from pruning_kernels.groups.slicing import (
     kept_share,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from espalier.data.tasks.batches import Batch
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.routing import Norm, Routing
-from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
-from espalier.methods.sft_p.settings import BIAS, WEIGHT_DECAY, SftPSettings
+from espalier.methods.sft_p import BIAS, WEIGHT_DECAY, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan

@@ -6,12 +6,11 @@ from itertools import chain
 from torch import Tensor
 
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.methods.fedprllm.contract import blocks_of_round
-from espalier.methods.fedspallm.contract import num_kept, sparsity_of
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
-from espalier.methods.llm_streamline.contract import layer_shapes
-from espalier.methods.slicegpt.contract import places
+from espalier.methods.fedprllm import blocks_of_round
+from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_streamline import layer_shapes
+from espalier.methods.slicegpt import places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
 from espalier.settings.run import RunSettings

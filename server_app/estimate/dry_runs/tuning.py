@@ -9,10 +9,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
-from espalier.methods.fedpetuning.contract import parts
-from espalier.methods.fedspine.contract import STRUCTURE
-from espalier.methods.fedspine.settings import FedSpineSettings
-from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.fedpetuning import parts
+from espalier.methods.fedspine import STRUCTURE, FedSpineSettings
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.groups import to_remove
 from espalier.settings.run import RunSettings

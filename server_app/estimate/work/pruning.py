@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from espalier.hf.stream.block_stream import samples_per_batch
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
-from espalier.methods.fedspallm.settings import FedSpaLLMSettings
-from espalier.methods.llm_pruner.settings import LlmPrunerSettings
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
-from espalier.methods.slicegpt.settings import SliceGptSettings
+from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings
+from espalier.methods.slicegpt import SliceGptSettings
 from espalier.models.plan import ModelPlan
 from espalier.settings.structured import StructuredSettings
 from pruning_kernels.compiled import WORTH_COMPILING

@@ -9,9 +9,9 @@ import torch
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.fedsoda.settings import FedSodaSettings
-from espalier.methods.fedspine.settings import FedSpineSettings
-from espalier.methods.sft_p.settings import SftPSettings
+from espalier.methods.fedsoda import FedSodaSettings
+from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.settings.structured import PersonalModelSettings
 from espalier.settings.task import TEXT

@@ -1,4 +1,8 @@
-"""Contracts of FLAP: clients send the mean and spread of the inputs of two matrices per block."""
+"""FLAP: settings and contracts.
+
+Clients send the mean and spread of the inputs of two matrices per block. Channels that fluctuate
+least are removed.
+"""
 
 from functools import partial
 
@@ -11,10 +15,29 @@ from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import MAX_SAMPLES, Reply, Report
 from espalier.messages.tensor_blobs import TensorSpec, views
-from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
+from espalier.settings.structured import StructuredSettings
+
+
+class FlapSettings(StructuredSettings):
+    """Table ``[flap]`` (An et al. 2024, section 3), with the metric WIFV."""
+
+    square_attention: bool = Field(
+        True,
+        description=(
+            "Square the scores of attention before they are standardised, as in the published code."
+        ),
+    )
+    bias_compensation: bool = Field(
+        True,
+        description=(
+            "Add the mean of what was removed as a bias, also in families that have no bias there"
+            " (section 3.4)."
+        ),
+    )
+
 
 MAX_INPUT = 1e6
 """Maximum absolute value of an input.

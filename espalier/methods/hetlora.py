@@ -1,11 +1,11 @@
-"""Settings of HetLoRA: federated averaging of LoRA adapters with a rank for each client."""
+"""HetLoRA: settings. LoRA adapters are averaged, with a rank for each client."""
 
 import re
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from espalier.methods.fedpetuning.settings import AdapterAveraging
+from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.training import MAX_PULL

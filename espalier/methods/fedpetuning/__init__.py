@@ -1,1 +1,0 @@
-"""FedPETuning, and shared parts of all methods that average LoRA adapters: settings and message contracts."""

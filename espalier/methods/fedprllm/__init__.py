@@ -1,1 +1,0 @@
-"""FedPrLLM: settings and message contracts."""

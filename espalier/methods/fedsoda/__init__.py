@@ -1,1 +1,0 @@
-"""FedSODA: settings and message contracts."""

@@ -1,1 +1,0 @@
-"""FedSpaLLM: settings and message contracts."""

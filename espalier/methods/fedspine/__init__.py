@@ -1,1 +1,0 @@
-"""FedSpine: settings and message contracts."""

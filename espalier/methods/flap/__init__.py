@@ -1,1 +1,0 @@
-"""FLAP: settings and message contracts."""

@@ -1,1 +1,0 @@
-"""HetLoRA: settings and message contracts."""

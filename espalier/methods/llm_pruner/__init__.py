@@ -1,1 +1,0 @@
-"""LLM-Pruner: settings and message contracts."""

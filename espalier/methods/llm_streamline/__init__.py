@@ -1,1 +1,0 @@
-"""LLM-Streamline: settings and message contracts."""

@@ -1,1 +1,0 @@
-"""SFT-P: settings and message contracts."""

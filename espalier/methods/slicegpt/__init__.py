@@ -1,1 +1,0 @@
-"""SliceGPT: settings and message contracts."""
