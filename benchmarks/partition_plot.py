@@ -15,8 +15,7 @@ from typing import get_args
 
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.catalogue import TASKS, task_named
-from espalier.data.tasks.reading import read_items
-from espalier.data.tasks.sharing import shares_of_items
+from espalier.data.tasks.reading import read_items, shares_of_items
 from espalier.errors import EspalierError
 
 MAX_LABELS = 10

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruning_kernels.sparsegpt.sparsegpt import factorise, prune
+from pruning_kernels.sparsegpt import factorise, prune
 
 BLOCK = 128
 

@@ -37,7 +37,7 @@ from espalier.hf.structured.selection import lowest
 from espalier.hf.whole.model import load_whole
 from espalier.models.groups import Groups
 from espalier.models.structure import Structure
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.pruning import StructuredSettings
 
 VARIANTS: dict[str, tuple[float, str]] = {
     "dense": (0.0, ""),

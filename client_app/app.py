@@ -21,10 +21,11 @@ from flwr.clientapp import ClientApp
 from client_app.policy import approval
 from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
-from client_app.protocol.activity import at_work
-from client_app.protocol.parts import hand_out
+from client_app.protocol.answer_once import at_work
+from client_app.protocol.push import hand_out
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
+from espalier.environment.imports import importing
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
@@ -33,7 +34,6 @@ from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
 from espalier.messages.message import UNREAD, MessageBody, NoFields, failure, validate
 from espalier.messages.records import read, write
 from espalier.messages.refusal import Refusal
-from espalier.progress.imports import importing
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import claimed_name
@@ -139,7 +139,7 @@ def _require_within_limits(site: Site) -> None:
     """
     if not site.settings.job.NEEDS_BASE_MODEL:
         return
-    from espalier.hf.opening.limits import require_within_limits
+    from espalier.hf.opening.base_check import require_within_limits
 
     require_within_limits(site.settings, site.model)
 
@@ -149,7 +149,7 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
 
     from client_app.policy.identity import own_key, said_with_key
     from client_app.protocol.readiness import require_ready
-    from espalier.hf.machine.speed import measured_capability
+    from espalier.hf.machine.computing import measured_capability
 
     require_libraries(site.settings)
     key = own_key(site) if site.settings.site_keys else None

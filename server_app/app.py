@@ -11,15 +11,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
-from espalier.flower.grid import is_simulation
 from espalier.flower.pulls import ask_again_soon
-from espalier.flower.shared_nodes import with_enough_nodes
+from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.export.model import ExportError
 from espalier.hf.machine.computing import set_up
-from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.site_keys import public_keys
-from espalier.progress.beats import Pace, heard_by
+from espalier.progress import Pace, heard_by
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
@@ -29,15 +28,14 @@ from server_app.artifacts.outcome import Outcome
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.model_fit import require_fit, require_sound_base
 from server_app.public_tests import PublicTests, public_tests
-from server_app.report.failed_results import remove_set_aside, set_aside
+from server_app.report.result_size import remove_set_aside, set_aside
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line, show
-from server_app.run_directory import open_run_directory
-from server_app.run_status import HOW_TO_TELL, RUNNING
-from strategies.base.clock import Clock
+from server_app.run_directory import HOW_TO_TELL, RUNNING, open_run_directory
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.federation import Federation
 from strategies.base.method import Method
+from strategies.base.progress import Clock
 from strategies.base.rounds import RunFailed
 from strategies.base.run import Run
 

@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
-from espalier.flower.grid import is_simulation
+from espalier.flower.shared_nodes import is_simulation
 from server_app.own_superlink import require_own_superlink
 
 app = ServerApp()

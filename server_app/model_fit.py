@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from espalier.data.special_tokens import prompt_encoder
 from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.encoding import prompt_encoder
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.base_check import (
@@ -18,7 +18,7 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.public_tests import PublicTests
-from strategies.fleet.training_time import fleet_of_run
+from strategies.fleet import fleet_of_run
 
 A_FEW = 2
 """Number of evaluation sequences for the comparison of the base model with transformers."""

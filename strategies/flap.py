@@ -21,7 +21,7 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
 from strategies.averaging.client_weights import count_claims
-from strategies.averaging.update_limits import UpdateLimits
+from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method, ProgressWords

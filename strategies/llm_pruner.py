@@ -45,7 +45,7 @@ from pruning_kernels.groups.mask_tuning import is_positive
 from pruning_kernels.groups.slicing import unpacked
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS, within_band, within_ratio
 from strategies.averaging.client_weights import count_claims
-from strategies.averaging.update_limits import UpdateLimits
+from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords

@@ -8,10 +8,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-import espalier.flower.grid
+import espalier.flower.shared_nodes
 from client_app.simulated import playing_a_node
 from espalier.flower.outside_task import play_task
-from strategies.base.clock import Clock
+from strategies.base.progress import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
 """Function (request, reply) -> reply that arrives; None if no reply arrives."""
@@ -128,4 +128,4 @@ class InProcessGrid(Grid):
 # Outside a Flower task no message can be made, so this process plays one.
 play_task()
 # The server must treat this grid as that of a simulation.
-espalier.flower.grid.GRIDS += (InProcessGrid,)
+espalier.flower.shared_nodes.GRIDS += (InProcessGrid,)

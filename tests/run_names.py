@@ -1,6 +1,6 @@
 """Names of runs that tests request by hand."""
 
-from espalier.identity.lineage import lineage_of
+from espalier.identity.names import lineage_of
 
 BY_HAND = "20260131-093000-0123456789ab"
 

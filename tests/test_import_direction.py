@@ -22,7 +22,7 @@ LINES = [
         "strategies.flap", "strategies.hetlora", "strategies.llm_pruner", "strategies.llm_streamline",
         "strategies.sft_p", "strategies.slicegpt",
     ],
-    ["strategies.cuts", "strategies.fedpetuning", "strategies.fedprllm", "strategies.weight_edits"],
+    ["strategies.cuts", "strategies.fedpetuning", "strategies.fedprllm", "strategies.cuts"],
     ["strategies.averaging"],
     ["strategies.fleet"],
     ["strategies.base"],

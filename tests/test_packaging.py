@@ -141,7 +141,7 @@ def test_the_command_finds_app_and_presets_in_an_empty_directory(
     assert python(installed, empty, "-m", "espalier.cli.command", "app") == str(app_of(installed))
     assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
     program = """
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 config, settings = configuration(find_app(None), ["fedspallm", "num-clients=3"], on_this_machine=True)
 print(settings.method, settings.num_clients, config["out-dir"])
@@ -156,7 +156,7 @@ def test_whoever_imports_espalier_can_import_the_other_rooms_too(
     """``espalier`` needs ``pruning_kernels``; authors of strategies need ``strategies``."""
     program = """
 import espalier, espalier.messages.blobs.masks, espalier.launch, espalier_assets
-import strategies.fedspallm.layer_sampling, pruning_kernels.votes.bitmask
+import strategies.fedspallm.strategy, pruning_kernels.votes.bitmask
 for module in (espalier, pruning_kernels, strategies, espalier_assets): print(module.__path__[0])
 print(espalier_assets.DEMO_MODEL.is_dir())
 """

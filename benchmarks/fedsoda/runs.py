@@ -24,8 +24,7 @@ from espalier.data.client_items import as_tests, public_items
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
-from espalier.evaluation.scores import score
+from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.records import read

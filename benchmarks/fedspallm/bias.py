@@ -24,9 +24,9 @@ from benchmarks.fedspallm.clients import Clients
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.pruned_matrices import unpack_kept
+from espalier.messages.blobs.mask_tensors import unpack_kept
 from espalier.settings.run import parse
-from strategies.fedspallm.layer_sampling import layers_per_client, sample_layers
+from strategies.fedspallm.strategy import layers_per_client, sample_layers
 
 CLIENTS = 8
 CAPABILITIES: dict[str, list[float]] = {

@@ -16,9 +16,8 @@ from espalier.data.client_text import client_samples
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, replaced
-from espalier.messages.blobs.kept_weights import kept_name
-from espalier.messages.blobs.masks import mask_name
-from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
+from espalier.messages.blobs.mask_tensors import pack_kept, unpack_kept
+from espalier.messages.blobs.masks import kept_name, mask_name
 from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.node import simulated_node

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.smaller.bench import SAMPLES
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.evaluation.scores import score
 from espalier.hf.group_scores.mask_tuning import scales_or_none
 from espalier.hf.opening.opened import OpenedModel, open_model

@@ -2,7 +2,7 @@
 
 The ratios and ranks of bandits depend on times; those of a schedule, and LoRA of the whole model,
 do not. With another fleet, such a run would compute and send the same. Its seconds follow from the
-operations and bytes of each device's rounds (``strategies.fleet.virtual_clock``), without training
+operations and bytes of each device's rounds (``strategies.fleet``), without training
 again.
 """
 
@@ -12,8 +12,7 @@ from typing import Any
 from espalier.methods.fedspine import FedSpineSettings
 from espalier.settings.fleet import Conditions, Fleet
 from espalier.settings.run import RunSettings
-from strategies.fleet.timed_rounds import DeviceTime, RoundTime
-from strategies.fleet.virtual_clock import sending_seconds
+from strategies.fleet import DeviceTime, RoundTime, sending_seconds
 
 
 def depends_on_times(settings: RunSettings) -> bool:

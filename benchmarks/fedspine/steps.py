@@ -25,7 +25,7 @@ import torch
 from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
 from benchmarks.structured import structure_of
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel

@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from strategies.fleet.training_time import FLEETS
+from strategies.fleet import FLEETS
 
 TITLE = "FedSpine on {}"
 

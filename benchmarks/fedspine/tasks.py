@@ -23,8 +23,7 @@ from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
 from espalier.settings.fleet import Fleet
 from espalier.settings.run import RunSettings, parse
-from strategies.fleet.timed_rounds import seconds_of_all
-from strategies.fleet.training_time import fleet_of
+from strategies.fleet import fleet_of, seconds_of_all
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")

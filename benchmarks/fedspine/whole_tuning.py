@@ -26,9 +26,9 @@ from espalier.training.initial_values import HEAD_SEED
 from espalier.training.loop import Loop
 from espalier.training.sequences import client_sequences
 from server_app.public_tests import public_tests
-from strategies.fleet.training_time import fleet_of
-from strategies.fleet.virtual_clock import (
+from strategies.fleet import (
     computing_seconds,
+    fleet_of,
     round_seconds,
     sending_seconds,
     waiting_seconds,

@@ -17,7 +17,7 @@ from espalier.data.client_text import client_samples, training_samples
 from espalier.data.passages import split
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
-from espalier.identity.lineage import lineage_of
+from espalier.identity.names import lineage_of
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
 from espalier.settings.node import simulated_node

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.random_llama import Shape, save_model
 from espalier.errors import InputError
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
 

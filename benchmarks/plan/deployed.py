@@ -20,12 +20,12 @@ from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.random_llama import save_model
 from espalier.flower.programs import SUPERNODE_MODULE
 from espalier.hf.opening.opened import open_model
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from server_app.estimate.estimate import Plan
-from server_app.estimate.flower_processes import superlink, supernode
+from server_app.estimate.memory import superlink, supernode
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6

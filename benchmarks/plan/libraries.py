@@ -30,9 +30,9 @@ IMPORTS = {
     "pruning client": f"import client_app.methods.fedprllm\n{COMPILE}",
     "tuning client": "import peft, client_app.methods.fedpetuning",
     "nf4 client": "import peft, bitsandbytes, client_app.methods.fedpetuning",
-    "server": "import server_app.app, strategies.slicegpt.strategy, server_app.artifacts.sliced_model",
+    "server": "import server_app.app, strategies.slicegpt, server_app.artifacts.structured_model",
     "pruning server": (
-        f"import server_app.app, strategies.fedprllm.strategy, server_app.artifacts.pruned_model\n{COMPILE}"
+        f"import server_app.app, strategies.fedprllm, server_app.artifacts.pruned_model\n{COMPILE}"
     ),
     "tuning server": (
         "import peft, server_app.app, strategies.fedpetuning, server_app.artifacts.adapters"

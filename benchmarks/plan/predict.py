@@ -4,12 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from espalier.hf.machine.computing import set_up
-from espalier.hf.machine.speed import measured_capability
+from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from server_app.estimate.estimate import Plan
-from server_app.estimate.time import Speeds, seconds
+from server_app.estimate.traffic import Speeds, seconds
 from server_app.public_tests import public_tests
 
 

@@ -28,7 +28,7 @@ from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.bitmask import Words, pack
 from pruning_kernels.votes.votes import VoteCounter
-from strategies.fedprllm.votes import VoteResult
+from strategies.fedprllm import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
 """Tie rules of the paper's code by comparison group.

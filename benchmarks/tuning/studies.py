@@ -15,7 +15,7 @@ from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.report import Panel
 from espalier.data.client_items import as_tests, public_items
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.evaluation.chance import majority_share
+from espalier.evaluation.scores import majority_share
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import Tensors

@@ -20,11 +20,15 @@ from client_app.methods.hetlora import SelfPruning
 from client_app.protocol import client_state
 from client_app.protocol.answer_once import answer_once
 from client_app.protocol.client_state import FEEDBACK
-from client_app.protocol.evaluation import Evaluation, prepare_evaluation
-from client_app.protocol.kernel_errors import mistakes_of_kernels
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    prepare_task_evaluation,
+    require_own_data,
+)
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import brought, pushed_hashes, taken
-from client_app.protocol.task_evaluation import prepare_task_evaluation, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from client_app.protocol.answer_once import answer_once, is_answered, kept_report
+from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
-from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import taken
 from client_app.site import Site
@@ -29,7 +29,7 @@ from espalier.messages.parts import Report
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.fedprllm import Decision, FedPrLLMSettings, decided_parts, votes_key
 from espalier.models.plan import block_key
-from espalier.progress.beats import beat
+from espalier.progress import beat
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState
 from pruning_kernels.selection.local import LocalPruning

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 
 from client_app.methods.fedspallm_layers import Held, held_in, hold, holds
 from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
-from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.site import Site
 from espalier.data.client_text import client_samples
 from espalier.errors import InputError, StateLost
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, WeightEdit, replaced
-from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
+from espalier.messages.blobs.mask_tensors import pack_kept, unpack_kept
 from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedspallm import FedSpaLLMSettings, PruneReport, SampledBlocks, sparsity_of
 from espalier.storage.client_state import PrivateState

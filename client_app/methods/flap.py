@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from client_app.methods.llm_pruner_cut import delivered_cut
+from client_app.methods.personal_model import delivered_cut
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation

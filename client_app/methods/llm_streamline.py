@@ -31,8 +31,7 @@ from espalier.hf.group_scores.streamline import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.adapters import differences, pack_adapters
-from espalier.messages.blobs.replacement_layer import read_layer
+from espalier.messages.blobs.adapters import differences, pack_adapters, read_layer
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.llm_streamline import (
     LayerReport,

@@ -1,15 +1,16 @@
-"""Smaller model of a single client, written to the folder that its owner configured.
+"""Smaller models at a client: its own in the folder that its owner configured, or the pushed one.
 
 No other party receives this model or its shape.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_named
@@ -20,7 +21,11 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
+from espalier.hf.structured.opened_cut import open_cut
 from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.blobs.cuts import cut_specs
+from espalier.messages.message import Header
+from espalier.messages.parts import parts_of
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
@@ -135,3 +140,18 @@ def _card(site: Site, model: OpenedModel) -> str:
             "",
         ]
     )
+
+
+def delivered_cut(
+    site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
+) -> OpenedModel:
+    """Open the federated smaller model.
+
+    Raises
+    ------
+    InputError
+        The server has not pushed all parts.
+    """
+    parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
+    store, hashes, _ = taken(site, header, len(parts))
+    return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases)

@@ -15,7 +15,7 @@ from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.data.client_text import client_samples
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import (
     basis_of,
     mean_moments,

@@ -8,30 +8,188 @@ Covers: the findings are shown only on this terminal.
 Does not cover: memory and disk space of the work (the estimate of the run covers them), whether the
 SuperLink can be reached, and whether the server has the same program and model. Their hashes are
 printed for comparison.
+
+Covers: numbers of this machine and of the run's contracts, shown only on this terminal.
+
+Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``).
 """
 
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from client_app.node.node_report import accepts, device, sends
 from client_app.policy.identity import own_key
-from client_app.policy.site_policy import require_allowed
+from client_app.policy.site_policy import amounts, require_allowed, runs_answered
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
-from espalier.environment.home_folder import at_home
+from espalier.amounts import count, size
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
+from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint
 from espalier.messages.message import UNREAD
-from espalier.messages.reply_estimate import outlook
+from espalier.messages.reply_estimate import Answer, Outlook, outlook
 from espalier.methods.fedpetuning import trained
-from espalier.progress.beats import Pace, heard_by
+from espalier.models.plan import ModelPlan
+from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
+from espalier.settings.node import MOST
 from espalier.storage.client_state import private_folder, require_writable
 from espalier.training.client_data import read_client_data
+
+WIDTH = 110
+"""Width of an observer sentence, in characters."""
+COLUMNS = ("message", "bytes of tensors", "tensors", "fields")
+HOLDS = {
+    "": "no reply needs approval",
+    "tensors": "replies with tensors need approval",
+    "all": "replies with tensors or numbers need approval",
+}
+
+
+def accepts(site: Site) -> Iterator[str]:
+    """Yield the site policy, each limit next to the value that the run requests."""
+    node = site.node
+    asked = amounts(site, UNREAD)
+    yield f"methods {node.allowed_methods or 'all'}; the run's is {site.settings.method}"
+    for limit in MOST:
+        request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+        if limit == "max_runs":
+            request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+        yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
+    brought = node.max_bytes_of_models()
+    yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
+    own = "may leave" if node.own_text else "do not leave"
+    yield (
+        f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"
+    )
+    yield f"require-approval: {HOLDS[node.require_approval]}"
+
+
+def device(site: Site) -> Iterator[str]:
+    """Yield the device of this site and its memory.
+
+    Raises
+    ------
+    InputError
+        The configured device does not exist.
+    """
+    computing = site.computing
+    yield (
+        f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
+        f" {count(os.cpu_count() or 1, 'processor')}"
+    )
+    total, free = machine_memory()
+    yield f"memory of this machine {size(total)}, {size(free)} available"
+    if computing.device.type == "cuda":
+        import torch
+
+        found, (free, total) = (
+            torch.cuda.get_device_properties(computing.device),
+            torch.cuda.mem_get_info(computing.device),
+        )
+        yield f"{found.name}, memory {size(total)}, {size(free)} free"
+
+
+def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
+    """Yield the answers that a run with these settings would send.
+
+    There is one line for each kind of message, then the total, then a sentence for each kind on
+    what an observer learns.
+    """
+    groups = outlook.alike()
+    rows = [COLUMNS, *(_row(group, plan) for group in groups)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rounds = count(outlook.rounds, "round")
+    if outlook.is_known:
+        most = "at most " if outlook.varies else ""
+        yield (
+            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes of"
+            " headers and hashes per message"
+        )
+    else:
+        yield f"in {rounds}; the number of bytes is not known before the server has sent the model"
+    if outlook.varies:
+        yield (
+            "  (the server chooses sizes, and the clients of a round; these are the largest values)"
+        )
+    if outlook.more_rounds:
+        more = count(outlook.more_rounds, "more round")
+        yield f"  (and at most {more} while work remains; max-rounds limits them)"
+    yield "what a reader of the messages can learn:"
+    for group in groups:
+        yield from textwrap.wrap(
+            f"{_called(group)}: {group[0].observer}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
+    yield (
+        "  any failed message: the error text; a deliver that is not listed: that something arrived"
+    )
+
+
+def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
+    first = group[0]
+    sizes = sorted(answer.num_bytes for answer in group)
+    of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    each = " each" if len(group) > 1 else ""
+    if first.specs is None:
+        return (
+            _called(group),
+            "not known",
+            "of the model that the server sends",
+            "see docs/privacy-reference.md",
+        )
+    in_parts = f", {first.messages} messages" if first.messages > 1 else ""
+    return (
+        _called(group),
+        f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
+        _tensors(first, plan) or "none",
+        ", ".join(first.fields),
+    )
+
+
+def _called(group: Sequence[Answer]) -> str:
+    first = group[0]
+    last = group[-1]
+    kind = (
+        "train, fetch"
+        if first.kind == "train" and any(answer.messages > 1 for answer in group)
+        else first.kind
+    )
+    if first.kind in ("enrol", "alone", "evaluate"):
+        return kind
+    rounds = (
+        str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
+    )
+    return f"{kind} of round{'s' * (first is not last)} {rounds}"
+
+
+def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
+    """Return the number of tensors per name and dtype, regardless of the matrix."""
+    matrices = {linear.name for block in plan.blocks for linear in block.linears} if plan else set()
+    counts: Counter[tuple[str, str]] = Counter()
+    for tensors in (answer.specs or {}).values():
+        for name, spec in tensors.items():
+            matrix, _, rest = name.rpartition(".")
+            counts[rest if matrix in matrices else name, spec.dtype] += 1
+    named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
+    shown = ", ".join(named[:SHOWN])
+    return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
+
+
+SHOWN = 4
+"""Maximum number of tensor names in a line."""
+
 
 ANY_CLIENT = 0
 """Client number of a site, which reads its own file completely whatever its number."""

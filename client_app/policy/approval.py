@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from client_app.policy.egress_log import described, egress_log, now
-from client_app.protocol.node_error import NoAnswerError
+from client_app.protocol.errors import NoAnswerError
 from client_app.site import Site
 from espalier.errors import EspalierError
-from espalier.messages.lifetime import seconds_of
+from espalier.messages.ledger import seconds_of
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import tensor_specs
 from espalier.storage.blobs import BlobStore

@@ -16,7 +16,7 @@ from typing import Any
 
 from client_app.policy.approval import note_hold
 from client_app.policy.egress_log import egress_log, now
-from espalier.environment.home_folder import at_home
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 

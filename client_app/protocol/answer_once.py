@@ -13,15 +13,23 @@ the other files of its round are deleted.
 
 Does not cover: what a single answer reveals (see ``observer`` of the contracts), further runs (the
 site's ``max-runs``), and a node whose owner deletes its state.
+
+The client is registered as active among the clients of its machine, and reports progress. The
+server is on the same machine as its simulated clients and shows their progress lines. The lines of
+a site are written to the log of its node, and nowhere else.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
 from espalier.messages.message import Fields, Header, Kind, MessageBody, validate
+from espalier.progress import Pace, heard_by
+from espalier.storage.activity import AtWork
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
@@ -147,3 +155,23 @@ def _note(state: PrivateState, header: Header, asked: str) -> None:
 def _answered(state: PrivateState, kind: Kind) -> dict[int, str]:
     kept = (state.load_lasting(ANSWERED) or {}).get(kind, {})
     return {int(number): order for number, order in kept.items()}
+
+
+@contextmanager
+def at_work(site: Site, header: Header) -> Iterator[None]:
+    """Register the client as active, and report progress, until the end of the ``with`` block."""
+    with ExitStack() as stack:
+        if site.node.simulated:
+            work = AtWork(site.node.state_root(), header.lineage)
+            stack.enter_context(work.working())
+            say = work.say
+        else:
+            say = _log
+        stack.enter_context(
+            heard_by(Pace(lambda line: say(f"{site.name:<12} {header.kind}: {line}")))
+        )
+        yield
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -15,8 +15,7 @@ Does not cover: the content of the model. A site that accepts a model trains on 
 sends.
 """
 
-from client_app.model_folder import MODEL, ModelFolder, offered_sha256
-from client_app.model_quota import reserve
+from client_app.model_folder import MODEL, ModelFolder, offered_sha256, reserve
 from client_app.site import Site, reply_to
 from espalier.errors import InputError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece

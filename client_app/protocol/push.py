@@ -1,4 +1,4 @@
-"""Federated result on its way to a client, stored part by part in the client state."""
+"""Transfers in parts, through the client state: pushed results, and replies that are computed once."""
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
@@ -87,3 +87,18 @@ def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str,
 
 def _name(part: int) -> str:
     return f"delivered-{part:04d}"
+
+
+def hand_out(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``fetch`` with the blobs that the server names by hash.
+
+    Raises
+    ------
+    InputError
+        A blob does not exist.
+    """
+    hashes_of = site.contract.up.blob_sha256
+    assert hashes_of is not None
+    store = site.state(request.header).blobs(request.header.server_round)
+    blobs = {key: store.get(blob) for key, blob in hashes_of(NoFields()).items()}
+    return reply_to(request, NoFields(), blobs)

@@ -4,7 +4,7 @@ from client_app.site import Site
 from espalier.data.data_protection import not_allowed
 from espalier.data.sufficiency import require_enough, require_readable
 from espalier.errors import InputError
-from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.base_check import require_within_limits
 from espalier.settings.methods import METHODS, part
 
 NO_MODEL_FROM_OUTSIDE = (

@@ -5,12 +5,11 @@ A person at a site runs them; the node need not be stopped.
 
 import argparse
 
-from espalier.launch.app_folder import installed_app
-from espalier.launch.app_process import run_in_app
+from espalier.launch.app import installed_app, run_in_app
 
 RELEASE = "client_app.policy.approval_command"
 """Module of the app that lists, approves and refuses replies."""
-CHECK_LOG = "client_app.policy.log_check"
+CHECK_LOG = "client_app.policy.egress_log"
 """Module of the app that verifies egress logs."""
 
 

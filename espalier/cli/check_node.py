@@ -6,11 +6,10 @@ import sys
 from espalier.cli.arguments import add_app, add_root_certificates, add_words
 from espalier.flower.control_api import warn_of_answering_control_api
 from espalier.flower.node_config import read_node_config
-from espalier.launch.app_folder import find_app, installed_app
-from espalier.launch.app_process import run_in_app
+from espalier.launch.addresses import require_address
+from espalier.launch.app import find_app, installed_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
-from espalier.launch.reachability import require_address
 
 CHECK_NODE = "client_app.node.check_node"
 """Module of the app that checks what a node would read."""

@@ -36,8 +36,8 @@ from espalier.cli.plan import add_plan
 from espalier.cli.run import add_run
 from espalier.cli.run_status import add_status
 from espalier.errors import EspalierError
-from espalier.launch.app_folder import find_app
-from espalier.launch.setting_words import explain_options
+from espalier.launch.app import find_app
+from espalier.launch.configuration import explain_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from argcomplete import autocomplete
 
 from espalier.errors import EspalierError
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

@@ -22,12 +22,11 @@ from espalier.environment.loopback import past_proxies
 from espalier.errors import EspalierError, InputError
 from espalier.flower.node_config import read_node_config
 from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
-from espalier.flower.supernode_log import SupernodeLog
+from espalier.flower.supernode import SupernodeLog
 from espalier.identity.site_keys import fingerprint, private_key
-from espalier.launch.app_folder import installed_app
-from espalier.launch.app_process import started_in_app
+from espalier.launch.addresses import free_port
+from espalier.launch.app import installed_app, started_in_app
 from espalier.launch.child_processes import kept, take_interrupts
-from espalier.launch.free_port import free_port
 from espalier.settings.node import claimed_name, parse_node
 
 WARM_NODE = "client_app.node.warm_node"

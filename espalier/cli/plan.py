@@ -4,8 +4,7 @@ import argparse
 
 from espalier.cli.arguments import add_app, add_words
 from espalier.errors import InputError
-from espalier.launch.app_folder import find_app
-from espalier.launch.app_process import run_in_app
+from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
 

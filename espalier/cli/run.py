@@ -14,12 +14,11 @@ import tomli_w
 from espalier.cli.arguments import add_app, add_root_certificates, add_words
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError, InputError
 from espalier.flower.control_api import warn_of_open_control_api
-from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
-from espalier.launch.app_folder import find_app
-from espalier.launch.app_process import run_in_app
+from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
+from espalier.launch.addresses import require_address
+from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import interrupted_later, take_interrupts, uninterrupted
 from espalier.launch.configuration import configuration
-from espalier.launch.reachability import require_address
 from espalier.launch.superlink import (
     RAY_DID_NOT_START,
     SuperLink,

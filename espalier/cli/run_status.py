@@ -2,10 +2,9 @@
 
 import argparse
 
-from espalier.launch.app_folder import installed_app
-from espalier.launch.app_process import run_in_app
+from espalier.launch.app import installed_app, run_in_app
 
-STATUS = "server_app.run_status"
+STATUS = "server_app.run_directory"
 """Module of the app that reads run directories."""
 
 

@@ -10,12 +10,11 @@ from espalier.data.client_text import MIN_PREDICTIONS, own_file
 from espalier.data.data_protection import no_data, not_allowed, require_own_data, told_at_the_site
 from espalier.data.files.hub import TEST_SPLIT
 from espalier.data.partition import Partition
-from espalier.data.special_tokens import prompt_encoder
 from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import read_hub_items, read_items
+from espalier.data.tasks.reading import read_hub_items, read_items, shares_of_items, split_items
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
-from espalier.data.tasks.sharing import shares_of_items, split_items
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings

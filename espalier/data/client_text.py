@@ -25,7 +25,7 @@ from espalier.data.samples import (
     calibration_samples,
     evaluation_samples,
 )
-from espalier.environment.home_folder import at_home
+from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings

@@ -16,9 +16,8 @@ from espalier.data.data_protection import require_own_data, require_tokens, told
 from espalier.data.passages import split
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.reading import read_items
-from espalier.data.tasks.sharing import split_items
-from espalier.environment.home_folder import at_home
+from espalier.data.tasks.reading import read_items, split_items
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings

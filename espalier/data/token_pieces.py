@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.progress.beats import Share, beat, with_progress
+from espalier.progress import Share, beat, with_progress
 
 Encode = Callable[[str], Sequence[int]]
 """Tokenizer: a function from text to token ids."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.data.special_tokens import prompt_encoder
+from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Generation
 from espalier.errors import InputError
-from espalier.progress.beats import beats
+from espalier.progress import beats
 
 NOT_FOUND = "[invalid]"
 """Placeholder for an answer in which a pattern has no match."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.data.tasks.batches import collate
 from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.item import collate
 from espalier.evaluation.perplexity import TOKENS_AT_ONCE, bounded
-from espalier.hf.stream.logits import logits_at
-from espalier.progress.beats import beats
+from espalier.hf.stream.block_stream import logits_at
+from espalier.progress import beats
 
 TOKENS_IN_A_PASS = 1 << 14
 """Maximum number of tokens of a batch, padding included, unless it has a single text."""

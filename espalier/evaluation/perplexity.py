@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.edits import Edits, dense
-from espalier.progress.beats import beat
+from espalier.progress import beat
 
 TOKENS_AT_ONCE = 64
 """Number of tokens whose softmax is computed at a time."""

@@ -1,16 +1,18 @@
 """Scores of a model on encoded test items, by the name of the metric."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from espalier.data.tasks.batches import collate
 from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.item import Item, collate
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.options import log_likelihoods
 from espalier.evaluation.perplexity import bounded
-from espalier.progress.beats import beats
+from espalier.progress import beats
 
 
 def score(
@@ -98,3 +100,18 @@ def _score_classes(
             torch.nn.functional.cross_entropy(logits, answers, reduction="none"), loss_limit
         ).tolist()
     return {"loss": math.fsum(losses) / len(items), "acc": right / len(items)}
+
+
+def chance_of_options(items: Sequence[Item]) -> float:
+    """Return the accuracy of random choice: the mean of 1 / number of options."""
+    return math.fsum(1 / len(item.options) for item in items) / len(items)
+
+
+def majority_share(items: Sequence[Item]) -> float:
+    """Return the accuracy of always predicting the most common class."""
+    return max(Counter(item.answer for item in items).values()) / len(items)
+
+
+def uniform_loss(vocabulary: int) -> float:
+    """Return the loss in nats per token of a model that gives all tokens equal probability."""
+    return math.log(vocabulary)

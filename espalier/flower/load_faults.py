@@ -1,12 +1,21 @@
-"""Detection of nodes that could not load the run's program.
+"""Programs that a node could not load, or that Flower installed only in part, and their repair.
 
 Flower installs a run's bundle file by file into a directory named by the bundle's hash, and takes
 an existing directory for complete. Two runs that begin at the same time may therefore find half a
 program. After an interrupted installation half a program remains until somebody removes the
 directory.
+
+Flower installs a bundle into ``apps/<publisher>.<name>.<version>.<hash>`` in the machine's
+``FLWR_HOME``, file by file, and takes an existing directory for complete. If two runs are submitted
+at the same time, one may find half a program. So does every later run after an interrupted
+installation. The submitting command cannot access the directories of other machines. But a bundle
+with another hash is installed again, on the SuperLink's machine and on all nodes.
 """
 
 import re
+import secrets
+import shutil
+import tomllib
 from pathlib import Path
 
 from flwr.app import Message
@@ -44,3 +53,56 @@ def load_remedy() -> str:
         f" node's log); stop the node's runs, remove apps/{folder} in its FLWR_HOME (default"
         " ~/.flwr), and start again"
     )
+
+
+FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
+"""Pattern of the path of an installed bundle."""
+ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
+BUNDLE_FAULTS = re.compile(
+    rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in"
+    rf" {FOLDER.pattern}"
+    rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError:"
+    rf" module '{ROOM}\b"
+    r"|^(SyntaxError|IndentationError): ",
+    re.MULTILINE,
+)
+"""Pattern of log lines of a run whose program was installed only in part."""
+
+
+def is_incomplete(log: str) -> bool:
+    """Return whether the log of a failed run shows that its program could not be loaded.
+
+    The server or a node may have failed to load it.
+    """
+    return BUNDLE_FAULTS.search(log) is not None
+
+
+def where_to_mend(log: str) -> str:
+    """Return the directory to remove, so that other runs can use the same bundle."""
+    found = FOLDER.search(log)
+    return (
+        found[0]
+        if found
+        else "apps/espalier.espalier.* in the FLWR_HOME (~/.flwr) of the SuperLink, or of the node"
+    )
+
+
+def unshared_app(app: Path, folder: Path) -> Path:
+    """Copy the app into a directory below ``folder``, so that its bundle gets a unique hash.
+
+    Returns
+    -------
+    Directory of the copy. Its program is the same. Only a table in pyproject.toml is added, which
+    no program reads.
+    """
+    copy = folder / f"app-{secrets.token_hex(4)}"
+    project = (app / "pyproject.toml").read_text(encoding="utf-8")
+    for pattern in tomllib.loads(project)["tool"]["flwr"]["app"]["fab-include"]:
+        for file in app.glob(pattern):
+            target = copy / file.relative_to(app)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    (copy / "pyproject.toml").write_text(
+        f'{project}\n[tool.espalier]\nbundle = "{secrets.token_hex(16)}"\n', encoding="utf-8"
+    )
+    return copy

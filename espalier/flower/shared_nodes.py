@@ -1,9 +1,16 @@
-"""Simulation with fewer nodes than clients, in which each node acts as several clients.
+"""Grids of a simulation: their detection, and nodes that each act as several clients.
 
 Plain ``flwr run`` simulates two nodes by default, independent of the app's settings. The ServerApp
 sees as many nodes as there are clients. Each message contains a record with the client for which
 the node acts, and the simulated node removes that record (``client_app.simulated``). A real node
 does not know the record and refuses the message.
+
+In a simulation all clients are on this machine. So the site policy does not apply, half of the
+clients are a quorum, and a centralized baseline is possible.
+Covers: a grid counts as a simulation only if its class is listed here. Every other grid, including
+a class that a later version of Flower adds, counts as a deployment.
+Does not cover: what a client may do. A client detects by itself whether it is simulated
+(``client_app.simulated``) and never asks the server.
 """
 
 from collections.abc import Iterable
@@ -88,3 +95,15 @@ def taken_out(content: RecordDict) -> dict[str, Any]:
     """Remove the record from a message's content and return its values; empty without a record."""
     record = content.pop(PLAYED, None)
     return dict(record) if isinstance(record, ConfigRecord) else {}
+
+
+GRIDS: tuple[type[Grid], ...] = (InMemoryGrid,)
+"""Grid classes of simulations.
+
+Tests and benchmarks that run all nodes in one process add their own.
+"""
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Return whether the nodes of this grid are simulated on this machine."""
+    return isinstance(grid, GRIDS)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from espalier.environment.home_folder import at_home
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.settings.node import is_site_name
 

@@ -22,9 +22,8 @@ from typing import Any
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
+from espalier.launch.addresses import await_superlink, free_port
 from espalier.launch.child_processes import kept
-from espalier.launch.free_port import free_port
-from espalier.launch.reachability import await_superlink
 
 CONNECTION = "espalier"
 LOG = "superlink.log"

@@ -6,7 +6,7 @@ from espalier.errors import ProtocolError
 from espalier.messages import enrolment, evaluation, local_baseline, refusal
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody, validate
-from espalier.messages.round_check import last_rounds, require_round
+from espalier.messages.parts import last_rounds, require_round
 from espalier.models.plan import PlanOf
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.identity.printable import printable
+from espalier.identity.names import printable
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import MAX_SECONDS, Fields
 from espalier.messages.tensor_blobs import TensorSpec

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from espalier.errors import ProtocolError
-from espalier.identity.lineage import LINEAGE, NO_LINEAGE
-from espalier.identity.printable import printable, without_control
+from espalier.identity.names import LINEAGE, NO_LINEAGE, printable, without_control
 
 SCHEMA_VERSION = 3
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from espalier.errors import ProtocolError
-from espalier.identity.printable import printable
+from espalier.identity.names import printable
 from espalier.messages.message import (
     MAX_NAME,
     SCHEMA_VERSION,

@@ -8,7 +8,7 @@ Does not cover: the truth of the reason.
 
 from pydantic import Field, field_validator
 
-from espalier.identity.printable import printable, without_control
+from espalier.identity.names import printable, without_control
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, NoFields
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from espalier.identity.lineage import NO_LINEAGE
+from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody, NoFields
-from espalier.messages.parts import parts_of
-from espalier.messages.round_check import last_rounds
+from espalier.messages.parts import last_rounds, parts_of
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT

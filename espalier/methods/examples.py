@@ -10,7 +10,7 @@ methods need no example: the hashes of a ``fetch``, an ``enrol``, the texts of a
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from espalier.identity.lineage import NO_LINEAGE
+from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody

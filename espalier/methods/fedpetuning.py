@@ -408,7 +408,7 @@ class Values:
         ProtocolError
             If they are not.
         """
-        from espalier.messages.blobs.adapters import unpack_adapters  # with torch, if needed
+        from espalier.messages.blobs.adapters import unpack_adapters
 
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._wire_dtype)

@@ -11,12 +11,7 @@ from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name, require_exact_sparsity
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
-from espalier.messages.parts import (
-    Delivery,
-    Reply,
-    require_result_wanted,
-)
-from espalier.messages.round_check import last_rounds
+from espalier.messages.parts import Delivery, Reply, last_rounds, require_result_wanted
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key, cut_into_parts
 from espalier.settings.federation import FederationSettings

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.kept_weights import kept_specs, require_kept
-from espalier.messages.blobs.masks import require_exact_sparsity
+from espalier.messages.blobs.masks import kept_specs, require_exact_sparsity, require_kept
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report
@@ -17,7 +16,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+from pruning_kernels.selection.selection import pruned_in_matrix
 
 
 class FedSpaLLMSettings(PruningSettings):

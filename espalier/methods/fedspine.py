@@ -18,7 +18,7 @@ from pydantic import Field
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.group_bits import bit_specs, read_bits, require_step
+from espalier.messages.blobs.cuts import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
@@ -30,8 +30,8 @@ from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
+from espalier.settings.pruning import CutSettings, PersonalModelSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.structured import CutSettings, PersonalModelSettings
 from espalier.settings.table import ReadWith
 
 CHOSEN = ("bandit", "random")

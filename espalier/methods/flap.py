@@ -17,8 +17,8 @@ from espalier.messages.parts import MAX_SAMPLES, Reply, Report
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
+from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.structured import StructuredSettings
 
 
 class FlapSettings(StructuredSettings):

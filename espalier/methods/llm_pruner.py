@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.pruning import StructuredSettings
 from espalier.settings.table import ReadWith
 
 if TYPE_CHECKING:

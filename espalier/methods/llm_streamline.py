@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
-from espalier.settings.structured import SmallerSettings
+from espalier.settings.pruning import SmallerSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
 
@@ -310,7 +310,7 @@ class _Values:
 
     def check(self, key: str, blob: bytes) -> None:
         """Check that the numbers of a blob can be read and are finite."""
-        from espalier.messages.blobs.adapters import unpack_adapters  # with torch, if needed
+        from espalier.messages.blobs.adapters import unpack_adapters
 
         unpack_adapters({key: self._shapes[key]}, blob, self._wire_dtype)
 

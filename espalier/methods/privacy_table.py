@@ -6,7 +6,7 @@ Run ``python -m espalier.methods.privacy_table`` to print it.
 from dataclasses import replace
 from typing import Any, get_args
 
-from espalier.messages.blobs.group_bits import CUT
+from espalier.messages.blobs.cuts import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Kind, NoFields

@@ -15,7 +15,7 @@ from espalier.amounts import count
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.structured import PersonalModelSettings
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 from espalier.settings.training import MAX_LEARNING_RATE

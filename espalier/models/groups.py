@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from espalier.errors import InputError
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import GROUP_KINDS, Structure, group_costs, sizes_of
-from espalier.settings.structured import CutSettings
+from espalier.settings.pruning import CutSettings
 
 Cut = NDArray[np.bool_]
 """Array of shape (groups,): True for prunable groups that are removed; ordered as ``Groups``."""

@@ -37,7 +37,7 @@ class Row:
 
     It works without torch if it only transfers bytes.
     """
-    outcome: str = "server_app.artifacts.edited_model:EditedOutcome"
+    outcome: str = "server_app.artifacts.pruned_model:EditedOutcome"
     """Output of a run, a ``server_app.artifacts.outcome.Outcome`` class.
 
     It defines which files are written, what is measured and what is compared.
@@ -78,19 +78,19 @@ METHODS: dict[str, Row] = {
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines.centralized_tuning:tuned",
+        baseline="strategies.baselines:tuned",
         tunes=True,
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
-        strategy="strategies.fedprllm.strategy:FedPrLLM",
+        strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
         contracts="espalier.methods.fedprllm",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
         work="server_app.estimate.work.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
-        baseline="strategies.baselines.centralized:masked_by_all",
+        baseline="strategies.baselines:masked_by_all",
         federates=False,
     ),
     "fedspallm": Row(
@@ -106,7 +106,7 @@ METHODS: dict[str, Row] = {
         dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
         work="server_app.estimate.work.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
-        baseline="strategies.baselines.centralized:reconstructed_by_all",
+        baseline="strategies.baselines:reconstructed_by_all",
     ),
     "fedsoda": Row(
         title=(
@@ -116,12 +116,12 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedsoda:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
-        delivery="client_app.methods.fedsoda_sub_model:take_any",
+        delivery="client_app.methods.fedsoda:take_any",
         contracts="espalier.methods.fedsoda",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
         work="server_app.estimate.work.tuning:SubTuned",
-        outcome="server_app.artifacts.sub_model:SubModelOutcome",
-        baseline="strategies.baselines.centralized_tuning:tuned",
+        outcome="server_app.artifacts.adapters:SubModelOutcome",
+        baseline="strategies.baselines:tuned",
         tunes=True,
     ),
     "fedspine": Row(
@@ -131,8 +131,8 @@ METHODS: dict[str, Row] = {
         ),
         settings="espalier.methods.fedspine:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
-        job="client_app.methods.fedspine.device",
-        delivery="client_app.methods.fedspine.cut:take_or_cut",
+        job="client_app.methods.fedspine",
+        delivery="client_app.methods.fedspine_cut:take_or_cut",
         contracts="espalier.methods.fedspine",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
         work="server_app.estimate.work.tuning:Spined",
@@ -151,7 +151,7 @@ METHODS: dict[str, Row] = {
         dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
         work="server_app.estimate.work.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
-        baseline="strategies.baselines.centralized_structured:flap_of_all",
+        baseline="strategies.baselines:flap_of_all",
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
@@ -162,7 +162,7 @@ METHODS: dict[str, Row] = {
         dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines.centralized_tuning:tuned",
+        baseline="strategies.baselines:tuned",
         tunes=True,
     ),
     "llm-pruner": Row(
@@ -177,7 +177,7 @@ METHODS: dict[str, Row] = {
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
         work="server_app.estimate.work.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
-        baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
+        baseline="strategies.baselines:llm_pruner_of_all",
     ),
     "llm-streamline": Row(
         title=(
@@ -185,13 +185,13 @@ METHODS: dict[str, Row] = {
             " weights are averaged)"
         ),
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
-        strategy="strategies.llm_streamline.strategy:LlmStreamline",
+        strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
         contracts="espalier.methods.llm_streamline",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
         work="server_app.estimate.work.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
-        baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
+        baseline="strategies.baselines:llm_streamline_of_all",
     ),
     "sft-p": Row(
         title=(
@@ -204,7 +204,7 @@ METHODS: dict[str, Row] = {
         contracts="espalier.methods.sft_p",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Masked",
-        outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
+        outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
         tunes=True,
     ),
     "slicegpt": Row(
@@ -213,13 +213,13 @@ METHODS: dict[str, Row] = {
             " which the minor go)"
         ),
         settings="espalier.methods.slicegpt:SliceGptSettings",
-        strategy="strategies.slicegpt.strategy:SliceGpt",
+        strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
         contracts="espalier.methods.slicegpt",
         dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
         work="server_app.estimate.work.pruning:Components",
-        outcome="server_app.artifacts.sliced_model:SlicedOutcome",
-        baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
+        outcome="server_app.artifacts.structured_model:SlicedOutcome",
+        baseline="strategies.baselines:slicegpt_of_all",
     ),
 }
 

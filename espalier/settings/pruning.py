@@ -1,11 +1,12 @@
-"""Settings shared by methods that prune single weights (unstructured or n:m)."""
+"""Settings shared by methods that prune: single weights, or groups for a smaller model."""
 
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from espalier.settings.method import MethodSettings
+from espalier.settings.table import Table
 
 
 def _keeps_n_of_m(pattern: str) -> str:
@@ -56,3 +57,71 @@ class PruningSettings(MethodSettings):
         A pattern must not cross the boundary between two such sets of columns.
         """
         return 0
+
+
+class SmallerSettings(MethodSettings):
+    """Settings of the format in which a smaller model is written."""
+
+    form: Literal["auto", "compact", "plain", "zero-filled"] = Field(
+        "auto",
+        description=(
+            "Format of the smaller model. `compact`: with `structure.json` and code for"
+            " `trust_remote_code=True`. `plain`: for transformers without such code, if all blocks"
+            " have the same shape. `zero-filled`: for transformers without such code, as large as"
+            " before. `auto`: plain if possible, otherwise compact."
+        ),
+    )
+
+
+class CutSettings(Table):
+    """Settings of the pruning ratio and of the prunable groups that compete."""
+
+    pruning_ratio: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description=(
+            "Minimum pruning ratio: the fraction of the parameters of the blocks' prunable groups that"
+            " is removed. It is exceeded by less than one prunable group; with `selection` of `block` or `kind` by less than"
+            " one in each block, or of each kind in each block. A prunable group is a key-value"
+            " group of attention (a head, if each has its own keys and values) or a feed-forward"
+            " channel."
+        ),
+    )
+    channel_multiple: int = Field(
+        1,
+        ge=1,
+        description=(
+            "The number of channels that stay in a block is a multiple of this number, so slightly"
+            " more are removed. With 64 the smaller model can be loaded in NF4, for instance to"
+            " tune it with `training.base=nf4`."
+        ),
+    )
+    selection: Literal["global", "block", "kind"] = Field(
+        "global",
+        description=(
+            "Prunable groups that compete: those of the whole model, those of a block, or"
+            " attention groups and channels of each block separately, so that all blocks keep the"
+            " same shape."
+        ),
+    )
+
+
+class StructuredSettings(CutSettings, SmallerSettings):
+    """Settings of structured pruning: pruning ratio and format of the smaller model."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio")
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
+    """Clients count by their tokens; this cannot be chosen."""
+
+
+class PersonalModelSettings(MethodSettings):
+    """Settings that control whether each client's model is written."""
+
+    keep_models: bool = Field(
+        True,
+        description=(
+            "Each client writes its smaller model after the rounds: in a simulation to `clients/`"
+            " in the run directory, at a real site to its `models-dir`, if its owner names one."
+        ),
+    )

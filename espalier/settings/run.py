@@ -14,7 +14,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.structured import PersonalModelSettings
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError, InputError
-from espalier.identity.lineage import is_lineage
+from espalier.identity.names import is_lineage
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256

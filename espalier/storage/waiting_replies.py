@@ -25,7 +25,7 @@ from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import HELD, OWNER_ONLY_FILE, is_ours, private_folder
 from espalier.storage.hash_chain import digest
-from espalier.storage.sealed_json import read_sealed, sealed
+from espalier.storage.json_files import read_sealed, sealed
 
 VERSION = 1
 """Version of the documents."""

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.whole.adapters import put_in, set_values, values
+from espalier.hf.whole.adapters import keep_zeros, put_in, set_values, values
 from espalier.hf.whole.full_tensors import trained_whole
-from espalier.hf.whole.masked_adapters import keep_zeros
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed

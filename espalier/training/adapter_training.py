@@ -14,9 +14,8 @@ from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
-from espalier.training.order import sequences_of_step
-from espalier.training.parameter_groups import Group
-from espalier.training.sequences import Sequences
+from espalier.training.optimizer import Group
+from espalier.training.sequences import Sequences, sequences_of_step
 
 
 @dataclass

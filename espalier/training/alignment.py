@@ -13,19 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.families import Family
-from espalier.hf.stream.block_stream import Activations, BlockStream
+from espalier.hf.stream.block_stream import Activations, BlockStream, tokens_at_once
 from espalier.hf.stream.edits import Edits
-from espalier.hf.stream.logits import tokens_at_once
 from espalier.models.adapters import Tensors
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import flat_name
 from espalier.training.loop import Loop, Trained
-from espalier.training.numbered_batches import numbered
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import numbered, sequences_of_step
 
 BETAS = (0.9, 0.95)
 """Betas of AdamW (section 6.1.2)."""

@@ -23,14 +23,14 @@ from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of
 from espalier.training.adapted_model import AdaptedModel
-from pruning_kernels.lora.factor_importance import taylor_term
 from pruning_kernels.lora.factors import Factors
-from pruning_kernels.lora.lora_importance import (
+from pruning_kernels.lora.importance import (
     Gradients,
     RowReader,
     combined,
     group_importance,
     moving_average,
+    taylor_term,
 )
 
 

@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.seeds import derive_seed
 from espalier.settings.training import BETAS, TrainingSettings
-from espalier.training.learning_rate import learning_rate
 from espalier.training.loss import Loss, num_counted, summed_loss
-from espalier.training.order import sequences_of_step
-from espalier.training.parameter_groups import Group, grouped
+from espalier.training.optimizer import Group, grouped, learning_rate
+from espalier.training.sequences import sequences_of_step
 
 Parameters = Mapping[str, nn.Parameter]
 """Trained parameters by unique names, float32."""

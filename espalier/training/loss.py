@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import NOT_COUNTED, Batch
+from espalier.data.tasks.item import NOT_COUNTED, Batch
 
 Loss = Callable[[Any, Batch, torch.device], Tensor]
 """Function of model, batch and device that returns the loss of a batch.

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.stream.block_stream import Activations, BlockStream, Call, samples_per_batch
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
-from espalier.training.numbered_batches import numbered
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import numbered, sequences_of_step
 
 
 @dataclass

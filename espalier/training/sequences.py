@@ -1,23 +1,27 @@
-"""Training sequences of a client: token ids, and the tokens that count in the loss."""
+"""Training sequences of a client, their order and batches.
+
+It is a function of seed and step, so training can continue on any machine without stored state.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from espalier.data.client_items import client_items
 from espalier.data.client_text import training_samples
 from espalier.data.data_protection import told_at_the_site
-from espalier.data.special_tokens import prompt_encoder
-from espalier.data.tasks.batches import Batch, collate, collate_texts, require_padding
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.encoding import Encoded, encode_pair
-from espalier.data.tasks.item import Item
+from espalier.data.tasks.encoding import Encoded, encode_pair, prompt_encoder
+from espalier.data.tasks.item import Batch, Item, collate, collate_texts, require_padding
 from espalier.data.tasks.scored_items import cut
 from espalier.data.token_pieces import Encode
 from espalier.hf.opening.opened import OpenedModel
-from espalier.progress.beats import with_progress
+from espalier.progress import with_progress
+from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -138,3 +142,27 @@ def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item)
     if "acc" not in task.metrics and end is not None:
         whole = Encoded((*whole.token_ids, end), whole.answer_tokens + 1)
     return cut(whole, settings.task.max_tokens, task, item.where)
+
+
+def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> list[int]:
+    """Return the ``batch`` sequences of one step.
+
+    Steps go through the sequences epoch by epoch, each in a random order of its own. A step can
+    reach into the next epoch, or over several epochs if there are fewer sequences than ``batch``.
+    """
+    places = range(step * batch, (step + 1) * batch)
+    orders: dict[int, list[int]] = {}
+    for epoch in {place // num_sequences for place in places}:
+        generator = np.random.default_rng(derive_seed(seed, "order", server_round=epoch))
+        orders[epoch] = generator.permutation(num_sequences).tolist()
+    return [orders[place // num_sequences][place % num_sequences] for place in places]
+
+
+def numbered(numbers: Sequence[int]) -> Batch:
+    """Return a batch whose inputs and labels are sample numbers, one label per sample."""
+    found = torch.tensor(numbers)
+    return Batch(
+        input_ids=found[:, None],
+        attention_mask=torch.ones(len(numbers), 1, dtype=torch.int64),
+        labels=found,
+    )

@@ -5,6 +5,8 @@ kept. Text and Figure 2 describe an elementwise mean, which is computed here: th
 values, divided by the number of clients that kept the weight. Memory holds a sum and a sum of
 client weights per element, whatever the number of clients. Clients are added one after the other in
 an order that the caller fixes, so that float sums repeat bit by bit.
+
+Clients are added one after the other, so that the bits equal those on the CPU.
 """
 
 from typing import Literal, Protocol
@@ -12,9 +14,11 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.votes.bitmask import Words, unpack
+from pruning_kernels.votes.bitmask_on_device import unpack_on_device
 
 CPU = torch.device("cpu")
 Aggregation = Literal["l0", "mean"]
@@ -82,7 +86,6 @@ def sums_on(device: torch.device, size: int) -> Sums:
     """Return empty sums on a device."""
     if device.type == "cpu":
         return HostSums(size)
-    from pruning_kernels.votes.kept_sum_on_device import DeviceSums
 
     return DeviceSums(size, device)
 
@@ -116,3 +119,30 @@ class HostSums:
         else:
             np.divide(self._total, self._weights, out=self._total, where=self._weights > 0)
         return self._total
+
+
+class DeviceSums:
+    """Sums of kept weights and of their clients' weights on a device, (size,) float32."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._total = torch.zeros(size, dtype=torch.float32, device=device)
+        self._weights = torch.zeros(size, dtype=torch.float32, device=device)
+
+    def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None:
+        """Add one client's kept weights, in the order of the matrix, times ``scale``."""
+        keep = ~unpack_on_device(prune_mask, len(self._total), self._total.device)
+        scaled = torch.from_numpy(kept).to(self._total.device) * float(scale)
+        self._total += torch.zeros_like(self._total).masked_scatter_(keep, scaled)
+        self._weights += keep * float(scale)
+
+    def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
+        """Return the sum divided by ``weight``, or per element by the weights of its keepers.
+
+        Elements that no client kept are zero.
+        """
+        # CUDA multiplies by the reciprocal of a Python number; it divides by a tensor.
+        divisor = self._weights
+        if weight is not None:
+            divisor = torch.tensor(float(weight), device=self._total.device)
+        found: Tensor = self._total / divisor
+        return torch.where(self._weights > 0, found, 0.0).cpu().numpy()

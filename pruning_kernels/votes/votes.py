@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
-from pruning_kernels.selection.comparison_groups import (
-    ComparisonGroup,
-    group_size,
-    pruned_per_group,
-)
+from pruning_kernels.selection.selection import ComparisonGroup, group_size, pruned_per_group
 from pruning_kernels.votes.bitmask import Words, num_words, pack, planes_for, unpack
 
 Sizes = NDArray[np.unsignedinteger]
@@ -168,7 +164,7 @@ class HostVotes:
         if not self._large or len(self.planes) > MAX_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
         from pruning_kernels.votes import most_voted
-        from pruning_kernels.votes.most_voted_columns import most_voted_in_columns
+        from pruning_kernels.votes.most_voted import most_voted_in_columns
 
         use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)

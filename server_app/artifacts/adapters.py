@@ -1,9 +1,13 @@
-"""Adapters for plain peft (``adapter/``) and, on request, the merged model (``model/``)."""
+"""Adapters for plain peft (``adapter/``) and, on request, the merged model (``model/``).
+
+The adapter is handled like that of every tuning method.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from espalier.data.tasks.catalogue import task_named
+from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.export.adapter import (
     check_adapter,
     check_encoder_adapter,
@@ -24,8 +28,10 @@ from pruning_kernels.lora.factors import Factors
 from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
+from server_app.report.table import figure
 from strategies.averaging.adapters import Adapters
-from strategies.fleet.timed_rounds import seconds_of_all
+from strategies.fedsoda.sub_model import SubModelResult
+from strategies.fleet import seconds_of_all
 
 
 class AdapterOutcome(Outcome[Adapters]):
@@ -155,3 +161,35 @@ def _merging(result: Adapters, tensors: Tensors) -> Edits:
         return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
 
     return merged(factors, result.adapters.keep_zeros)
+
+
+class SubModelOutcome(Outcome[SubModelResult]):
+    """Adapters of the full model with losses and scores, and losses of the clients' sub-model."""
+
+    def write(self, result: SubModelResult) -> None:
+        """Write the adapters of the full model for plain peft."""
+        self._plugged.write(result.plugged())
+        self.summary.where += f", the sub-model in {result.folder}"
+
+    def measure(self, result: SubModelResult) -> None:
+        """Evaluate the full model before and after tuning, and the sub-model with all its LoRA."""
+        self._plugged.measure(result.plugged())
+        if not self.tests.texts:
+            return
+        losses = mean_losses(
+            BlockStream(result.model, self.run.computing), self.tests.texts, result.sub_edits
+        )
+        self.summary.report["sub_model_perplexity"] = {
+            name: perplexity(loss) for name, loss in losses.items()
+        }
+        self.summary.notes.append(
+            "Local-only is the sub-model that a client trained without the others; dense,"
+            " centralized and federated are the full model. The sub-model with the federated"
+            " adapter is under report.sub_model_perplexity in summary.json."
+        )
+        text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+        self.run.progress.note("sub_model_evaluated", f"sub-model    {text}", losses=losses)
+
+    @property
+    def _plugged(self) -> AdapterOutcome:
+        return AdapterOutcome(self.run, self.tests, self.summary)

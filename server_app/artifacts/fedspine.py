@@ -21,7 +21,7 @@ from server_app.artifacts.personal_models import PersonalOutcome, where_models_a
 from server_app.artifacts.task_scores import scores_of
 from server_app.report.model_card import adapter_card
 from strategies.fedspine.result import RefinedResult
-from strategies.fleet.timed_rounds import seconds_of_all
+from strategies.fleet import seconds_of_all
 
 
 class RefinedOutcome(PersonalOutcome[RefinedResult]):

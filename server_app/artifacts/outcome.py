@@ -13,8 +13,8 @@ from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.methods import METHODS, part
 from server_app.public_tests import PublicTests
-from server_app.report.number_format import figure
 from server_app.report.summary import Summary
+from server_app.report.table import figure
 from strategies.base.run import Run
 
 R = TypeVar("R")

@@ -1,9 +1,11 @@
-"""Smaller model: ``model/`` in a form that other programs can read, its size, and its losses."""
+"""Smaller models (``model/``): their form on disk, their size, and comparisons."""
 
 from pathlib import Path
 from typing import Any, Protocol
 
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.export import export_sliced
+from espalier.hf.sliced.rotated_checkpoint import SHORTCUTS
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import (
@@ -12,7 +14,7 @@ from espalier.hf.structured.export import (
     check_structured,
     export_structured,
 )
-from espalier.settings.structured import SmallerSettings
+from espalier.settings.pruning import SmallerSettings
 from server_app.artifacts.outcome import A_FEW, Model, Outcome
 from server_app.report.model_card import smaller_card
 from server_app.report.result_size import Size
@@ -87,3 +89,27 @@ class StructuredOutcome(Outcome[SmallerResult]):
     def _made(self, baseline: Any) -> OpenedModel:
         made: OpenedModel = baseline(self.run)
         return made
+
+
+class SlicedOutcome(StructuredOutcome):
+    """Sliced model, compared with its base."""
+
+    def _form(self, small: OpenedModel) -> Form:
+        return "compact"
+
+    def _export(self, small: OpenedModel, form: Form, card: str) -> None:
+        export_sliced(small, self._target, card)
+
+    def _federated(self, result: SmallerResult) -> OpenedModel:
+        # The written model need not be rotated again when it is read.
+        return OpenedModel(self._target)
+
+    def _weights(self, small: OpenedModel) -> int:
+        """Return the number of weights of the blocks, with those of the shortcuts."""
+        shortcuts = sum(
+            shape[0] * shape[1]
+            for block in small.plan.blocks
+            for name, shape in block.others
+            if name.removesuffix(".weight") in SHORTCUTS
+        )
+        return super()._weights(small) + shortcuts

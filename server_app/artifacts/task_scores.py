@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.task import Generation
-from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 from espalier.evaluation.exact_match import exact_match, generate, shortened
-from espalier.evaluation.scores import score
+from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel
 from server_app.public_tests import PublicTests
-from server_app.report.number_format import figure
 from server_app.report.summary import Summary
+from server_app.report.table import figure
 from strategies.base.run import Run
 
 

@@ -5,18 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.home_folder import at_home
-from espalier.environment.hub_names import DEMO
+from espalier.environment.paths import DEMO, at_home
 from espalier.errors import EspalierError, InputError
-from espalier.hf.machine.computing import set_up
-from espalier.hf.machine.speed import measured_capability
+from espalier.hf.machine.computing import measured_capability, set_up
+from espalier.hf.opening.base_check import sequence_lengths
 from espalier.hf.opening.config_only_model import described
-from espalier.hf.opening.limits import sequence_lengths
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.estimate import Plan
-from server_app.estimate.time import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
+from server_app.estimate.traffic import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
 
 
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:

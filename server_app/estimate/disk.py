@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from espalier.settings.structured import PersonalModelSettings
-from server_app.estimate.flower_processes import superlink_disk
+from espalier.settings.pruning import PersonalModelSettings
+from server_app.estimate.memory import superlink_disk
 from server_app.estimate.work.base import KEPT_ROUNDS, Work
 
 LEDGER_LINE = 260

@@ -15,10 +15,8 @@ from server_app.estimate.disk import Disk, disk_of
 from server_app.estimate.dry_runs.dry_run import CASES
 from server_app.estimate.dry_runs.tuning import DryTuning
 from server_app.estimate.exchange import Traffic
-from server_app.estimate.flower_processes import superlink, supernode
-from server_app.estimate.memory import Memory
-from server_app.estimate.time import TERA, Speeds, seconds
-from server_app.estimate.traffic import RunTraffic, asked_of
+from server_app.estimate.memory import Memory, superlink, supernode
+from server_app.estimate.traffic import TERA, RunTraffic, Speeds, asked_of, seconds
 from server_app.estimate.work.base import Work
 from server_app.public_tests import PublicTests
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from espalier.amounts import size as as_size
-from espalier.environment.home_folder import at_home
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.hf.opening.opened import open_model

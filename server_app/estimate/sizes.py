@@ -1,18 +1,30 @@
 """Sizes of a model in memory, whole or block by block, from its plan and its files' headers."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
+from espalier.hf.files.checkpoint import shard_header
 from espalier.hf.machine.computing import DTYPES
-from espalier.hf.machine.traced_memory import traced
+from espalier.hf.machine.machine_memory import traced
+from espalier.hf.nf4.folder import (
+    WEIGHTS,
+    WRITTEN_ANEW,
+    quantised_config,
+    quantised_specs,
+)
+from espalier.hf.opening.model_files import beside
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import samples_per_batch
-from espalier.hf.stream.logits import tokens_at_once
+from espalier.hf.stream.block_stream import samples_per_batch, tokens_at_once
+from espalier.hf.structured.export import config_of, specs_of
+from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
 from server_app.estimate.memory import Moment
 
@@ -175,3 +187,27 @@ class Sizes:
             Moment(f"{name} the head", {**hidden, **head}),
             Moment(f"{name} logits", {**hidden, **scoring}),
         ]
+
+
+def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
+    """Return the bytes of each file of a sub-model that clients are offered, by name."""
+    if settings.of(FedSodaSettings).emulator == "nf4":
+        weights = {WEIGHTS: quantised_specs(model)}
+        config = quantised_config(model)
+    else:
+        weights = {}
+        for name, (dtype, shape, shard) in specs_of(model).items():
+            size = DTYPE_BYTES[dtype]
+            for side in shape:
+                size *= side
+            weights.setdefault(shard, {})[name] = (dtype, shape, size)
+        config = config_of(model, "plain") if model.structure is not None else model.config
+    sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
+    sizes |= {
+        name: (
+            len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
+        )
+        for name, specs in weights.items()
+    }
+    sizes["config.json"] = len(json.dumps(config, indent=2)) + 1
+    return {name: size for name, size in sorted(sizes.items()) if FILES.fullmatch(Path(name).name)}

@@ -9,12 +9,11 @@ import logging
 from collections.abc import Sequence
 
 from espalier.amounts import duration
-from espalier.hf.machine.computing import Computing
-from espalier.hf.machine.speed import GIGA, capability_of_this_process
+from espalier.hf.machine.computing import GIGA, Computing, capability_of_this_process
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from server_app.estimate.estimate import Plan
-from server_app.estimate.time import STATED_MEGABITS, TERA, Speeds
+from server_app.estimate.traffic import STATED_MEGABITS, TERA, Speeds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 

@@ -1,4 +1,9 @@
-"""Bytes of a run on the wire: per client and round, and in total."""
+"""Bytes of a run on the wire, per client and round and in total, and its estimated time.
+
+A client's time is its operations divided by its speed, plus its bytes divided by its bandwidth.
+Clients of a deployment work at the same time. Work of the server, process starts, reading and
+tokenization are not included.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,3 +100,27 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
     texts = chosen.named_texts() if on_text else {}
     numbers = dict.fromkeys(texts, chosen.max_samples or USUAL_SAMPLES)
     return asked_texts(settings, numbers, None)
+
+
+TERA = 1e12
+MEGA = 1e6
+STATED_TERAFLOPS = 0.05
+STATED_MEGABITS = 100.0
+"""Default speeds without other information: two cores of a laptop, and a home connection."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speed of a client."""
+
+    teraflops: float = STATED_TERAFLOPS
+    """Additions and multiplications per second, in 10^12."""
+    megabits: float = STATED_MEGABITS
+    """Bandwidth in each direction, in 10^6 bits per second."""
+    measured: bool = False
+    """True if ``teraflops`` were measured on this machine."""
+
+
+def seconds(operations: float, num_bytes: int, speeds: Speeds) -> float:
+    """Return the time for this amount of work and traffic, in seconds."""
+    return operations / (speeds.teraflops * TERA) + 8 * num_bytes / (speeds.megabits * MEGA)

@@ -1,6 +1,9 @@
-"""Sizes of a run's result and its base: parameters, and bytes of the weights on disk."""
+"""Results on disk: sizes of a result and its base, and results of a failed run."""
 
+import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -110,3 +113,35 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     ]
     remedy = f"; raise {keys[0]} to make it smaller" if keys else ""
     return [f"the result is larger than its base: {', '.join(more)}{remedy}"]
+
+
+RESULTS = ("model", "adapter", "clients", "generator.safetensors")
+"""Names in the run directory that other programs take for a run's result."""
+FAILED = "failed-"
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the results in a run directory, for example to ``failed-model``.
+
+    Earlier results with these names are replaced.
+    """
+    for name in RESULTS:
+        # On a damaged disk, the run's own error is the one to report.
+        with suppress(OSError):
+            if (folder / name).exists():
+                _remove(folder / f"{FAILED}{name}")
+                os.rename(folder / name, folder / f"{FAILED}{name}")
+
+
+def remove_set_aside(folder: Path) -> None:
+    """Delete the renamed results of an earlier attempt after the run has completed."""
+    for name in RESULTS:
+        with suppress(OSError):
+            _remove(folder / f"{FAILED}{name}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -17,15 +17,15 @@ from espalier.hf.files.checkpoint import ShardWriter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
-from espalier.settings.structured import PersonalModelSettings
 from espalier.storage.atomic import finite_values, replacing, write_json
 from pruning_kernels.votes.bitmask import Words, count, num_words
 from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
 from strategies.base.evaluation import ClientFigures
 from strategies.base.roster import Roster
 from strategies.base.run_folder import RunFolder
-from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
+from strategies.fleet import RoundTime, seconds_of_all
 
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_baseline", "centralized", "federated")

@@ -21,17 +21,14 @@ from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.client_sampling import drawn
-from strategies.averaging.client_weights import count_claims
+from strategies.averaging.client_weights import count_claims, drawn
 from strategies.averaging.training_bound import Reach
-from strategies.averaging.update_limits import UpdateLimits
-from strategies.averaging.updates import Updates
+from strategies.averaging.updates import UpdateLimits, Updates
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fleet.timed_rounds import DeviceTime, FleetClock, RoundTime
-from strategies.fleet.training_time import bytes_of_round, virtual_seconds
+from strategies.fleet import DeviceTime, FleetClock, RoundTime, bytes_of_round, virtual_seconds
 
 Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
 """Function of blob key, global adapter, clients' factors and their weights: the mean factors."""

@@ -29,7 +29,7 @@ from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
-from strategies.fleet.timed_rounds import RoundTime
+from strategies.fleet import RoundTime
 
 STATE = ("blobs", "sent", "lost")
 """Attributes that a checkpoint stores without conversion."""

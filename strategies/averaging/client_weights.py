@@ -1,4 +1,6 @@
-"""Limits on the weight of one client; ``count_claims`` handles every number that weights a client.
+"""Sampling of a round's clients, and limits on the weight of one client.
+
+``count_claims`` handles every number by which a client's contribution is weighted.
 
 Covers: a client that claims a billion sequences or tokens, sends scores a million times as large as
 those of the others, or claims to compute a billion times as fast.
@@ -6,11 +8,16 @@ Does not cover: the values that a client sends under its remaining weight (``upd
 several clients that work together; runs of one or two clients, in which no majority exists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import median_low
+from typing import TypeVar
+
+import numpy as np
 
 from espalier.errors import InputError
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds
 
 MAX_CAPABILITY_RATIO = 4.0
@@ -139,3 +146,23 @@ def note_claims(
             )
             rounds.progress.note("capped", text, client=client, site=seat.site, what=what, **note)
     return limited
+
+
+S = TypeVar("S")
+
+
+def drawn(settings: RunSettings, server_round: int, seats: Sequence[S]) -> list[S]:
+    """Return the seats that a round asks, in their order.
+
+    All seats are returned if ``federation.sampled-clients`` is 1.
+    """
+    number = settings.federation.clients_of_round(len(seats))
+    if number >= len(seats):
+        return list(seats)
+    generator = np.random.default_rng(
+        derive_seed(settings.seed, "clients", server_round=server_round)
+    )
+    return [
+        seats[place]
+        for place in sorted(generator.choice(len(seats), number, replace=False).tolist())
+    ]

@@ -12,7 +12,7 @@ from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
-from strategies.fleet.training_time import require_fleet
+from strategies.fleet import require_fleet
 
 
 class Tuning(Method):

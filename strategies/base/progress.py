@@ -4,16 +4,26 @@ Texts may quote strings from clients. Each text is shown and stored as one line 
 characters.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from espalier.amounts import duration
-from espalier.identity.printable import printable
-from espalier.progress.beats import Pace
+from espalier.identity.names import printable
+from espalier.progress import Pace
 from espalier.storage.atomic import finite_values
-from strategies.base.clock import Clock
 from strategies.base.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Source of monotonic time, in seconds, and a function that waits."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
 
 WIDTH = 24
 MAX_CHARACTERS = 10_000

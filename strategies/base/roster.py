@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from espalier.amounts import count, duration
-from espalier.identity.printable import printable
+from espalier.identity.names import printable
 
 Status = Literal["completed", "dropped"]
 

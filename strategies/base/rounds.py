@@ -19,17 +19,16 @@ from flwr.serverapp import Grid
 from espalier.amounts import count, duration
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.flower.load_faults import could_not_load, load_remedy
-from espalier.identity.printable import printable
+from espalier.identity.names import printable
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.lifetime import REQUESTS_AHEAD, lifetime
+from espalier.messages.ledger import REQUESTS_AHEAD, lifetime
 from espalier.messages.message import SCHEMA_VERSION, Fields, Header, Kind, MessageBody
 from espalier.messages.records import address, read
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork
-from strategies.base.clock import Clock
-from strategies.base.progress import Progress
+from strategies.base.progress import Clock, Progress
 from strategies.base.roster import Roster, Seat
 from strategies.base.run_folder import RunFolder
 

@@ -13,8 +13,7 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.activity import AtWork
 from strategies.base.checkpoint import CheckpointFolder
-from strategies.base.clock import Clock
-from strategies.base.progress import Progress
+from strategies.base.progress import Clock, Progress
 from strategies.base.rounds import Rounds
 from strategies.base.run_folder import RunFolder
 

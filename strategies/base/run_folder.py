@@ -12,7 +12,7 @@ from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.messages.ledger import Ledger, timed_in
 from espalier.storage.atomic import write_json
-from espalier.storage.json_lines import JsonLines
+from espalier.storage.json_files import JsonLines
 
 SECONDS = "seconds.json"
 

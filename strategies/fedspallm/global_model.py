@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
-from espalier.messages.blobs.kept_weights import kept_specs
-from espalier.messages.blobs.masks import mask_name
-from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
+from espalier.messages.blobs.mask_tensors import PrunedMatrix, pack_kept, unpack_kept
+from espalier.messages.blobs.masks import kept_specs, mask_name
 from espalier.messages.tensor_blobs import views
 from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
 from espalier.models.plan import BlockPlan, LinearPlan

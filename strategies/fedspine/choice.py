@@ -14,8 +14,7 @@ from espalier.errors import InputError
 from espalier.methods.fedspine import FedSpineSettings
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
-from strategies.fedspine.arms import ArmSpace, Refinement, step_for
-from strategies.fedspine.bandit import Bandit, Exploration
+from strategies.fedspine.bandit import ArmSpace, Bandit, Exploration, Refinement, step_for
 from strategies.fedspine.reward import Outcome, UsualGains, literal_rewards, scaled_rewards
 
 ROUNDING = 1e-9

@@ -1,23 +1,69 @@
 """Result of FedSpine: global adapters, each device's cut, and the outcome of every round."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from espalier.hf.structured.trained_cut import cut_trained
+from espalier.hf.structured.selection import cut_trained
 from espalier.messages.blobs.adapters import Shape, pack_adapters
-from espalier.messages.blobs.group_bits import pack_bits, read_bits
+from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.methods.fedspine import STRUCTURE, trained
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_of_key
-from espalier.models.structure import Structure, kind_of
+from espalier.models.structure import Structure, group_size, kind_of
 from espalier.settings.run import RunSettings
+from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
+from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
-from strategies.fedspine.coverage_mean import kept_map
-from strategies.fleet.timed_rounds import DeviceTime, RoundTime
+from strategies.fleet import DeviceTime, RoundTime
+
+SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
+
+
+def kept_map(groups: Groups, cut: Cut, index: int, adapter: Adapter) -> Tensor:
+    """Return the rows or columns of a matrix of block ``index`` that remain after a cut: bool.
+
+    A matrix is cut only on the side of its groups or channels.
+    """
+    name = adapter.linear.name
+    kind, _ = kind_of(name)
+    kept = ~cut[groups.at(index, kind)]
+    return torch.from_numpy(np.repeat(kept, group_size(groups.plan, name, kind)))
+
+
+def covered_mean(
+    adapter: Adapter,
+    clients: Sequence[KeptFactors],
+    weights: Sequence[float],
+    divisor: Divisor,
+    last: KeptFactors | None,
+) -> Factors:
+    """Return the mean of the devices' updates of one matrix; see ``coverage_mean``."""
+    _, side = kind_of(adapter.linear.name)
+    return coverage_mean(
+        clients, weights, SIDES[side], adapter.rank, adapter.scaling, divisor, last
+    )
+
+
+def part_of(adapter: Adapter, b: Tensor, a: Tensor, keep: Tensor) -> KeptFactors | None:
+    """Return the part of the last global update on rows or columns ``keep``.
+
+    It is None if the update is zero, or if ``keep`` is empty.
+    """
+    _, side = kind_of(adapter.linear.name)
+    if not (bool(b.any()) and bool(keep.any())):
+        return None
+    own = (
+        Factors(b[keep], a, adapter.scaling)
+        if side == 0
+        else Factors(b, a[:, keep], adapter.scaling)
+    )
+    return KeptFactors(own, keep)
 
 
 @dataclass(frozen=True)

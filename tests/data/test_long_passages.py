@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from espalier.data import long_passages, token_pieces
+from espalier.data import passages as long_passages
+from espalier.data import token_pieces
 from espalier.data.client_text import client_samples
 from espalier.data.files import files
 from espalier.data.files.corpus_index import Source, open_corpus
@@ -20,7 +21,7 @@ from espalier.data.files.files import text_record, text_records
 from espalier.data.passages import passages, split
 from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
-from espalier.progress.beats import heard_by
+from espalier.progress import heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 

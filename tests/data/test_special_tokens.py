@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from espalier.data import token_pieces
 from espalier.data.client_items import as_tests
-from espalier.data.special_tokens import added_behind, prompt_encoder
 from espalier.data.tasks.catalogue import TASKS
+from espalier.data.tasks.encoding import added_behind, prompt_encoder
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.token_pieces import TokenPieces

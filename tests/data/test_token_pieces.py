@@ -20,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-from espalier.data import long_passages, token_pieces
+from espalier.data import passages, token_pieces
 from espalier.data.files.file_text import FileText
 from espalier.data.samples import evaluation_samples
 from espalier.data.token_pieces import TokenPieces, special_ending
@@ -152,7 +152,7 @@ def test_pieces_have_the_tokens_of_the_whole(
     # The text was cut into pieces.
     assert longest[0] < 4000 < len(WHOLE) / 5
 
-    monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 300)
+    monkeypatch.setattr(passages, "LONGEST_PASSAGE", 300)
     (tmp_path / "a.txt").write_text(WHOLE)
     longest[0] = 0
     samples = evaluation_samples(

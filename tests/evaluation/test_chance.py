@@ -5,7 +5,7 @@ import math
 import pytest
 
 from espalier.data.tasks.item import Item
-from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
+from espalier.evaluation.scores import chance_of_options, majority_share, uniform_loss
 
 
 def test_levels_of_chance() -> None:

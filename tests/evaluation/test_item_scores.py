@@ -17,9 +17,8 @@ from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
-from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 from espalier.evaluation.exact_match import exact_match, generate
-from espalier.evaluation.scores import score
+from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

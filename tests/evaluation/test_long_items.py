@@ -16,7 +16,7 @@ from espalier.data.tasks.item import Item
 from espalier.errors import EspalierError
 from espalier.evaluation import options
 from espalier.evaluation.options import log_likelihoods
-from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings, parse
 from server_app.artifacts.task_scores import num_cut

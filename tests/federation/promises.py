@@ -47,7 +47,7 @@ from espalier.settings.run import parse
 from espalier.storage.chain_check import chain_check
 from server_app.estimate.traffic import RunTraffic, asked_of
 from server_app.public_tests import public_tests
-from server_app.run_status import run_status
+from server_app.run_directory import run_status
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.rounds import RunFailed
 

@@ -23,9 +23,9 @@ from client_app.policy.approval import StillHeldError
 from client_app.policy.approval_command import decide as decide_on
 from client_app.policy.approval_command import main as release
 from client_app.policy.approval_command import waiting
-from client_app.policy.log_check import main as check_log
+from client_app.policy.egress_log import main as check_log
 from espalier.errors import EspalierError
-from espalier.messages.lifetime import lifetime
+from espalier.messages.ledger import lifetime
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
 from espalier.settings.node import parse_node
@@ -67,7 +67,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Return a bench whose server treats its grid as a deployment."""
-    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
     return Bench(tmp_path, "fedprllm", {"deadline-seconds": SECONDS}, num_clients=2)
 
 

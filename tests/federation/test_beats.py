@@ -14,7 +14,7 @@ from in_process import InProcessGrid
 
 import client_app.methods.fedprllm
 from espalier.messages.records import read
-from espalier.progress.beats import Pace
+from espalier.progress import Pace
 from espalier.storage.activity import AtWork
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ SAID: dict[str, dict[str, set[str]]] = {
 @pytest.fixture
 def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print every progress report, even if it follows the last one at once."""
-    for module in ("client_app.protocol.activity", "strategies.base.progress"):
+    for module in ("client_app.protocol.answer_once", "strategies.base.progress"):
         monkeypatch.setattr(
             f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0)
         )
@@ -162,7 +162,9 @@ def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
 
 def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time stands still, so no progress line is due.
-    monkeypatch.setattr("client_app.protocol.activity.Pace", lambda say: Pace(say, now=lambda: 0.0))
+    monkeypatch.setattr(
+        "client_app.protocol.answer_once.Pace", lambda say: Pace(say, now=lambda: 0.0)
+    )
     folder = bench.run(a_reply_at_a_time(bench.grid()))
     assert not [
         event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")

@@ -28,7 +28,7 @@ NONCE = "0f" * 32
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Return a bench whose server treats its grid as a deployment, with keys for its two sites."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
     list(make_keys(tmp_path / "keys", ["localhost"], SITES, 365))
     settings = {"site-keys": str(tmp_path / "keys" / "server" / "sites"), "quorum": 0.5}
     return Bench(tmp_path, "fedprllm", {"fedprllm.strategy": "iterative"} | settings, num_clients=2)

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.group_bits import CUT
+from espalier.messages.blobs.cuts import CUT
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import pack_tensors, tensor_specs, unpack_tensors

@@ -23,7 +23,7 @@ from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import sequences_of_step
 from strategies.base.rounds import RunFailed
 
 BLOCKS = 4

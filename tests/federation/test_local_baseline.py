@@ -222,7 +222,7 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
     again.before_push = note
     with pytest.MonkeyPatch.context() as monkeypatch:
         # In a deployment a message lives as long as its deadline.
-        monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
+        monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
         bench.run(again, resume_from=str(folder), quorum=0.5)
     assert ttls == [pytest.approx(2 * PATIENCE * 9.0 + 60.0)] * 2
 

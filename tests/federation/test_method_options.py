@@ -21,7 +21,7 @@ from espalier.messages.parts import Sha256
 from espalier.messages.records import read
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
-from server_app.artifacts.edited_model import EditedOutcome
+from server_app.artifacts.pruned_model import EditedOutcome
 from strategies.base.rounds import Rounds
 
 

@@ -166,7 +166,7 @@ def test_a_long_reason_is_cut(bench: Bench) -> None:
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the grid in this process as one of real nodes."""
-    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
 
 
 def quorum(folder: Path) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from run_names import named
 
-from client_app import model_quota
+from client_app import model_folder
 from client_app.model_folder import downloaded_model
 from client_app.protocol.model_download import take_offer, take_piece
 from client_app.simulated import in_simulation
@@ -234,7 +234,7 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match="there is no room"):
         other.offer()
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
-    os.utime(lock, (lock.stat().st_mtime - model_quota.ABANDONED_SECONDS - 1,) * 2)
+    os.utime(lock, (lock.stat().st_mtime - model_folder.ABANDONED_SECONDS - 1,) * 2)
     lacking = other.offer()
     with pytest.raises(EspalierError, match="have reserved 15000 bytes"):
         given_up.bring(1)
@@ -253,7 +253,7 @@ def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> No
     first, second = (Server(tmp_path, str(n), of(n, 12_000)) for n in range(2))
     for index in first.offer():
         first.bring(index)
-    (note,) = (tmp_path / "state" / "models").glob(f"*/{model_quota.RESERVED}")
+    (note,) = (tmp_path / "state" / "models").glob(f"*/{model_folder.RESERVED}")
     for text in ("{", "[]", json.dumps({"bytes": "x"}), "[" * 10_000):
         note.write_text(text)
         with pytest.raises(EspalierError, match="reserved 12000 bytes"):

@@ -23,7 +23,7 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from client_app.methods.sft_p_model import OUTWARD, own_target
+from client_app.methods.sft_p import OUTWARD, own_target
 from client_app.protocol import client_state
 from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
@@ -39,7 +39,7 @@ from espalier.training.sft_p.mask_generator import first_embedding, gate_logits
 from espalier.training.sft_p.mask_history import steps_to_budget
 from espalier.training.sft_p.masked_training import first_shared
 from pruning_kernels.votes.bitmask import pack
-from server_app.artifacts import mask_analysis, personal_masks
+from server_app.artifacts import mask_analysis, personal_models
 from strategies.base.rounds import RunFailed
 
 
@@ -70,7 +70,7 @@ class TestSftP(PersonalPromises):
     def no_pictures(cls) -> Iterator[None]:
         """Draw no pictures: few tests need them, and drawing takes most of a run's time."""
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(personal_masks, "draw", lambda figures, folder: [])
+            monkeypatch.setattr(personal_models, "draw", lambda figures, folder: [])
             yield
 
     # ----- private and outgoing values ------------------------------------------------------------
@@ -518,7 +518,7 @@ class TestSftP(PersonalPromises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        monkeypatch.setattr(personal_masks, "draw", mask_analysis.draw)
+        monkeypatch.setattr(personal_models, "draw", mask_analysis.draw)
         changes = {"sft_p__validation_samples": 2, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
         run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")

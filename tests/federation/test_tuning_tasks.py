@@ -343,7 +343,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
 def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
     changes: dict[str, Any] = {
         "data__source": source,
         "data__path": "",

@@ -17,7 +17,7 @@ from tiny_model import save_tiny_roberta
 
 from espalier.cli.command import main
 from espalier.errors import EspalierError
-from espalier.launch.app_folder import find_app
+from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
 from server_app.estimate.command import main as planning
 from strategies.base.rounds import RunFailed

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from flwr.superlink import grid as flower_grids
 from in_process import InProcessGrid
 
-from espalier.flower.grid import GRIDS, is_simulation
+from espalier.flower.shared_nodes import GRIDS, is_simulation
 
 
 class UnknownGrid(Grid):

@@ -13,8 +13,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO
-from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
-from espalier.flower.load_faults import load_remedy
+from espalier.flower.load_faults import is_incomplete, load_remedy, unshared_app, where_to_mend
 from espalier.identity.code_hash import bundle_sha256
 
 APP = Path(__file__).parent.parent.parent

@@ -6,7 +6,7 @@ unchanged.
 
 import pytest
 
-from espalier.flower.supernode_log import SupernodeLog
+from espalier.flower.supernode import SupernodeLog
 
 TRACEBACK = [
     "Traceback (most recent call last):",

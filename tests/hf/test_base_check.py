@@ -24,7 +24,7 @@ from transformers import (
 
 from espalier.errors import EspalierError
 from espalier.hf.export.model import check_export, export_edited, logits_of
-from espalier.hf.files.magnitudes import magnitude, magnitude_bits
+from espalier.hf.files.tensor_pieces import magnitude, magnitude_bits
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.base_check import (
     require_finite_weights,

@@ -15,8 +15,8 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.input_statistics import InputSquareSums
+from pruning_kernels import sparsegpt
 from pruning_kernels.selection.local import LocalPruning
-from pruning_kernels.sparsegpt import sparsegpt
 
 
 def nothing(weight: Tensor, _: Tensor) -> Tensor:

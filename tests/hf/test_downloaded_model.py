@@ -14,7 +14,7 @@ from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoTokenizer
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.tokenizer import downloaded_model
 from espalier.hf.tokenizer import process as tokenizer_process

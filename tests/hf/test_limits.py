@@ -13,7 +13,7 @@ from tiny_models import VOCABULARY, llama_config, save_model
 from transformers import OPTConfig
 
 from espalier.errors import EspalierError
-from espalier.hf.opening.limits import require_within_limits, sequence_lengths
+from espalier.hf.opening.base_check import require_within_limits, sequence_lengths
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 

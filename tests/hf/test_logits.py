@@ -13,8 +13,7 @@ from transformers import OPTConfig
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import BlockStream, run_through
-from espalier.hf.stream.logits import logits_at, tokens_at_once
+from espalier.hf.stream.block_stream import BlockStream, logits_at, run_through, tokens_at_once
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
@@ -35,7 +34,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.hf.stream.logits.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
     elements. The largest tensors read are the head and the embeddings, with 3072 elements each.
     """
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 32)
-    monkeypatch.setattr("espalier.hf.stream.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.LOGITS_AT_ONCE", 8 * VOCABULARY)
     stream = BlockStream(OpenedModel(untied), CPU)
     with LargestTensor() as largest:
         mean_losses(stream, {"a": token_sequences(samples, tokens)})

@@ -13,7 +13,7 @@ from tiny_models import CPU, token_sequences
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import export_sliced
-from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense

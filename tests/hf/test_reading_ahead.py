@@ -11,8 +11,7 @@ from tiny_models import CPU, token_sequences
 from torch import Tensor
 
 from espalier.errors import EspalierError
-from espalier.hf.files.checkpoint import Checkpoint
-from espalier.hf.files.reading_ahead import ReadingAhead
+from espalier.hf.files.checkpoint import Checkpoint, ReadingAhead
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 

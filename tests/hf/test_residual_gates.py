@@ -28,9 +28,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import export_structured
-from espalier.hf.structured.residual_gates import Gate, ResidualGates
-from espalier.hf.structured.routing import Norm, Routing
-from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.structured.residual_gates import Gate, Norm, ResidualGates, Routing
+from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import adapter_plan

@@ -18,7 +18,7 @@ from espalier.hf.export.model import check_export, export_edited, logits_of
 from espalier.hf.nf4.folder import write_quantised
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import export_sliced
-from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.rotated_checkpoint import SlicedModel
 from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense

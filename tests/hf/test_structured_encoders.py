@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from espalier.hf.export.encoder import check_against, export_encoder
 from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import HEAD_KEY, adapter_plan

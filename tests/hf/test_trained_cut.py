@@ -7,7 +7,7 @@ import torch
 from structured_models import save, uneven
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import Structure, structured_plan

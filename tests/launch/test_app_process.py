@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.launch.app_process import run_in_app
+from espalier.launch.app import run_in_app
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -
         " end', file=pipe)\n"
     )
     program = f"run_in_app(Path({str(app)!r}), 'lasting', 0)"
-    imports = "from pathlib import Path; from espalier.launch.app_process import run_in_app; "
+    imports = "from pathlib import Path; from espalier.launch.app import run_in_app; "
     command = subprocess.Popen([sys.executable, "-c", imports + program], cwd=ROOT)
     with open(fifo) as pipe:
         assert pipe.readline() == "at work\n"

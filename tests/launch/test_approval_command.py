@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from client_app.policy.egress_log import egress_log
-from client_app.policy.log_check import main as check_log
+from client_app.policy.egress_log import main as check_log
 from espalier.cli.command import main
 from espalier.storage.chain_check import chain_check
 
@@ -190,7 +190,7 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
             nothing | {"ids": ["ab"], "refuse": ["cd"], "reason": "too much", "show": ["ef"]},
         ),
         ("client_app.policy.approval_command", nothing | {"all": True}),
-        ("client_app.policy.log_check", {"where": "state", "heads": ["ab", "cd"]}),
+        ("client_app.policy.egress_log", {"where": "state", "heads": ["ab", "cd"]}),
     ]
     with pytest.raises(SystemExit):
         main(["check-log", "state", "--what"])

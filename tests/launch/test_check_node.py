@@ -16,7 +16,7 @@ from client_app.node.check_node import main as check
 from espalier.cli.command import main
 from espalier.errors import EspalierError
 from espalier.flower.node_config import read_node_config
-from espalier.progress.beats import Pace
+from espalier.progress import Pace
 
 APP = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import espalier
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
 from espalier.hf.opening.opened import open_model
-from espalier.launch.app_folder import default_config, find_app, read_preset
+from espalier.launch.app import default_config, find_app, read_preset
 from espalier.launch.configuration import _flatten, configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
 from espalier.methods.fedprllm import FedPrLLMSettings

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from espalier.launch import free_port as module
-from espalier.launch.free_port import free_port
+from espalier.launch import addresses as module
+from espalier.launch.addresses import free_port
 
 
 def test_ports_that_somebody_has_or_that_are_to_be_avoided_are_not_returned(

@@ -7,9 +7,8 @@ from threading import Event
 import pytest
 
 from espalier.cli.command import main
-from espalier.launch import reachability
-from espalier.launch.free_port import free_port
-from espalier.launch.reachability import await_superlink, require_address
+from espalier.launch import addresses
+from espalier.launch.addresses import await_superlink, free_port, require_address
 from espalier.launch.superlink import running_superlink
 
 APP = Path(__file__).parent.parent.parent
@@ -22,7 +21,7 @@ class Clock:
         self.now = 0.0
         self.slept = Event()
         self.later: list[tuple[float, socket.socket]] = []
-        monkeypatch.setattr(reachability, "time", self)
+        monkeypatch.setattr(addresses, "time", self)
 
     def monotonic(self) -> float:
         return self.now

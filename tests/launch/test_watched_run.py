@@ -15,7 +15,7 @@ import pytest
 
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO
-from espalier.launch.free_port import free_port
+from espalier.launch.addresses import free_port
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
 from espalier.launch.watched_run import WatchedRun
 

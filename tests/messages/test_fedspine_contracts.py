@@ -10,7 +10,7 @@ from run_names import BY_HAND
 
 from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
-from espalier.messages.blobs.group_bits import pack_bits
+from espalier.messages.blobs.cuts import pack_bits
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody

@@ -9,11 +9,11 @@ import torch
 
 from espalier.errors import EspalierError
 from espalier.hf.structured.selection import lowest
-from espalier.messages.blobs.group_bits import CUT, bit_specs, pack_bits, read_bits, require_step
+from espalier.messages.blobs.cuts import CUT, bit_specs, pack_bits, read_bits, require_step
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.groups import Cut, Groups, to_remove
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.settings.structured import CutSettings
+from espalier.settings.pruning import CutSettings
 
 SHAPES = {
     "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.identity.printable import printable, without_control
+from espalier.identity.names import printable, without_control
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_of_a_megabyte_a_few_characters_are_looked_at(monkeypatch: pytest.Monkey
         looked.append(len(text))
         return text
 
-    monkeypatch.setattr("espalier.identity.printable.without_control", count)
+    monkeypatch.setattr("espalier.identity.names.without_control", count)
     assert len(printable("\n x" * 1_000_000)) < 700
     assert sum(looked) < 5000
 

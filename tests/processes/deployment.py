@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from espalier.flower import programs
 from espalier.flower.version import sites_share_port
-from espalier.launch.free_port import free_port
+from espalier.launch.addresses import free_port
 
 BIN = Path(sys.executable).parent
 PORT_POLLS = 1200

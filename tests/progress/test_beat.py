@@ -2,7 +2,7 @@
 
 from threading import Thread
 
-from espalier.progress.beats import Pace, Share, beat, beats, beats_of, heard_by, with_progress
+from espalier.progress import Pace, Share, beat, beats, beats_of, heard_by, with_progress
 
 
 def test_where_nobody_listens_nothing_happens() -> None:

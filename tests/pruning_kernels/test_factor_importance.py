@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning_kernels.lora.factor_importance import Terms, comparable, spectral_term, taylor_term
 from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.importance import Terms, comparable, spectral_term, taylor_term
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

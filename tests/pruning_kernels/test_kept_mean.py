@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pruning_kernels.votes import kept_mean
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.kept_sum_on_device import DeviceSums
+from pruning_kernels.votes.kept_mean import DeviceSums, KeptMean
 
 pytestmark = pytest.mark.usefixtures("place_of_sums")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning_kernels.lora.factors import Factors
-from pruning_kernels.lora.lora_importance import (
+from pruning_kernels.lora.importance import (
     Gradients,
     Score,
     combined,

@@ -5,7 +5,7 @@ import torch
 from largest_tensor import LargestTensor
 
 from pruning_kernels.lora.factors import Factors
-from pruning_kernels.lora.lora_importance import Gradients, Score, group_importance
+from pruning_kernels.lora.importance import Gradients, Score, group_importance
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pruning_kernels import sparsegpt
 from pruning_kernels.selection.scores import NotFiniteError, magnitude_score
 from pruning_kernels.selection.selection import select_lowest
-from pruning_kernels.sparsegpt import sparsegpt
-from pruning_kernels.sparsegpt.sparsegpt import Factor, factorise, prune, sparsegpt_score
+from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
 
 pytestmark = pytest.mark.usefixtures("compiled_plain_or_cuda")
 

@@ -5,16 +5,16 @@ from itertools import pairwise
 import pytest
 
 from server_app.estimate.exchange import Traffic
-from server_app.estimate.flower_processes import (
+from server_app.estimate.memory import (
     DATABASE,
     IN_SUPERLINK,
     IN_SUPERNODE,
+    LIBRARIES,
     MEGA,
     superlink,
     superlink_disk,
     supernode,
 )
-from server_app.estimate.memory import LIBRARIES
 
 
 def held_by_superlink(largest: float, clients: int) -> float:

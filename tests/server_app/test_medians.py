@@ -6,9 +6,8 @@ import pytest
 
 from espalier.messages.ledger import Traffic
 from espalier.settings.run import parse
-from server_app.report.number_format import figure
 from server_app.report.summary import Summary
-from server_app.report.table import show
+from server_app.report.table import figure, show
 
 
 def shown(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.flower.grid import GRIDS
 from espalier.flower.processes import LocalSuperLink, Submitter, submitters
+from espalier.flower.shared_nodes import GRIDS
 from server_app import entry_point, own_superlink
 from server_app.own_superlink import (
     ROOMS,

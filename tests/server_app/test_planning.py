@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 import server_app.estimate.estimate as of_plan
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.machine.traced_memory import LiveBytes
+from espalier.hf.machine.machine_memory import LiveBytes
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
@@ -27,7 +27,7 @@ from server_app.estimate.estimate import Plan
 from server_app.estimate.memory import Memory, Moment
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.estimate.step_memory import FEW, step_bytes
-from server_app.estimate.time import Speeds, seconds
+from server_app.estimate.traffic import Speeds, seconds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 

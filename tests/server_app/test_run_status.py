@@ -10,7 +10,7 @@ import pytest
 
 from espalier.errors import EspalierError
 from espalier.storage.directory_lock import locked
-from server_app.run_status import RUNNING, main, run_status
+from server_app.run_directory import RUNNING, main, run_status
 
 HOLDS_IT = """
 import sys, time

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.storage.json_lines import JsonLines
+from espalier.storage.json_files import JsonLines
 
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
-from strategies.fedspine.arms import ArmSpace, Kind, Refinement, step_for
-from strategies.fedspine.bandit import Bandit, Exploration
+from strategies.fedspine.bandit import ArmSpace, Bandit, Exploration, Kind, Refinement, step_for
 
 
 def test_relative_on_paper() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
 from espalier.methods.fedspallm import FedSpaLLMSettings
-from strategies.fedspallm.layer_sampling import layers_per_client, require_places, sample_layers
+from strategies.fedspallm.strategy import layers_per_client, require_places, sample_layers
 
 
 def test_places_by_hand() -> None:

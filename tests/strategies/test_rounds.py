@@ -25,9 +25,8 @@ from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.activity import AtWork
 from espalier.storage.blobs import sha256
-from strategies.base.clock import Clock
 from strategies.base.inbox import Inbox
-from strategies.base.progress import Progress
+from strategies.base.progress import Clock, Progress
 from strategies.base.roster import Seat
 from strategies.base.rounds import Rounds
 from strategies.base.run_folder import RunFolder

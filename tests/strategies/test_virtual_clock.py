@@ -5,12 +5,7 @@ import math
 import pytest
 
 from espalier.settings.fleet import Conditions
-from strategies.fleet.virtual_clock import (
-    computing_seconds,
-    round_seconds,
-    sending_seconds,
-    waiting_seconds,
-)
+from strategies.fleet import computing_seconds, round_seconds, sending_seconds, waiting_seconds
 
 SLOW = Conditions(0, 1e9, 2e6)
 

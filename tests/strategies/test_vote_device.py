@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from espalier.errors import EspalierError
-from strategies.base.vote_device import require_counting
+from strategies.base.public_samples import require_counting
 
 
 def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.device:

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.fedspine import cuts, encoder_masks, task_study, tasks
 from benchmarks.fedspine.encoder_masks import Place, mask_gradients, mask_tuned, masked
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.models.structure import READERS

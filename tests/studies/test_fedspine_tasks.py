@@ -24,7 +24,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
 from espalier.settings.fleet import Fleet
 from espalier.training.loop import Loop
-from strategies.fleet.training_time import fleet_of
+from strategies.fleet import fleet_of
 
 ITEMS = 12
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from strategies.base.inbox import Inbox
-from strategies.weight_edits import Editing
+from strategies.cuts import Editing
 from toy_method.contract import EDITS
 
 

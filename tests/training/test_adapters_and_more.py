@@ -25,9 +25,8 @@ from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining, flat_name
 from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.loss import summed_loss
-from espalier.training.order import sequences_of_step
-from espalier.training.parameter_groups import Group
-from espalier.training.sequences import TokenSequences
+from espalier.training.optimizer import Group
+from espalier.training.sequences import TokenSequences, sequences_of_step
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]

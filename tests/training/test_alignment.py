@@ -8,7 +8,7 @@ from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.families import FAMILIES
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel

@@ -7,7 +7,7 @@ import torch
 from tiny_model import save_tiny_llama
 from torch import Tensor
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, adapter_plan

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.structured.trained_cut import cut_trained
-from espalier.messages.blobs.group_bits import pack_bits
+from espalier.hf.structured.selection import cut_trained
+from espalier.messages.blobs.cuts import pack_bits
 from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS
@@ -25,7 +25,7 @@ from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.group_importance import GroupImportance
 from espalier.training.loss import num_counted, summed_loss
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import sequences_of_step
 from tests.hf.tiny_encoders import save_encoder
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 from tests.training.test_adapter_training import Values, sequences, start_of

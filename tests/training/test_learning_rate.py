@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from espalier.settings.training import TrainingSettings
-from espalier.training.learning_rate import learning_rate
+from espalier.training.optimizer import learning_rate
 
 
 def rates(steps: range = range(12), **settings: Any) -> list[float]:

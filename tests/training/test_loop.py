@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from espalier.data.tasks.batches import Batch, collate
 from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.item import Batch, collate
 from espalier.errors import EspalierError
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.loss import summed_loss
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import sequences_of_step
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 

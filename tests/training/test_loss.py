@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from two_tensors import RATE, SEQUENCES, VOCABULARY, Rows, batch_of, loop_of, mean_loss, predicted
 
-from espalier.data.tasks.batches import Batch
+from espalier.data.tasks.item import Batch
 from espalier.training.loss import Loss, counted_predictions, num_counted, summed_loss
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

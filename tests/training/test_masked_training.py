@@ -14,7 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of
 from espalier.settings.run import parse
 from espalier.training.model_cache import forget_model, kept_model
-from espalier.training.parameter_groups import Group
+from espalier.training.optimizer import Group
 from espalier.training.sft_p.mask_generator import first_embedding
 from espalier.training.sft_p.masked_training import EMBEDDING, Gating, MaskedTraining, first_shared
 

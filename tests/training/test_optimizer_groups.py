@@ -13,7 +13,7 @@ from two_tensors import RATE, TOTAL, Rows, loop_of, mean_loss
 
 from espalier.errors import EspalierError
 from espalier.settings.training import TrainingSettings
-from espalier.training.parameter_groups import Group, grouped
+from espalier.training.optimizer import Group, grouped
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import sequences_of_step
 
 SIZES = {
     "num_sequences": st.integers(1, 40),

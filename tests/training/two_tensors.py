@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch, collate
 from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.item import Batch, collate
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
-from espalier.training.order import sequences_of_step
+from espalier.training.sequences import sequences_of_step
 
 VOCABULARY = 6
 SEED = 9

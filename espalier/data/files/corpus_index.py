@@ -33,7 +33,7 @@ from espalier.data.files.files import Located, json_record, json_records, text_r
 from espalier.data.partition import Partition, point_of
 from espalier.data.passages import digest, digests_are_held_out, passages
 from espalier.environment.bounded_json import read_json
-from espalier.environment.home_folder import at_home
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.client_state import (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from espalier.data.files.files import behind_mark, blocks, not_utf8, opened
-from espalier.data.long_passages import full_parts
+from espalier.data.passages import full_parts
 from espalier.errors import InputError
 
 

@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from espalier.data.files.file_kinds import HEAD_BYTES, kind_refused
-from espalier.data.files.json_line import TO_UTF8, json_object
-from espalier.data.files.json_values import fields_there, is_label, kind_of
-from espalier.data.files.records import Record
-from espalier.data.long_passages import BLANK, full_parts, parts
-from espalier.environment.home_folder import at_home
+from espalier.data.files.records import (
+    TO_UTF8,
+    Record,
+    fields_there,
+    is_label,
+    json_object,
+    kind_of,
+)
+from espalier.data.passages import BLANK, full_parts, parts
+from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
-from espalier.progress.beats import Share
+from espalier.progress import Share
 
 CLIENT_KEYS = "data.path or the node's data-path"
 """Settings that name a client's file."""

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from espalier.data.files.json_values import is_label, kind_of
-from espalier.data.files.records import Record
+from espalier.data.files.records import Record, is_label, kind_of
 from espalier.errors import InputError
 
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")

@@ -1,6 +1,14 @@
-"""Record with a text and a label."""
+"""Records of JSON Lines files: parser of a line, and descriptions for errors, which never quote it."""
 
+import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -9,3 +17,111 @@ class Record:
 
     text: str
     label: str = ""
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
+"""Pattern of field names that errors can show; other names might be private text."""
+MAX_NAMES = 12
+"""Maximum number of field names in an error."""
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value in JSON's terms."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int):
+        return "a number"
+    if isinstance(value, float):
+        return "a number" if math.isfinite(value) else "a number that is not finite"
+    for kind, name in ((str, "a string"), (Mapping, "an object"), (list | tuple, "a list")):
+        if isinstance(value, kind):
+            return name
+    return f"a value of the type {type(value).__name__}"
+
+
+def is_label(value: Any) -> bool:
+    """Return whether a value can label a record: a string, a finite number or a truth value.
+
+    Tables hold null or NaN for a missing label.
+    """
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def fields_there(record: Mapping[str, Any]) -> str:
+    """List the fields of a record with their kinds; fields with unusual names are only counted."""
+    shown = [name for name in record if _NAME.fullmatch(name)][:MAX_NAMES]
+    named = [f"{name} ({kind_of(record[name])})" for name in shown]
+    if others := len(record) - len(shown):
+        named.append(f"{others} more" if shown else f"{others} whose names are not shown here")
+    return f"it has the fields {', '.join(named)}" if named else "it has no fields"
+
+
+ONE_EACH = "write one JSON object per line"
+TO_UTF8 = "convert it to UTF-8, for example from Windows-1252 or Latin-1: iconv -f CP1252 -t UTF-8"
+
+
+def json_object(line: bytes, where: str) -> dict[str, Any]:
+    """Return the object of one line, which may begin with a byte order mark.
+
+    Raises
+    ------
+    InputError
+        The line is not UTF-8, not JSON or not an object; ``where`` names its file and number.
+    """
+    try:
+        text = line.decode("utf-8-sig").rstrip()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}"
+        ) from None
+    try:
+        record = read_json(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
+    except UnboundedJsonError:
+        raise InputError(
+            f"{where} cannot be read as JSON: it is nested too deeply; {ONE_EACH}"
+        ) from None
+    except ValueError:
+        raise InputError(
+            f"{where} cannot be read as JSON: a number has too many digits; write it as a string"
+        ) from None
+    if not isinstance(record, dict):
+        of_array = " (for an array: jq -c '.[]')" if isinstance(record, list) else ""
+        raise InputError(
+            f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}"
+        )
+    return record
+
+
+def _why(text: str, error: json.JSONDecodeError) -> str:
+    """Describe why a line is not JSON, by the most common mistakes or the parser's message."""
+    body = text.strip()
+    if not body.startswith(("{", "[")):
+        return "it does not begin with {; plain text and CSV rows are not JSON"
+    if error.msg.startswith("Unterminated string"):
+        return (
+            f"the string in column {error.colno} does not end on this line; write a newline as \\n"
+        )
+    if body.endswith(",") and _is_json(body[:-1]):
+        return "it ends with a comma; JSON Lines has no commas between lines"
+    if error.pos >= len(text):
+        kind, query = ("an array", ".[]") if body.startswith("[") else ("an object", ".")
+        return (
+            f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
+        )
+    if error.msg == "Extra data":
+        return f"more text follows the first value, in column {error.colno}"
+    if error.msg.startswith("Invalid control character"):
+        return f"a control character in column {error.colno} is not escaped; write a tab as \\t"
+    return f"{error.msg.partition(':')[0].removesuffix(' at')} in column {error.colno}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        read_json(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

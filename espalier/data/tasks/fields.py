@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from espalier.data.files.json_values import fields_there, kind_of
+from espalier.data.files.records import fields_there, kind_of
 from espalier.errors import EspalierError, InputError
 
 

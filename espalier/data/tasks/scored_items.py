@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.data.samples import Encode
-from espalier.data.tasks.batches import collate_texts, require_padding
 from espalier.data.tasks.encoding import Encoded, encode_pair, keep_right
-from espalier.data.tasks.item import Item
+from espalier.data.tasks.item import Item, collate_texts, require_padding
 from espalier.data.tasks.task import Task
-from espalier.progress.beats import with_progress
+from espalier.progress import with_progress
 
 TEST_KEY = "task.max-test-tokens"
 """Setting for the maximum number of tokens of a test item."""

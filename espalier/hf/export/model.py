@@ -18,12 +18,12 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import (
     FLOAT16_REMEDY,
     BlockStream,
+    logits_at,
     run_through,
     samples_per_batch,
 )
 from espalier.hf.stream.edits import Edits
-from espalier.hf.stream.logits import logits_at
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.storage.atomic import replacing, write_bytes, write_json
 
 CARD = "README.md"

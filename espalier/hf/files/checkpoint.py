@@ -1,16 +1,22 @@
 """Safetensors shards, read tensor by tensor and written as a stream.
 
 No shard is ever in memory completely.
+
+The thread fills memory that its owner allocated and does nothing else; it launches no work on a
+device. Read errors are raised when the tensor is taken.
 """
 
 import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from torch import Tensor
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
@@ -18,6 +24,7 @@ from espalier.messages.tensor_blobs import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 """Allowed dtypes of a model's tensors, by safetensors' name; ``dtypes`` has those of torch."""
@@ -75,7 +82,7 @@ class Checkpoint:
         """
         import torch
 
-        from espalier.hf.files.dtypes import TORCH_DTYPES
+        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 
         stored = self.tensors[name]
         return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], pin_memory=pinned)
@@ -105,7 +112,7 @@ class Checkpoint:
         """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
         import torch
 
-        from espalier.hf.files.dtypes import TORCH_DTYPES
+        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 
         stored = self.tensors[name]
         room = torch.empty((last - first, *stored.shape[1:]), dtype=TORCH_DTYPES[stored.dtype])
@@ -376,3 +383,43 @@ class ShardWriter:
                 f" {name}"
             )
         self._file.write(data)
+
+
+class ReadingAhead:
+    """Reader of tensors in order, into pinned memory if a CUDA device will copy them.
+
+    Parameters
+    ----------
+    checkpoint : source of the tensors
+    pinned : True if a CUDA device will copy the tensors
+    """
+
+    def __init__(self, checkpoint: Checkpoint, pinned: bool) -> None:
+        self._checkpoint = checkpoint
+        self._pinned = pinned
+        self._thread = ThreadPoolExecutor(1, "reading-ahead")
+        self._begun: dict[str, Future[Tensor]] = {}
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Start reading these tensors, and drop earlier ones that were not taken."""
+        for tensor in self._begun.values():
+            tensor.cancel()
+        wait(self._begun.values())
+        self._begun = {}
+        for name in names:
+            # Pinned memory is allocated here, because the thread must not use the device.
+            room = self._checkpoint.room(name, self._pinned)
+            self._begun[name] = self._thread.submit(self._checkpoint.read_into, name, room)
+
+    def take(self, name: str) -> Tensor:
+        """Return one tensor when it is read; a tensor that was not requested is read now.
+
+        Raises
+        ------
+        InputError
+            The file is too short.
+        OSError
+            Reading failed.
+        """
+        begun = self._begun.pop(name, None)
+        return begun.result() if begun else self._checkpoint.read(name)

@@ -22,7 +22,7 @@ from espalier.methods.flap import FlapSettings, mean_name, squares_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from pruning_kernels.groups.fluctuation import (
     Moments,
     channel_scores,

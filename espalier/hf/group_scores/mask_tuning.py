@@ -23,7 +23,7 @@ from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner import AIMS, JOINT, LlmPrunerSettings, equation_places
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import READERS, group_size
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
 from pruning_kernels.groups.slicing import packed, second_moments, unpacked
 

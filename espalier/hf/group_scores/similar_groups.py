@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.stream.block_stream import Activations, BlockStream
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from pruning_kernels.selection.subset_sums import cheapest_groups
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.amounts import count
 from espalier.errors import InputError
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.whole.full_tensors import stored_values
@@ -22,7 +22,7 @@ from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_streamline import COSINES, layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
-from espalier.progress.beats import beats
+from espalier.progress import beats
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, fisher_na
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import COLUMNS, GROUP_KINDS, ROWS, group_size, sizes_of
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.groups.mask_tuning import (
     fisher_factor,

@@ -40,7 +40,7 @@ from espalier.hf.nf4.matrices import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.plan import LinearPlan
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.storage.atomic import replacing
 from espalier.storage.client_state import (
     OWNER_ONLY_FILE,

@@ -30,7 +30,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
 from espalier.models.plan import LinearPlan
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from espalier.storage.atomic import replacing, write_json
 
 WEIGHTS = "model.safetensors"

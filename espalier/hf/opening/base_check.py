@@ -3,6 +3,9 @@
 All tensors are read once, together with the hash by which clients are compared. A few tokens then
 go through the model twice: with plain transformers, and block by block. A client whose model has
 the same hash as the server's skips these checks.
+
+A model with learned positions raises an index error beyond its last position. A model with rotary
+positions silently computes something that it was not trained for.
 """
 
 import math
@@ -22,7 +25,9 @@ from espalier.hf.opening.disk_model import load_plain
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream, not_finite
 from espalier.hf.whole.model import load_whole
-from espalier.progress.beats import beats
+from espalier.progress import beats
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
 
 TOKENS = 64
 """Maximum number of tokens of each sequence that is compared."""
@@ -225,3 +230,53 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
             f" transformers by {difference:.3g} of the largest, or are not finite; load it with"
             " transformers, and write it again with save_pretrained"
         )
+
+
+def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
+    """Refuse a run whose sequences or tokenizer exceed the limits of the model.
+
+    Raises
+    ------
+    InputError
+        One line for each setting that is too large, and one line if the tokenizer has too many
+        tokens.
+    """
+    lines = []
+    if (positions := model.num_positions) is not None:
+        lines = [
+            f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
+            f" config.json); set it to {positions} or less"
+            for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
+            if tokens > positions
+        ]
+    tokens = model.num_tokens
+    embeddings = model.num_embeddings
+    if embeddings is not None and tokens > embeddings:
+        lines.append(
+            f"{model.directory}: its tokenizer has token ids up to {tokens - 1}, but the model"
+            f" has {embeddings} embeddings (vocab_size in its config.json); replace the"
+            " tokenizer by the one with which the model was trained"
+        )
+    if lines:
+        raise InputError("\n".join(lines))
+
+
+def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
+    """Return the sequence lengths that a run sets, in tokens, by the name of the setting.
+
+    Settings that the run does not use are left out. Encoders do not evaluate on text.
+    """
+    data = settings.data
+    evaluation = settings.evaluation
+    task = settings.task
+    on_items = settings.tunes and task.name != TEXT
+    lengths = {}
+    if not encoder:
+        lengths["evaluation.sequence-length"] = evaluation.sequence_length
+        if not on_items:
+            lengths["data.sequence-length"] = data.sequence_length
+    if on_items:
+        lengths["task.max-tokens"] = task.max_tokens
+        if task.max_test_tokens:
+            lengths["task.max-test-tokens"] = task.max_test_tokens
+    return lengths

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.opening.opened import OpenedModel, forget_named_code, names_code
 from espalier.hf.stream.edits import Edits

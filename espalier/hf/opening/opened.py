@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.environment.home_folder import at_home
-from espalier.environment.hub_names import require_model
+from espalier.environment.imports import importing
+from espalier.environment.paths import at_home, require_model
 from espalier.errors import InputError
 from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
 from espalier.hf.files.checkpoint import FLOATING, Checkpoint
-from espalier.hf.files.magnitudes import magnitude, magnitude_bits
-from espalier.hf.files.tensor_faults import TIED, missing_tensor
 from espalier.hf.files.tensor_names import (
+    TIED,
     has_other_head,
     head_and_embedding,
+    missing_tensor,
     under_embedding,
     with_base_prefix,
 )
+from espalier.hf.files.tensor_pieces import magnitude, magnitude_bits
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.layout import CONFIG_KEY, is_doubly_quantised
 from espalier.hf.opening.config_file import CONFIG, explained, first_line, read_config
@@ -42,8 +43,7 @@ from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
-from espalier.progress.beats import beats
-from espalier.progress.imports import importing
+from espalier.progress import beats
 
 if TYPE_CHECKING:
     from torch import Tensor

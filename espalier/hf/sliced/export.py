@@ -1,19 +1,26 @@
-"""Export of a sliced model: its tensors and the code that builds it.
+"""Export of a sliced model: its configuration, its tensors and the code that builds it.
 
 The code is a copy of ``modeling_sliced.py``. transformers runs it with ``trust_remote_code=True``.
 If Espalier is installed, it is enough to import that module.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from espalier.errors import InputError
 from espalier.hf.export.model import edited_tensors, made_whole, write_card
+from espalier.hf.families import SLICED, Family
 from espalier.hf.files.checkpoint import INDEX
+from espalier.hf.files.tensor_names import missing_tensor
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced import modeling_sliced
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import specs_of, write_shards
+from espalier.methods.slicegpt import dense_width
+from espalier.models.plan import ModelPlan
 from espalier.storage.atomic import write_json
 
 CODE = Path(modeling_sliced.__file__)
@@ -38,3 +45,72 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
         write_json(unfinished / "config.json", model.config)
         shutil.copyfile(CODE, unfinished / CODE.name)
         write_card(unfinished, card)
+
+
+SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that can be sliced.
+
+They have an RMS norm before attention and one before the feed-forward part, and code for their
+sliced models exists.
+"""
+
+
+def require_sliceable(model: OpenedModel) -> None:
+    """Refuse a model that cannot be sliced.
+
+    Raises
+    ------
+    InputError
+        The residual stream of this model type cannot be rotated, or the files lack the embedding,
+        the final norm or the head.
+    """
+    found = model.config["model_type"]
+    if found not in SLICEABLE:
+        raise InputError(
+            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
+            " rotated where only RMS norms read it, in models of the types"
+            f" {', '.join(SLICEABLE)} as they were trained; name one of them"
+        )
+    family = model.family
+    outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
+    for name in (f"{path}.weight" for path in outer):
+        if name not in model.checkpoint.tensors:
+            raise missing_tensor(model, name)
+
+
+def is_tied(model: OpenedModel) -> bool:
+    """Return whether the head of a model is tied to its embedding."""
+    return bool(model.configured("tie_word_embeddings"))
+
+
+def sliced_config(
+    base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
+) -> dict[str, Any]:
+    """Return the configuration of a sliced model.
+
+    Parameters
+    ----------
+    base : ``config.json`` of the dense model
+    family : family of the model
+    plan : plan of the dense model
+    width : width of the sliced residual stream
+    """
+    from espalier.hf.sliced import modeling_sliced
+
+    classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
+    cls = classes[SLICED + base["model_type"]]
+    code = "modeling_sliced"
+    return dict(base) | {
+        "model_type": cls.config_class.model_type,
+        "hidden_size": width,
+        "dense_hidden_size": dense_width(plan),
+        # transformers would derive another width from the smaller hidden size.
+        "head_dim": plan.head_dim,
+        # Embedding and head have different bases, so they cannot be tied.
+        "tie_word_embeddings": False,
+        "architectures": [cls.__name__],
+        "auto_map": {
+            "AutoConfig": f"{code}.{cls.config_class.__name__}",
+            family.auto_class: f"{code}.{cls.__name__}",
+        },
+    }

@@ -16,6 +16,7 @@ from torch import Tensor
 from espalier.hf.export.model import require_finite
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.export import is_tied, require_sliceable, sliced_config
 from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.methods.slicegpt import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
@@ -171,3 +172,26 @@ class RotatedCheckpoint(Checkpoint):
         """Yield the bytes of one tensor in pieces of at most 16 MiB."""
         raw = self.read(name).view(-1).view(torch.uint8)
         yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))
+
+
+class SlicedModel(OpenedModel):
+    """Base model with a rotated and sliced residual stream (SliceGPT section 3).
+
+    Parameters
+    ----------
+    base : the dense model
+    bases : function from the place of a basis to the basis; see ``rotated_checkpoint``
+    width : number of columns of each basis
+
+    Raises
+    ------
+    InputError
+        The residual stream of the base cannot be rotated.
+    """
+
+    def __init__(self, base: OpenedModel, bases: Bases, width: int) -> None:
+        require_sliceable(base)
+        super().__init__(base.directory)
+        self.checkpoint = RotatedCheckpoint(base, bases, width, is_tied(base))
+        self.config = sliced_config(self.config, self.family, self.plan, width)
+        self.plan = self._make_plan()

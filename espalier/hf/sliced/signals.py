@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.slicegpt import BASIS, MOMENTS
-from espalier.progress.beats import beats
+from espalier.progress import beats
 from pruning_kernels.groups.slicing import (
     kept_share,
     normalised,

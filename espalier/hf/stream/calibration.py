@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.stream.block_stream import Activations, BlockStream, apply_prune_masks, not_finite
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.input_statistics import InputSquareSums, Watch, watch_for
-from espalier.messages.blobs.pruned_matrices import PrunedMatrix
-from espalier.progress.beats import beats
+from espalier.messages.blobs.mask_tensors import PrunedMatrix
+from espalier.progress import beats
 from pruning_kernels.selection.local import InputStatistics, LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
-from pruning_kernels.sparsegpt.sparsegpt import Factor
+from pruning_kernels.sparsegpt import Factor
 
 ChoosePruneMask = Callable[[Tensor, Any], Tensor]
 """Function (weight, statistics of its input) -> prune mask; see ``pruning_kernels.selection.local``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning_kernels.selection.local import DampingMean, InputStatistics, LocalPruning
-from pruning_kernels.sparsegpt.sparsegpt import Factor, factorise
+from pruning_kernels.sparsegpt import Factor, factorise
 
 CHANNELS_AT_ONCE = 512
 

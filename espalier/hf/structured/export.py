@@ -28,7 +28,7 @@ from espalier.hf.export.model import (
     write_card,
 )
 from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
@@ -39,7 +39,7 @@ from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
 from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.models.groups import Groups
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.pruning import StructuredSettings
 from espalier.storage.atomic import replacing, write_json
 
 Form = Literal["compact", "plain", "zero-filled"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import biases_of, read_cut, scales_of
 from espalier.models.groups import Groups

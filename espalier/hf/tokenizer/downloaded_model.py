@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from espalier.environment.bounded_json import read_json
+from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, _stamps
 from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.process import ARRAYS, LENGTHS
-from espalier.progress.imports import importing
 
 MAX_HEAD = 1 << 20
 HEAD_PER_TEXT = 16

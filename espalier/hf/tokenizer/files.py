@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.environment.imports import importing
 from espalier.errors import INTERRUPTS, EspalierError, InputError
-from espalier.progress.imports import importing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.families import Family
-from espalier.hf.files.tensor_faults import missing_tensor, wrong_shape
+from espalier.hf.files.tensor_names import missing_tensor, wrong_shape
 from espalier.hf.files.tensor_pieces import converted
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.matrices import linear_of, tables
 from espalier.hf.opening.opened import OpenedModel
-from espalier.progress.beats import beats
+from espalier.progress import beats
 
 Base = Literal["float32", "bfloat16", "nf4"]
 """Format of the frozen weights."""

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import ProtocolError
-from espalier.settings.federation import WireDtype
+from espalier.settings.federation import FederationSettings, WireDtype
 from pruning_kernels.lora import nf4
 from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, encode_with_feedback
 from pruning_kernels.lora.nf4 import Nf4
@@ -153,3 +153,28 @@ def _finite(tensor: Tensor) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise NotFiniteError
     return tensor
+
+
+def read_layer(
+    blobs: Mapping[str, bytes], first: Mapping[str, Tensor], federation: FederationSettings
+) -> dict[str, Tensor]:
+    """Read the layer that the server sent: float32, by canonical name.
+
+    Parameters
+    ----------
+    blobs
+        Blob of each tensor by canonical name.
+    first
+        Layer at the beginning of the run. Rounded wire dtypes carry differences from it.
+    federation
+        Settings of the federation.
+
+    Raises
+    ------
+    ProtocolError
+        If a blob is damaged, or if a number is not finite.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in first.items():
+        found |= unpack_adapters({name: tuple(value.shape)}, blobs[name], federation.wire_dtype)
+    return sums(first, found) if federation.sends_differences else found

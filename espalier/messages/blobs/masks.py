@@ -1,17 +1,28 @@
-"""Prune masks of a block as a blob: flat, one bit per weight (``pruning_kernels.votes.bitmask``)."""
+"""Prune masks of a block as a blob, one bit per weight, alone or with the kept weights.
+
+The kept weights are a flat tensor in row-major order of the matrix, in the dtype of the model's
+files. In bfloat16 at 50% sparsity, mask and weights take 9 bits per weight of the matrix; the dense
+matrix takes 16.
+"""
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier import amounts
 from espalier.errors import ProtocolError
-from espalier.models.plan import LinearPlan
-from pruning_kernels.selection.comparison_groups import (
-    pruned_by_group,
-    pruned_in_matrix,
-    pruned_per_group,
+from espalier.messages.tensor_blobs import TensorSpec, views
+from espalier.models.plan import BlockPlan, LinearPlan
+from pruning_kernels.selection.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
+from pruning_kernels.votes.bitmask import (
+    Words,
+    count,
+    count_rows,
+    has_clean_padding,
+    num_words,
+    unpack,
 )
-from pruning_kernels.votes.bitmask import Words, count, count_rows, has_clean_padding, unpack
 
 
 def mask_name(linear: str) -> str:
@@ -61,3 +72,70 @@ def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArra
     return (
         count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
     )
+
+
+EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
+"""Exponent bits of a dtype, by its safetensors name."""
+
+
+def kept_name(linear: str) -> str:
+    """Return the tensor name of the kept weights of a matrix."""
+    return f"{linear}.kept"
+
+
+def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, TensorSpec]:
+    """Return the specs of a pruned block's blob.
+
+    Parameters
+    ----------
+    block
+        Plan of the block.
+    num_kept
+        Number of weights that each matrix keeps, by canonical name.
+    """
+    specs = {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
+    return specs | {
+        kept_name(linear.name): TensorSpec(linear.dtype, (num_kept[linear.name],))
+        for linear in block.linears
+    }
+
+
+def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
+    """Check a pruned block whose tensors match ``kept_specs`` and return its packed masks.
+
+    Raises
+    ------
+    ProtocolError
+        If a mask keeps more or fewer weights than are sent, has bits set after the last weight, or
+        a kept weight is not finite.
+    """
+    tensors = views(blob)
+    masks = {}
+    for linear in block.linears:
+        words = tensors[mask_name(linear.name)]
+        kept = tensors[kept_name(linear.name)]
+        if not has_clean_padding(words, linear.num_weights):
+            raise ProtocolError(f"{key} {linear.name}: bits are set beyond the last weight")
+        if (pruned := count(words)) != linear.num_weights - kept.size:
+            expected = linear.num_weights - kept.size
+            raise ProtocolError(
+                f"{key} {linear.name}: the mask prunes {amounts.count(pruned, 'weight')}, the"
+                f" settings ask for {expected}"
+            )
+        if not _finite(kept, linear.dtype):
+            raise ProtocolError(f"{key} {linear.name}: a kept weight is not finite")
+        masks[linear.name] = words
+    return masks
+
+
+def _finite(numbers: NDArray, dtype: str) -> bool:
+    """Return True if no number is infinite or NaN, that is, none has all exponent bits set."""
+    if dtype not in EXPONENT:
+        return True
+    # NumPy has no bfloat16, so look at the bits instead of using ``isfinite``.
+    bits = numbers.view(f"u{numbers.itemsize}")
+    exponent = bits.dtype.type(EXPONENT[dtype])
+    return not bool(((bits & exponent) == exponent).any())

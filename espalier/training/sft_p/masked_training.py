@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.data.tasks.batches import Batch
-from espalier.hf.structured.residual_gates import Gate, ResidualGates
-from espalier.hf.structured.routing import Norm, Routing
+from espalier.data.tasks.item import Batch
+from espalier.hf.structured.residual_gates import Gate, Norm, ResidualGates, Routing
 from espalier.methods.sft_p import BIAS, WEIGHT_DECAY, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import GeneratorShape
@@ -26,7 +25,7 @@ from espalier.training.adapter_training import AdapterTraining, flat_name
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import summed_loss
-from espalier.training.parameter_groups import Group
+from espalier.training.optimizer import Group
 from espalier.training.sft_p.mask_generator import first_generator, gate_logits
 from pruning_kernels.groups.gates import Estimator, gumbel_gates, log_ratio, reinmax_gates
 

@@ -22,18 +22,18 @@ from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.identity.lineage import NO_LINEAGE
+from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
-from strategies.base.clock import Clock
 from strategies.base.evaluation import ClientEvaluation, ClientFigures
 from strategies.base.federation import Federation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method
+from strategies.base.progress import Clock
 from strategies.base.roster import Roster, Seat
 from strategies.base.rounds import FollowUp, Patience, Rounds
 from strategies.base.run import Run

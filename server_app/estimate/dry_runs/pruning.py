@@ -14,17 +14,15 @@ from espalier.methods.slicegpt import places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
 from espalier.settings.run import RunSettings
-from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+from pruning_kernels.selection.selection import pruned_in_matrix
 from server_app.estimate.dry_runs.dry_run import DryRun
 from strategies.base.inbox import Inbox
-from strategies.cuts import CutResult
-from strategies.fedprllm.strategy import FedPrLLM
+from strategies.cuts import CutResult, Editing
+from strategies.fedprllm import FedPrLLM
 from strategies.fedspallm.strategy import FedSpaLLM
 from strategies.llm_pruner import LlmPruner
-from strategies.llm_streamline.replacement import StreamlinedResult
-from strategies.llm_streamline.strategy import LlmStreamline
-from strategies.slicegpt.strategy import SliceGpt
-from strategies.weight_edits import Editing
+from strategies.llm_streamline import LlmStreamline, StreamlinedResult
+from strategies.slicegpt import SliceGpt
 
 NO_BLOB = ""
 """Hash under which a store of a dry run has empty bytes."""

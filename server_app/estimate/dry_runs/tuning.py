@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from typing import Any, ClassVar
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.group_bits import pack_bits, read_bits
+from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
 from espalier.methods.fedpetuning import parts
@@ -19,7 +19,7 @@ from espalier.storage.blobs import BlobStore
 from pruning_kernels.lora.factor_ranks import kept_rank
 from server_app.estimate.dry_runs.dry_run import DryRun
 from server_app.estimate.exchange import HASH
-from server_app.estimate.sub_model import files_of
+from server_app.estimate.sizes import files_of
 from server_app.estimate.uneven_cuts import UnevenCuts
 from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult

@@ -9,7 +9,7 @@ from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.methods.llm_streamline import LlmStreamlineSettings
 from espalier.methods.slicegpt import SliceGptSettings
 from espalier.models.plan import ModelPlan
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.pruning import StructuredSettings
 from pruning_kernels.compiled import WORTH_COMPILING
 from server_app.estimate.memory import Moment, Process
 from server_app.estimate.sizes import FLOAT32, FLOAT64

@@ -13,7 +13,7 @@ from espalier.methods.fedsoda import FedSodaSettings
 from espalier.methods.fedspine import FedSpineSettings
 from espalier.methods.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan
-from espalier.settings.structured import PersonalModelSettings
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.task import TEXT
 from server_app.estimate.dry_runs.tuning import DryFedSoda, DryTuning
 from server_app.estimate.memory import Moment, all_beside
@@ -23,7 +23,7 @@ from server_app.estimate.traffic import RunTraffic
 from server_app.estimate.work.base import EXPORT_SAMPLES, OWN_SAMPLES, Work
 from server_app.estimate.work.pruning import GRADIENT_AND_MOMENTS, smaller
 from strategies.fedsoda.sub_model import SubModelResult
-from strategies.fleet.virtual_clock import FROZEN, TRAINED
+from strategies.fleet import FROZEN, TRAINED
 
 COPIES = 5
 """Number of copies of the trained tensors in memory.

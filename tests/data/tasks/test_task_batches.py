@@ -6,9 +6,8 @@ import torch
 from tiny_model import save_tokenizer
 from transformers import AutoTokenizer
 
-from espalier.data.tasks.batches import collate, collate_texts
 from espalier.data.tasks.encoding import Encoded
-from espalier.data.tasks.item import Item
+from espalier.data.tasks.item import Item, collate, collate_texts
 
 LONG = Encoded((5, 6, 7, 8), 2)
 SHORT = Encoded((9, 4), 1)

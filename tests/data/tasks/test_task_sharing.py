@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.sharing import shares_of_items, split_items
+from espalier.data.tasks.reading import shares_of_items, split_items
 from espalier.errors import EspalierError
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")

@@ -1,1 +1,0 @@
-"""FedSpine at a device: its cut, its training and the importance of its groups."""

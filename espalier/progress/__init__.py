@@ -1,1 +1,0 @@
-"""Progress of long work."""

@@ -1,0 +1,124 @@
+"""JSON files: append-only lines, and documents with a version and the SHA-256 of their content.
+
+Covers: bytes that changed on the disk, a truncated file, a value that was edited by hand.
+Does not cover: a person who writes a new checksum on purpose.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import EspalierError, InputError
+
+
+class JsonLines:
+    """Append-only file of JSON objects.
+
+    A line is written whole, by one system call, and never joined to an incomplete line before it.
+
+    Parameters
+    ----------
+    path
+        The file. Missing parent directories are created with the first entry.
+    mode
+        Permissions of a new file.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path = path
+        self._mode = mode
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Append one entry.
+
+        Raises
+        ------
+        OSError
+            If the entry could not be written whole; the error has the path. Nothing of the entry is
+            then in the file.
+        """
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._mode)
+        try:
+            size = os.fstat(handle).st_size
+            # A machine that went down may leave an incomplete last line.
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            data = (b"\n" if torn else b"") + line.encode()
+            # One system call, so that lines of several processes do not mix.
+            if os.write(handle, data) != len(data):
+                os.ftruncate(handle, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        finally:
+            os.close(handle)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return all entries; an empty list if the file does not exist."""
+        if not self.path.exists():
+            return []
+        return [read_json(line) for line in self.path.read_text().splitlines() if line]
+
+
+SEAL = "sha256"
+"""Key of the checksum."""
+
+
+class Damaged(EspalierError):
+    """Error for a document whose content no longer has its checksum."""
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """Return the bytes of a document with its checksum, with keys in sorted order."""
+    # The checksum covers the values as they will be read, for instance tuples as lists.
+    as_read = json.loads(json.dumps(document, allow_nan=False))
+    return (
+        json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"
+    ).encode()
+
+
+def read_sealed(path: Path, version: int) -> dict[str, Any]:
+    """Read a document, verify it and return it without its checksum.
+
+    Raises
+    ------
+    Damaged
+        If the file is not a JSON document, or if its content does not have its checksum.
+    InputError
+        If the file cannot be read, or if another release wrote it in another version.
+    """
+    try:
+        document = read_json(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise Damaged(f"{path}: is damaged: it is not a JSON document") from None
+    if not isinstance(document, dict) or not document:
+        raise Damaged(f"{path}: is damaged: it contains no document")
+    found = document.get("version", 1)
+    # Documents of version 1 have no checksum.
+    if SEAL not in document and isinstance(found, int) and found < version:
+        raise _other_version(path, found, version)
+    if document.pop(SEAL, None) != _digest(document):
+        raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
+    if found != version:
+        raise _other_version(path, found, version)
+    return document
+
+
+def _other_version(path: Path, found: int, version: int) -> EspalierError:
+    return InputError(
+        f"{path}: has version {found}, but this program reads version {version}; resume with the"
+        " release that wrote it"
+    )
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

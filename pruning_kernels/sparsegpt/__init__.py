@@ -1,1 +1,0 @@
-"""SparseGPT: pruning with reconstruction."""

@@ -1,0 +1,204 @@
+"""Centralized baselines: a method on the pooled data of all clients.
+
+They exist only in simulation, where all data are in one place.
+
+It needs all data in one place, so it exists only in simulation.
+
+It takes as many steps as the clients of all rounds together with their batch size, so it processes
+the same number of sequences.
+"""
+
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from espalier.amounts import count
+from espalier.data.client_text import client_samples
+from espalier.hf.group_scores.flap import flap_cuts, watched_moments
+from espalier.hf.group_scores.mask_tuning import tuned_by_one
+from espalier.hf.group_scores.streamline import (
+    first_layer,
+    likest,
+    open_streamlined,
+    stretch_cosines,
+)
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.rotated_checkpoint import SlicedModel
+from espalier.hf.sliced.signals import basis_of, mean_moments
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_by_block, prune_layers
+from espalier.hf.stream.edits import Edits, masked, replaced
+from espalier.hf.stream.input_statistics import watch_for
+from espalier.hf.structured.opened_cut import open_cut
+from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings
+from espalier.methods.flap import FlapSettings, biases
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings
+from espalier.methods.slicegpt import SliceGptSettings, dense_width, places
+from espalier.seeds import derive_seed
+from espalier.settings.node import simulated_node
+from espalier.storage.blobs import BlobStore
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial_values import initial_adapters
+from espalier.training.replacement import Replacement, Stretch
+from espalier.training.sequences import client_sequences
+from pruning_kernels.selection.local import LocalPruning
+from strategies.base.run import Run
+
+
+def pooled_samples(run: Run) -> Tensor:
+    """Return the calibration samples of all clients, (samples, tokens), int64."""
+    # A simulated node has no data besides the run's [data] table.
+    nowhere = simulated_node()
+    clients = range(run.settings.num_clients)
+    samples = torch.cat(
+        [client_samples(run.settings, nowhere, run.model.encode, client) for client in clients]
+    )
+    run.progress.begin("centralized", len(run.model.plan.blocks))
+    return samples
+
+
+def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+    """Prune with all samples as one client of FedPrLLM would; remaining weights do not change.
+
+    Returns
+    -------
+    Edits
+        Edits that turn the dense model into the pruned one. The masks are in ``store``, one blob
+        per block.
+    """
+    samples = pooled_samples(run)
+    job = run.settings.of(FedPrLLMSettings)
+    pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+    hashes = []
+    for index, masks in prune_by_block(stream, samples, pooled.prune_mask, watch_for(pooled)):
+        hashes.append(store.put(pack_masks(masks)))
+        run.progress.step(
+            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
+        )
+    return masked(
+        lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
+    )
+
+
+def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+    """Prune with all samples as one client of FedSpaLLM would.
+
+    The client samples every layer and prunes directly to the final sparsity.
+    """
+    samples = pooled_samples(run)
+    job = run.settings.of(FedSpaLLMSettings)
+    plan = run.model.plan
+    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
+    hashes = []
+    for layer in prune_layers(stream, samples, pooled, range(len(plan.blocks))):
+        hashes.append(store.put(pack_kept(layer.matrices)))
+        run.progress.step(
+            "centralized",
+            f"block {layer.index}, {count(len(samples), 'sample')}",
+            block=layer.index,
+        )
+    return replaced(
+        lambda i: {
+            name: m.weight()
+            for name, m in unpack_kept(plan.blocks[i], store.get(hashes[i])).items()
+        }
+    )
+
+
+def flap_of_all(run: Run) -> OpenedModel:
+    """Return the model by FLAP on the pooled samples of all clients."""
+    stream = BlockStream(run.model, run.computing)
+    moments = []
+    samples = pooled_samples(run)
+    for index, found in enumerate(watched_moments(stream, samples)):
+        moments.append(found)
+        run.progress.step(
+            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
+        )
+    cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
+    return open_cut(run.model, cuts.__getitem__, biases(run.settings))
+
+
+def llm_pruner_of_all(run: Run) -> OpenedModel:
+    """Return the model by LLM-Pruner on the pooled samples of all clients."""
+    job = run.settings.of(LlmPrunerSettings)
+    samples = pooled_samples(run)
+    blobs = tuned_by_one(run.model, run.computing, samples, job, run.settings.data.num_samples)
+    run.progress.step(
+        "centralized", f"{count(len(blobs), 'block')}, {count(len(samples), 'sample')}"
+    )
+    return open_cut(run.model, blobs.__getitem__, ())
+
+
+def llm_streamline_of_all(run: Run) -> OpenedModel:
+    """Return the model by LLM-Streamline on the pooled samples of all clients.
+
+    It takes as many training steps as all clients together.
+    """
+    job = run.settings.of(LlmStreamlineSettings)
+    samples = pooled_samples(run)
+    stream = BlockStream(run.model, run.computing)
+    span = job.span(len(run.model.plan.blocks))
+    start = likest(stretch_cosines(stream, samples, span, after_norm=job.compares_after_norm))
+    run.progress.step("centralized", f"{count(len(samples), 'sample')} compared", block=start)
+    if job.replacement == "none":
+        return open_streamlined(run.model, start, span, None)
+    steps = run.settings.num_clients * run.settings.federation.rounds * job.steps
+    seed = derive_seed(run.settings.seed, "training/centralized")
+    training = Replacement(Stretch.walked(stream, samples, start, span), job.training, seed, steps)
+    layer, _ = training.run(first_layer(run.model, start), 0, steps)
+    return open_streamlined(run.model, start, span, layer)
+
+
+def slicegpt_of_all(run: Run) -> OpenedModel:
+    """Return the model by SliceGPT on the pooled samples of all clients."""
+    width = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan))
+    samples = pooled_samples(run)
+    found = []
+    moments = mean_moments(BlockStream(run.model, run.computing), samples)
+    for name, own in zip(places(run.model.plan), moments, strict=True):
+        found.append(basis_of(own, width)[0])
+        if name.endswith("-mlp"):
+            run.progress.step(
+                "centralized", f"{name.removesuffix('-mlp')}, {count(len(samples), 'sample')}"
+            )
+    return SlicedModel(run.model, found.__getitem__, width)
+
+
+def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
+    """Train the run's adapters on all clients' sequences.
+
+    Returns
+    -------
+    dict
+        The trained tensors by blob key and canonical name.
+    """
+    # A simulated node has no data besides the run's [data] table.
+    settings = run.settings
+    nowhere = simulated_node()
+    clients = range(settings.num_clients)
+    adapters = trained(run.model.plan, settings)
+    training = AdapterTraining(
+        model=run.model,
+        computing=run.computing,
+        settings=settings,
+        adapters=adapters,
+        sequences=reduce(
+            lambda first, other: first.joined(other),
+            (client_sequences(settings, nowhere, run.model, client) for client in clients),
+        ),
+        seed=derive_seed(settings.seed, "training/centralized"),
+        parties=settings.federation.clients_of_round(settings.num_clients),
+    )
+    run.progress.begin("centralized", 1)
+    tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
+    run.progress.step(
+        "centralized",
+        f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}",
+    )
+    return tensors

@@ -1,1 +1,0 @@
-"""Centralized baselines of the papers, on the pooled data of all clients."""

@@ -1,1 +1,0 @@
-"""FedPrLLM: clients vote on the weights to prune."""

@@ -1,0 +1,300 @@
+"""Virtual time of a simulated fleet of devices.
+
+A simulation runs on one machine, so its measured seconds do not describe a heterogeneous fleet
+(FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
+and from the speed of each device (``espalier.settings.fleet``). No clock is read. The paper
+measures on development kits, where memory, caches and drivers take time too; this model counts
+multiplications and additions only.
+
+The time follows from the numbers of operations and bytes, so it is the same in every run. Bytes are
+those of the contracts: adapters and cut bits, both ways, without headers and other fields.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from espalier.amounts import duration
+from espalier.environment.paths import at_home
+from espalier.errors import EspalierError, InputError
+from espalier.messages.blobs.cuts import bit_specs
+from espalier.methods.fedpetuning import blob_specs, parts
+from espalier.models.adapters import AdapterPlan
+from espalier.models.groups import Groups
+from espalier.settings.fleet import Conditions, Fleet, read_fleet
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
+from strategies.base.run import Run
+
+FROZEN = 4
+TRAINED = 6
+"""Operations per parameter and token of a training step.
+
+A frozen parameter takes 2 in the forward pass and 2 in the backward pass to the inputs. A trained
+parameter takes 2 more for its gradient.
+"""
+
+
+def computing_seconds(
+    steps: int, tokens: int, kept: int, trained: int, conditions: Conditions
+) -> float:
+    """Return the seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
+
+    Parameters
+    ----------
+    steps : number of steps in the round
+    tokens : number of tokens in a step
+    kept : number of frozen parameters that the device has after pruning; removed ones cost nothing
+    trained : number of trained parameters: LoRA adapters and others, such as a classification head
+    conditions : speed of the device in this round
+
+    Raises
+    ------
+    ValueError
+        A number is negative.
+    """
+    if min(steps, tokens, kept, trained) < 0:
+        raise ValueError(
+            f"steps, tokens and parameters are at least 0, got {steps}, {tokens}, {kept} and"
+            f" {trained}"
+        )
+    return steps * tokens * (FROZEN * kept + TRAINED * trained) / conditions.operations_per_second
+
+
+def sending_seconds(num_bytes: int, conditions: Conditions) -> float:
+    """Return the seconds to send ``num_bytes``, download plus upload: ``8 bytes / bandwidth``.
+
+    Raises
+    ------
+    ValueError
+        ``num_bytes`` is negative.
+    """
+    if num_bytes < 0:
+        raise ValueError(f"bytes are at least 0, got {num_bytes}")
+    return 8 * num_bytes / conditions.bits_per_second
+
+
+def round_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
+    """Return the duration of a round in seconds: that of its slowest device, 0 without devices."""
+    return max(_times(seconds), default=0.0)
+
+
+def waiting_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
+    """Return the mean time that devices wait for the slowest one (equation 1), 0 without devices.
+
+    Raises
+    ------
+    ValueError
+        A time is negative or not finite.
+    """
+    times = _times(seconds)
+    slowest = max(times, default=0.0)
+    return math.fsum(slowest - time for time in times) / len(times) if times else 0.0
+
+
+def _times(seconds: Mapping[int, float] | Sequence[float]) -> list[float]:
+    times = list(seconds.values() if isinstance(seconds, Mapping) else seconds)
+    if bad := [time for time in times if not (math.isfinite(time) and time >= 0)]:
+        raise ValueError(f"times of a round are finite and at least 0, {bad[0]} is not")
+    return times
+
+
+FLEETS = Path(__file__).parents[2] / "conf" / "devices"
+"""Folder of the named fleets."""
+
+
+def fleet_of(name: str) -> Fleet | None:
+    """Return the fleet of the setting ``fleet``; None if times are measured.
+
+    ``name`` is a fleet of ``conf/devices`` or the path of a file.
+
+    Raises
+    ------
+    InputError
+        The fleet does not exist or is not valid.
+    """
+    if not name:
+        return None
+    named = {path.stem: path for path in FLEETS.glob("*.toml")}
+    return read_fleet(named.get(name) or at_home(name))
+
+
+def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
+    """Return the fleet that a run simulates; None if its method has no virtual clock or it is off.
+
+    Raises
+    ------
+    InputError
+        The fleet does not exist, is not valid, or has too few devices.
+    """
+    name = settings.federation.fleet_name(settings.job, simulation=simulation)
+    try:
+        fleet = fleet_of(name)
+        if fleet is not None:
+            fleet.require(settings.num_clients)
+    except EspalierError as error:
+        given = settings.federation.fleet
+        meant = "" if given == name else f" (in a simulation {name})"
+        reason = str(error).removeprefix("fleet: ")
+        raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
+    return fleet
+
+
+def require_fleet(settings: RunSettings) -> None:
+    """Refuse a named fleet that does not exist or has too few devices.
+
+    The value ``auto`` is checked later, because it depends on whether the run is a simulation.
+    """
+    fleet_of_run(settings, simulation=False)
+
+
+def fingerprint_of(fleet: Fleet | None) -> str:
+    """Return the SHA-256 of a fleet, empty without one; a resumed run must have the same."""
+    return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
+
+
+def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
+    """Return the bytes of adapters that a device receives and sends; round 1 has no download."""
+    up = sum(
+        spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values()
+    )
+    return up if server_round == 1 else 2 * up
+
+
+def bytes_of_bits(
+    adapters: AdapterPlan, groups: Groups, settings: RunSettings, server_round: int, *, asked: bool
+) -> int:
+    """Return the bytes of cut bits that a device receives and sends in a round; 0 in round 1.
+
+    They travel with each part of the adapters and each request for a part; the order itself is the
+    first request. A device that is asked to cut receives and sends them once more.
+    """
+    bits = sum(spec.num_bytes for spec in bit_specs(groups).values())
+    return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
+
+
+def virtual_seconds(
+    fleet: Fleet,
+    settings: RunSettings,
+    client: int,
+    server_round: int,
+    kept: int,
+    adapters: AdapterPlan,
+    num_bytes: int,
+) -> float:
+    """Return the seconds of a device's round: its steps over full sequences, plus its bytes.
+
+    ``kept`` is the number of parameters of the frozen model that the device still has.
+    """
+    training = settings.training
+    sequence = (
+        settings.data.sequence_length if settings.task.name == TEXT else settings.task.max_tokens
+    )
+    tokens = training.batch_size * training.accumulation * sequence
+    conditions = fleet.drawn(settings.seed, client, server_round)
+    computing = computing_seconds(training.steps, tokens, kept, adapters.num_parameters, conditions)
+    return computing + sending_seconds(num_bytes, conditions)
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Time and bytes of a round at one device."""
+
+    seconds: float
+    num_bytes: int
+    """Bytes of adapters and cut bits on the wire, both ways, without headers and other fields."""
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Time of a round."""
+
+    DEVICE: ClassVar[type[DeviceTime]] = DeviceTime
+
+    round: int
+    seconds: float
+    """Seconds until the slowest device had finished."""
+    waiting_seconds: float
+    """Mean waiting time Gamma in seconds (FedSpine's equation 1)."""
+    devices: Mapping[int, Any]
+    """Values of each device, by client, ascending."""
+
+    @classmethod
+    def of(cls, server_round: int, devices: Mapping[int, DeviceTime]) -> Self:
+        """Return the entry of a round with these devices."""
+        seconds = [own.seconds for own in devices.values()]
+        return cls(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
+
+    def in_words(self) -> str:
+        """Return the duration and the waiting time as text, for a progress line."""
+        return (
+            f"{duration(self.seconds, tenths=True)} of a round,"
+            f" {duration(self.waiting_seconds, tenths=True)} of waiting"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self) | {
+            "devices": {str(client): asdict(own) for client, own in self.devices.items()}
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Read the values that ``to_json`` returned.
+
+        Raises
+        ------
+        InputError
+            They are damaged.
+        """
+        try:
+            devices = {
+                int(client): cls.DEVICE(**own) for client, own in document["devices"].items()
+            }
+            return cls(document["round"], document["seconds"], document["waiting_seconds"], devices)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise InputError(
+                "a round's note in the checkpoint is damaged; resume from another run directory"
+            ) from None
+
+
+class FleetClock:
+    """Virtual clock of the devices that a run simulates, and its entries in the ledger."""
+
+    def __init__(self, run: Run) -> None:
+        self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
+        """Simulated devices; None if the run has no virtual clock."""
+        self.fingerprint = fingerprint_of(self.fleet)
+        self._run = run
+        self._recorded = 0
+        """Last round whose times this process wrote to the ledger."""
+
+    def require_same(self, fingerprint: str) -> None:
+        """Raise InputError if a resumed run began with another fleet."""
+        if fingerprint != self.fingerprint:
+            raise InputError(
+                "federation.fleet: is not the fleet that the run began with; restore its file,"
+                " or start a new run (resume-from = '')"
+            )
+
+    def record(self, rounds: Sequence[RoundTime]) -> None:
+        """Write the virtual times of rounds to the ledger, unless they are there already.
+
+        It is called after the checkpoint of these rounds, so that a round that is repeated after a
+        resumption has no times of its first attempt.
+        """
+        for note in rounds if self.fleet is not None else ():
+            if note.round > self._recorded:
+                for client, own in note.devices.items():
+                    self._run.folder.ledger.record_round(
+                        self._run.lineage, note.round, client, own.seconds
+                    )
+                self._recorded = note.round
+
+
+def seconds_of_all(rounds: Sequence[RoundTime]) -> float:
+    """Return the total seconds of the rounds, each as long as its slowest device."""
+    return sum(note.seconds for note in rounds)

@@ -1,1 +1,0 @@
-"""Virtual time of a simulated fleet of devices."""

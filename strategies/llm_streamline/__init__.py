@@ -1,1 +1,0 @@
-"""LLM-Streamline: a stretch of blocks is replaced by one trained layer."""

@@ -1,0 +1,225 @@
+"""Federated SliceGPT (Ashkboos et al. 2024).
+
+Paper: "SliceGPT: Compress Large Language Models by Deleting Rows and Columns".
+Every client sends the second moments of its signals at every norm of the dense model (section 3.3).
+The server averages them over all calibration samples. Up to float32 rounding, it finds the same
+principal components as one party with all samples. It rotates the residual stream onto them, with
+one basis per norm, and deletes the minor ones (section 3.4). Alternatively the signals are those of
+a public text, and clients send nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.errors import EspalierError, InputError
+from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.sliced.export import require_sliceable
+from espalier.hf.sliced.rotated_checkpoint import SlicedModel
+from espalier.hf.sliced.signals import basis_of, mean_moments, pack_basis, read_basis
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.message import NoFields, validate
+from espalier.messages.parts import parts_of
+from espalier.methods.slicegpt import (
+    MOMENTS,
+    MomentsReport,
+    SliceGptSettings,
+    basis_specs,
+    dense_width,
+    places,
+)
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from pruning_kernels.groups.slicing import unpacked
+from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, limited_moments
+from strategies.averaging.client_weights import count_claims
+from strategies.averaging.updates import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import Method, ProgressWords
+from strategies.base.public_samples import public_samples, require_public_text
+from strategies.base.roster import Seat
+from strategies.base.run import Run
+
+STATE = ("bases", "kept")
+"""Attributes that a checkpoint stores."""
+
+
+class SlicedResult:
+    """Sliced model, available when its bases are computed.
+
+    Parameters
+    ----------
+    model : base model
+    store : store for the bases, in a run that of the checkpoint
+    width : width of the residual stream after slicing
+    """
+
+    def __init__(self, model: OpenedModel, store: BlobStore, width: int) -> None:
+        self.base = model
+        self.store = store
+        self.width = width
+        self.bases: list[str] = []
+        """Hash of each place's blob."""
+        self.kept: list[float] = []
+        """Fraction of the signals' squared norm that each basis retains."""
+
+    def state(self) -> dict[str, Any]:
+        """Return hashes and fractions."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        return self.bases
+
+    def take(self, moments: Tensor) -> float:
+        """Compute and store the basis of the next place; return the fraction that it retains."""
+        basis, kept = basis_of(moments, self.width)
+        self.bases.append(self.store.put(pack_basis(basis)))
+        self.kept.append(kept)
+        return kept
+
+    def blob(self, place: int) -> bytes:
+        """Return the basis of a place as it is sent."""
+        return self.store.get(self.bases[place])
+
+    @property
+    def model(self) -> SlicedModel:
+        """Sliced model, whose tensors are computed when they are read."""
+        return SlicedModel(self.base, lambda place: read_basis(self.blob(place)), self.width)
+
+    def report(self) -> dict[str, Any]:
+        """Return size, remaining fraction and width of the model, and the retained fractions."""
+        parameters = self.model.plan.num_parameters
+        return {
+            "parameters": parameters,
+            "share_of_the_base": parameters / self.base.plan.num_parameters,
+            "width": self.width,
+            "width_of_the_base": dense_width(self.base.plan),
+            "kept_of_signals": self.kept,
+        }
+
+
+class SliceGpt(Method):
+    """Strategy of SliceGPT: pooled second moments of clients, or those of a public text.
+
+    The parameters are those of ``Method``.
+    """
+
+    result: SlicedResult
+    WORDS = ProgressWords("moments", "moments", "moments")
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.job = run.settings.of(SliceGptSettings)
+        self.plan = run.model.plan
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+        self.result = SlicedResult(
+            run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
+        )
+        self._samples: dict[int, int] = {}
+        """Number of samples that each client reported."""
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse a model that cannot be rotated, a width of 0, or an unusable public text."""
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        require_sliceable(model)
+        job = settings.of(SliceGptSettings)
+        try:
+            job.width(dense_width(model.plan))
+        except EspalierError as error:
+            raise InputError(f"{settings.method}.{error}") from None
+        if job.covariances == "public":
+            require_public_text(settings, job)
+            # An estimate may have a configuration only.
+            if model.has_tokenizer:
+                public_samples(settings, job, model)
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        whose = (
+            "all clients"
+            if self.job.covariances == "clients"
+            else f"public text ({self.job.public_text})"
+        )
+        text = (
+            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the"
+            f" residual stream stay, by {whose}"
+        )
+        self.run.progress.note("method", text)
+
+    def before_round(self, server_round: int) -> bool:
+        """Compute the bases from public text at the server, if the settings say so."""
+        if self.job.covariances == "clients":
+            return False
+        samples = public_samples(self.run.settings, self.job, self.run.model)
+        self._find(mean_moments(BlockStream(self.run.model, self.run.computing), samples))
+        return True
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record the number of samples."""
+        self._samples[seat.client] = validate(MomentsReport, report).samples
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Pool the moments place by place, in client order, and compute the bases."""
+        if self.job.covariances == "public":
+            return
+        claimed = {client: float(self._samples[client] or 1) for client in clients}
+        weights = count_claims(
+            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
+        )
+        self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
+        self.limits.tell(self.rounds, "moments")
+
+    def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
+        """Return the mean of the clients' moments at a place, (width, width), float64.
+
+        From three clients on, each client's moments are limited by the mean of the others.
+        """
+        width = dense_width(self.plan)
+        total = sum(weights.values())
+        mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
+        for client, weight in weights.items():
+            mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
+        mean = unpacked(mean / total, width)
+        excess = torch.zeros_like(mean)
+        for client, weight in weights.items() if len(weights) >= MIN_CLIENTS else ():
+            own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
+            others = (mean * total - own * weight) / (total - weight)
+            limited, largest = limited_moments(own, others, self.limits.max_ratio)
+            if limited is not own:
+                excess += (own - limited) * (weight / total)
+                self.limits.note(client, place, largest, 1.0)
+        return mean - excess
+
+    def _find(self, moments: Iterator[Tensor]) -> None:
+        """Compute a basis for each place, one at a time."""
+        names = places(self.plan)
+        self.run.progress.begin("slicing", len(names))
+        for name, found in zip(names, moments, strict=True):
+            kept = self.result.take(found)
+            self.run.progress.step(
+                "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
+            )
+
+    def deliver(self, server_round: int) -> None:
+        """Push the bases to the clients, for the evaluation on their own text."""
+        if not self.run.settings.evaluation.own_text:
+            return
+        numbers = {place: number for number, place in enumerate(places(self.plan))}
+        parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
+        whole = (
+            (NoFields(), {place: self.result.blob(numbers[place]) for place in part})
+            for part in parts
+        )
+        self.rounds.push_parts(server_round, whole)

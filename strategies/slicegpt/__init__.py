@@ -1,1 +1,0 @@
-"""SliceGPT: the residual stream is rotated and sliced by pooled second moments."""
