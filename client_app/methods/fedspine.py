@@ -1,7 +1,7 @@
 """FedSpine at a device: LoRA training in the cut model, and measurement of its prunable groups.
 
 The device also evaluates its own smaller model. Adapters and a few numbers are sent; the
-importances of prunable groups stay here for the next cut (``cut.py``).
+importances of prunable groups stay here for the next cut (``fedspine_cut.py``).
 
 They stay in the client state and determine the next cut.
 """

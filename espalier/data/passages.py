@@ -1,8 +1,8 @@
 """Passages: the units of text that are split into calibration and held-out parts.
 
-A passage is a run of lines without a blank line, or a part of a very long run
-(``long_passages.py``). A hash of its words decides whether it is held out. The same passage is
-therefore on the same side wherever it occurs, on every machine and in every order.
+A passage is a run of lines without a blank line, or a part of a very long run. A hash of its words
+decides whether it is held out. The same passage is therefore on the same side wherever it occurs,
+on every machine and in every order.
 
 A passage is cut at the last newline that leaves a part of at most ``LONGEST_PASSAGE`` bytes, else
 at the last blank, else between two characters. The newline or blank belongs to neither part. A part

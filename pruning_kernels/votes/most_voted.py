@@ -1,6 +1,6 @@
 """Selection of the most voted weights on the bit planes of their votes, in numba.
 
-``most_voted_columns`` has the selection by column. ``planes`` are (number of planes, words) uint64
+The selection by column is below. ``planes`` are (number of planes, words) uint64
 from ``carry_save``, with zeros after the last weight. Masks and results are flat words as in
 ``bitmask``. ``sizes`` breaks ties between equally voted weights: unsigned integers, (weights,),
 whose upper bit is ignored, so that the bits of a float count as its magnitude. If it is empty, the

@@ -1,7 +1,7 @@
 """Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
 
 There are three implementations with the same bits: plain NumPy; for large matrices the compiled
-kernels of ``carry_save``, ``most_voted`` and ``most_voted_columns``; and on a CUDA device
+kernels of ``carry_save`` and ``most_voted``; and on a CUDA device
 ``device_votes``.
 """
 

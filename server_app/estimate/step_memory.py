@@ -1,7 +1,7 @@
 """Peak memory of a training step in addition to the frozen weights, estimated without weights.
 
 The model's own code and autograd run a step of a model with few blocks on tensors without data
-(``modeling/traced_memory.py``). The difference that one block makes gives the figure for all
+(``espalier/hf/machine/machine_memory.py``). The difference that one block makes gives the figure for all
 blocks.
 
 Covers: activations that are kept for the backward pass, with gradient checkpointing too, the loss

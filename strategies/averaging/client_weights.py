@@ -4,7 +4,7 @@
 
 Covers: a client that claims a billion sequences or tokens, sends scores a million times as large as
 those of the others, or claims to compute a billion times as fast.
-Does not cover: the values that a client sends under its remaining weight (``update_limits.py``);
+Does not cover: the values that a client sends under its remaining weight (``updates.py``);
 several clients that work together; runs of one or two clients, in which no majority exists.
 """
 

@@ -3,7 +3,7 @@
 The square is divided into cells, the leaves of the paper's tree. Each round selects the cell with
 the largest upper confidence bound and draws a point in it. If the cell is larger than
 ``granularity``, it is then split at that point. Rewards of earlier rounds count less. Points and
-rewards get their meaning in ``arms.py`` and ``reward.py``.
+rewards get their meaning in ``ArmSpace`` and in ``reward.py``.
 
 Differences from the paper: line 4 of algorithm 1 lacks the argmax, and line 9 is blank; here the
 partition is kept. Cells are half-open, so that a point on a border belongs to one cell only. ``log

@@ -16,7 +16,7 @@ from espalier.errors import InputError
 class FileText(Sequence[str]):
     """Consecutive parts of a UTF-8 file; joined, they are its text without a byte order mark.
 
-    A part ends where a very long passage would be cut (see ``long_passages``) and includes the
+    A part ends where a very long passage would be cut (see ``passages``) and includes the
     newline or blank at that place, so that a tokenizer can stop there.
 
     Parameters

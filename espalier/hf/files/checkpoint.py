@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-"""Allowed dtypes of a model's tensors, by safetensors' name; ``dtypes`` has those of torch."""
+"""Allowed dtypes of a model's tensors, by safetensors' name; ``tensor_pieces`` has those of torch."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Allowed dtypes of weights."""
 CHUNK = 16 * 1024 * 1024
