@@ -14,6 +14,8 @@ from espalier.data.data_protection import (
     told_at_the_site,
 )
 from espalier.data.files.corpus_index import IndexedPassages, Source, open_corpus
+from espalier.data.files.files import CLIENT_KEYS, TextRows
+from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import read_dataset
 from espalier.data.files.records import Record
 from espalier.data.partition import Partition
@@ -62,22 +64,22 @@ def split_passages(
     """
     require_own_data(node, data)
     if node.data_path:
-        return _own_file(node.data_path, node.file_format(), _own_field(data, node), node)
+        return _own_file(node.data_path, _own_field(data, node), node)
     if data.source in BUILT_IN:
         return split(record.text for record in own_records(data.source, client, num_clients))
     if not data.path:
         raise no_data()
     if "{client}" in data.path:
-        return _own_file(data.path.replace("{client}", str(client)), data.source, data.field, node)
+        return _own_file(data.path.replace("{client}", str(client)), data.field, node)
     if data.partition == "by-file":
-        return _own_file(own_file(data.path, client, num_clients), data.source, data.field, node)
+        return _own_file(own_file(data.path, client, num_clients), data.field, node)
     deal = Partition(data.partition, num_clients, data.alpha, seed)
     if data.source == "hub":
         records = read_dataset(
             data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field
         )
         return split(record.text for record in deal.share_of(client, records))
-    source = _source(data.path, data.source, data.field, data.partition_field)
+    source = _source(data.path, data.field, data.partition_field)
     return open_corpus(source, node.state_root()).share(deal, client)
 
 
@@ -86,26 +88,23 @@ def _own_field(data: DataSettings, node: NodeSettings) -> str:
     return node.data_field or (data.field if node.simulated else "text")
 
 
-def _own_file(
-    path: str, file_format: str, field: str, node: NodeSettings
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the passages of a file that belongs to one client."""
-    return open_corpus(_source(path, file_format, field), node.state_root()).share()
+def _own_file(path: str, field: str, node: NodeSettings) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the passages of files that belong to one client."""
+    return open_corpus(_source(path, field), node.state_root()).share()
 
 
-def _source(path: str, file_format: str, field: str, label_field: str = "") -> Source:
-    """Return a file of records; a text file has one record per passage and no fields."""
-    return (
-        Source(path, "jsonl", field, label_field)
-        if file_format == "jsonl"
-        else Source(path, "text")
-    )
+def _source(path: str, field: str, label_field: str = "") -> Source:
+    """Return the records of some files; text files have one record per passage and no fields."""
+    files = tuple(open_rows(path, CLIENT_KEYS))
+    if all(isinstance(file, TextRows) for file in files):
+        return Source(files)
+    return Source(files, field, label_field)
 
 
 def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
-    """Yield the records of the site's own file, ``data-path``."""
-    source = _source(node.data_path, node.file_format(), _own_field(data, node))
-    return (located.record for located in source.located())
+    """Yield the records of the site's own files, ``data-path``."""
+    source = _source(node.data_path, _own_field(data, node))
+    return (record for _, _, record in source.records())
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:

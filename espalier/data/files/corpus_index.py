@@ -19,22 +19,25 @@ import json
 import os
 import struct
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.data.files.files import Located, json_record, json_records, text_record, text_records
+from espalier.data.files.records import Record
+from espalier.data.files.rows import Place, Row, RowFile, label_of, text_of
 from espalier.data.partition import Partition, point_of
 from espalier.data.passages import digest, digests_are_held_out, passages
 from espalier.environment.bounded_json import read_json
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.client_state import (
     OWNER_ONLY_FILE,
@@ -46,7 +49,7 @@ from espalier.storage.client_state import (
 
 LARGE_BYTES = 1 << 24
 """File size from which rows are stored on disk; rows of smaller files are computed on demand."""
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 """Version of the on-disk format of the index."""
 ROWS_AT_ONCE = 1 << 14
 """Maximum number of rows that are read at a time."""
@@ -59,17 +62,20 @@ ROW = np.dtype(
         ("point", ">u8"),
         ("start", "<u8"),
         ("length", "<u8"),
+        ("side", ">u8"),
+        ("file", "<u4"),
         ("place", "<u4"),
         ("label", "<u4"),
     ]
 )
 """Format of a row.
 
-``digest`` is the SHA-256 of the passage. ``point`` is the partition point of its record. ``start``
-and ``length`` are the record's bytes in the file. ``place`` is the passage's number within the
-record, and ``label`` the index of the record's label.
+``digest`` is the SHA-256 of the passage. ``point`` is the partition point of its record or group.
+``start`` and ``length`` are the record's place in its file (``rows.Place``), and ``file`` the file's
+number. ``side`` decides whether the passage is held out. ``place`` is the passage's number within
+the record, and ``label`` the index of the record's label.
 """
-_PACKED = struct.Struct("<32s8sQQII")
+_PACKED = struct.Struct("<32s8sQQ8sIII")
 
 Rows = NDArray[Any]
 """Array of ``ROW``."""
@@ -79,42 +85,36 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Source:
-    """File of records."""
+    """Text of the records of some files."""
 
-    path: str
-    file_format: str
-    """Format of the file, ``text`` or ``jsonl``."""
-    field: str = ""
+    files: tuple[RowFile, ...]
+    """Files, in order."""
+    field: str = "text"
+    """Field of a record that holds the text."""
     label_field: str = ""
+    """Field that labels a record for the partition; empty: records have no labels."""
+    group_field: str = ""
+    """Field whose value joins records that are never separated; empty: every record is alone."""
 
-    def located(self) -> Iterator[Located]:
-        """Yield all records with their positions in the file."""
-        if self.file_format == "jsonl":
-            return json_records(self.path, self.field, self.label_field)
-        return text_records(self.path)
+    @property
+    def columns(self) -> list[str]:
+        """Fields that are read."""
+        named = (self.field, self.label_field, self.group_field)
+        return list(dict.fromkeys(name for name in named if name))
 
-    def passages_in(self, data: bytes) -> list[str]:
-        """Return the passages of one record, given its bytes."""
-        if self.file_format == "jsonl":
-            return list(passages(json_record(data, self.field, self.label_field, self.path).text))
-        return list(passages(text_record(data).text))
+    def records(self) -> Iterator[tuple[int, Row, Record]]:
+        """Yield the number of the file, the row and the text of every record."""
+        for number, file in enumerate(self.files):
+            for row in file.rows(self.columns):
+                yield number, row, text_of(row, self.field, self.label_field)
 
-    def state(self) -> dict[str, int]:
-        """Return size, inode and times of the file, which reveal a change."""
-        found = at_home(self.path).stat()
-        return {
-            "size": found.st_size,
-            "inode": found.st_ino,
-            "written": found.st_mtime_ns,
-            "changed": found.st_ctime_ns,
-        }
+    def state(self) -> list[list[int]]:
+        """Return the properties of the files that reveal a change."""
+        return [file.state() for file in self.files]
 
     def changed(self) -> EspalierError:
-        """Return the error for a file that changed after it was first read."""
-        return InputError(
-            f"{self.path}: the file changed while it was read; start the run again when the file"
-            " is complete"
-        )
+        """Return the error for files that changed after they were first read."""
+        return self.files[0].changed()
 
 
 class CorpusIndex:
@@ -177,8 +177,7 @@ class CorpusIndex:
             found.append(first + mine)
         own = self._each_once(np.concatenate(found) if found else np.empty(0, np.int64))
         held_out = np.concatenate(
-            [digests_are_held_out(rows["digest"][:, 0]) for rows in self.chosen(own)]
-            or [np.empty(0, bool)]
+            [digests_are_held_out(rows["side"]) for rows in self.chosen(own)] or [np.empty(0, bool)]
         )
         return IndexedPassages(self, own[~held_out]), IndexedPassages(self, own[held_out])
 
@@ -237,20 +236,37 @@ class IndexedPassages(Sequence[str]):
         return passage
 
     def __iter__(self) -> Iterator[str]:
+        for number, rows in groupby(self._rows(), key=lambda row: row["file"]):
+            yield from self._of_file(self.corpus.source.files[int(number)], rows)
+
+    def _rows(self) -> Iterator[Any]:
+        for rows in self.corpus.chosen(self.numbers):
+            yield from rows
+
+    def _of_file(self, file: RowFile, rows: Iterable[Any]) -> Iterator[str]:
+        """Yield the passages of some rows of one file."""
         source = self.corpus.source
-        data = (-1, 0)
-        found = list[str]()
-        with open(at_home(source.path), "rb") as file:
-            for rows in self.corpus.chosen(self.numbers):
-                columns = (rows[name].tolist() for name in ("start", "length", "place"))
-                digests = [row.tobytes() for row in rows["digest"]]
-                for start, length, place, expected in zip(*columns, digests, strict=True):
-                    if data != (start, length):
-                        data = (start, length)
-                        found = _passages_at(source, file, start, length)
-                    if place >= len(found) or digest(found[place]) != expected:
-                        raise source.changed()
-                    yield found[place]
+        waiting = deque[list[Any]]()
+
+        def places() -> Iterator[Place]:
+            for place, of_record in groupby(
+                rows, lambda row: (int(row["start"]), int(row["length"]))
+            ):
+                waiting.append(list(of_record))
+                yield place
+
+        for record in file.at(places(), source.columns):
+            try:
+                text = text_of(Row((0, 0), file.path, record), source.field).text
+            except EspalierError:
+                # The file was replaced. The error must not describe content that nobody checked.
+                raise source.changed() from None
+            found = list(passages(text))
+            for row in waiting.popleft():
+                place = int(row["place"])
+                if place >= len(found) or digest(found[place]) != row["digest"].tobytes():
+                    raise source.changed()
+                yield found[place]
 
     @cached_property
     def sha256(self) -> str:
@@ -278,14 +294,6 @@ def _sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _passages_at(source: Source, file: BinaryIO, start: int, length: int) -> list[str]:
-    try:
-        return source.passages_in(os.pread(file.fileno(), length, start))
-    except (EspalierError, ValueError):
-        # The file was replaced. The error must not describe content that the index does not know.
-        raise source.changed() from None
-
-
 def open_corpus(source: Source, root: Path) -> CorpusIndex:
     """Return the index of a file; build it if there is none or the file has changed.
 
@@ -301,12 +309,13 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
     """
     try:
         state = source.state()
+        size = sum(file.num_bytes() for file in source.files)
     except OSError:
-        # The file cannot be opened; the read below raises the error that says why.
-        state = {"size": 0}
-    if state["size"] < LARGE_BYTES:
+        # A file cannot be opened; the read below raises the error that says why.
+        size = 0
+    if size < LARGE_BYTES:
         labels: dict[str, int] = {}
-        rows = np.frombuffer(b"".join(_packed(source.located(), labels)), dtype=ROW)
+        rows = np.frombuffer(b"".join(_packed(source, labels)), dtype=ROW)
         return CorpusIndex(source, list(labels), rows)
     with _locked(source, root) as folder:
         kept = _kept(source, folder, state)
@@ -318,24 +327,27 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
         return kept
 
 
-def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[bytes]:
+def _packed(source: Source, labels: dict[str, int]) -> Iterator[bytes]:
     """Yield the packed rows of all passages, and collect the records' labels in ``labels``."""
-    for located in records:
-        text = located.record.text
-        label = labels.setdefault(located.record.label, len(labels))
-        of_record = digest(text)
-        point = point_of(of_record).to_bytes(8, "big")
-        for place, passage in enumerate(passages(text)):
-            of_passage = of_record if passage == text else digest(passage)
-            yield _PACKED.pack(of_passage, point, located.start, located.length, place, label)
+    for file, row, record in source.records():
+        label = labels.setdefault(record.label, len(labels))
+        of_record = digest(record.text)
+        group = (
+            digest(label_of(row, source.group_field, "data.group")) if source.group_field else None
+        )
+        point = point_of(group or of_record).to_bytes(8, "big")
+        for place, passage in enumerate(passages(record.text)):
+            of_passage = of_record if passage == record.text else digest(passage)
+            side = (group or of_passage)[:8]
+            yield _PACKED.pack(of_passage, point, *row.place, side, file, place, label)
 
 
 @contextmanager
 def _locked(source: Source, root: Path) -> Iterator[Path]:
     """Hold the lock of a file's index folder, and yield the folder."""
-    path = os.path.realpath(at_home(source.path))
+    paths = [os.path.realpath(at_home(file.path)) for file in source.files]
     name = hashlib.sha256(
-        json.dumps([path, source.file_format, source.field, source.label_field]).encode()
+        json.dumps([paths, source.field, source.label_field, source.group_field]).encode()
     ).hexdigest()[:32]
     folder = private_folder(root, "corpora", name)
     with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
@@ -347,12 +359,12 @@ def _locked(source: Source, root: Path) -> Iterator[Path]:
         yield folder
 
 
-def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | None:
+def _kept(source: Source, folder: Path, state: list[list[int]]) -> CorpusIndex | None:
     """Return the stored index of a file in this state, or None if it is missing or damaged."""
     try:
         document = read_json((folder / "index.json").read_text())
         labels = document["labels"]
-        expected = {"version": INDEX_VERSION, "file": state}
+        expected = {"version": INDEX_VERSION, "files": state}
         rows = open(folder / "rows", "rb")  # noqa: SIM115, the index reads it as long as it lives
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -363,7 +375,7 @@ def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | 
     return CorpusIndex(source, labels, rows, folder)
 
 
-def _make(source: Source, folder: Path, state: dict[str, int]) -> None:
+def _make(source: Source, folder: Path, state: list[list[int]]) -> None:
     """Read a file and store its rows, then the document that names them.
 
     The order matters: after an interruption, incomplete rows have no document and are not used.
@@ -373,14 +385,14 @@ def _make(source: Source, folder: Path, state: dict[str, int]) -> None:
     labels = dict[str, int]()
     sha256 = hashlib.sha256()
     with replacing(folder / "rows", OWNER_ONLY_FILE) as file:
-        for row in _packed(source.located(), labels):
+        for row in _packed(source, labels):
             sha256.update(row)
             file.write(row)
     if source.state() != state:
         raise source.changed()
     document = {
         "version": INDEX_VERSION,
-        "file": state,
+        "files": state,
         "sha256": sha256.hexdigest(),
         "labels": list(labels),
     }

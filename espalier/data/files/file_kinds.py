@@ -3,27 +3,23 @@
 import codecs
 from collections.abc import Callable
 
-HEAD_BYTES = 512
-"""Number of bytes at the beginning of a file that are examined."""
-
 UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
 CONVERT = "is {}, not UTF-8; convert it, for example with: iconv -f {} -t UTF-8"
+RENAME = "is {} file; its name must end with {}"
 EXPORT = "is a {} file, not text; write its records as JSON Lines, one object per line"
 
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
-    (b"\x1f\x8b", UNPACK.format("gzip")),
     (b"BZh", UNPACK.format("bzip2")),
     (b"\xfd7zXZ\x00", UNPACK.format("xz")),
-    (b"\x28\xb5\x2f\xfd", UNPACK.format("zstd")),
     (b"\x04\x22\x4d\x18", UNPACK.format("lz4")),
     (b"\x1f\x9d", UNPACK.format("compress")),
     (b"PK\x03\x04", UNPACK.format("a zip archive, like .xlsx and .docx files")),
     (b"PK\x05\x06", UNPACK.format("an empty zip archive")),
     (b"7z\xbc\xaf\x27\x1c", UNPACK.format("7z")),
     (b"Rar!\x1a\x07", UNPACK.format("rar")),
-    (b"PAR1", EXPORT.format("Parquet")),
-    (b"ARROW1", EXPORT.format("Arrow")),
-    (b"\xff\xff\xff\xff", EXPORT.format("Arrow stream")),
+    (b"PAR1", RENAME.format("a Parquet", ".parquet")),
+    (b"ARROW1", RENAME.format("an Arrow", ".arrow")),
+    (b"\xff\xff\xff\xff", RENAME.format("an Arrow", ".arrow")),
     (b"ORC", EXPORT.format("ORC")),
     (b"Obj\x01", EXPORT.format("Avro")),
     (b"SQLite format 3\x00", EXPORT.format("SQLite")),
@@ -58,7 +54,7 @@ def kind_refused(head: bytes) -> str:
 
     Parameters
     ----------
-    head : the first ``HEAD_BYTES`` bytes of the file
+    head : the first bytes of the file, at most ``compression.HEAD_BYTES``
     """
     for beginning, description in _BEGINNINGS:
         if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):

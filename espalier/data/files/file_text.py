@@ -6,10 +6,13 @@ later change of the file is reported when it is read again.
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
-from espalier.data.files.files import behind_mark, blocks, not_utf8, opened
+from espalier.data.files.compression import Bytes
+from espalier.data.files.files import blocks, not_utf8, opened
+from espalier.data.files.rows import status_of
 from espalier.data.passages import full_parts
+from espalier.environment.paths import at_home
 from espalier.errors import InputError
 
 
@@ -34,7 +37,9 @@ class FileText(Sequence[str]):
         self._path = path
         self._keys = keys
         with opened(path, keys) as file:
-            self._state = _state(file)
+            if file.packed:
+                raise InputError(f"{path}: is compressed ({file.packed}); unpack it for {keys}")
+            self._state = status_of(at_home(path))
             self._places = list(self._checked(file))
 
     def __len__(self) -> int:
@@ -55,17 +60,17 @@ class FileText(Sequence[str]):
         with opened(self._path, self._keys) as file:
             for number in range(first, end):
                 start, behind = self._places[number : number + 2]
-                data = os.pread(file.fileno(), behind - start, start)
-                if _state(file) != self._state:
+                data = os.pread(file.file.fileno(), behind - start, start)
+                if status_of(at_home(self._path)) != self._state:
                     raise InputError(
                         f"{self._path}: the file changed while it was read; start the run again"
                         " when the file is complete"
                     )
                 yield data.decode()
 
-    def _checked(self, file: BinaryIO) -> Iterator[int]:
+    def _checked(self, file: Bytes) -> Iterator[int]:
         """Yield the start of each part, and finally the end of the last one."""
-        start = behind_mark(file)
+        start = file.skip_mark()
         waiting = bytearray()
         empty = True
         for block in blocks(file):
@@ -89,9 +94,3 @@ class FileText(Sequence[str]):
             return data.decode()
         except UnicodeDecodeError as error:
             raise not_utf8(self._path, start, error) from None
-
-
-def _state(file: BinaryIO) -> tuple[int, ...]:
-    """Return size, inode and times of the file, which reveal a change."""
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns

@@ -1,27 +1,20 @@
-"""Readers of text and JSON Lines files, block by block.
+"""Rows of text and JSON files, plain or compressed, read block by block.
 
 Errors name the file, the line and the field, and never quote the text.
 """
 
-import codecs
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from espalier.data.files.file_kinds import HEAD_BYTES, kind_refused
-from espalier.data.files.records import (
-    TO_UTF8,
-    Record,
-    fields_there,
-    is_label,
-    json_object,
-    kind_of,
-)
+from espalier.data.files.compression import Bytes
+from espalier.data.files.file_kinds import kind_refused
+from espalier.data.files.records import TO_UTF8, json_array, json_object, kind_of
+from espalier.data.files.rows import Place, Row, RowFile
 from espalier.data.passages import BLANK, full_parts, parts
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
@@ -33,150 +26,117 @@ CLIENT_KEYS = "data.path or the node's data-path"
 BLOCK_BYTES = 1 << 22
 """Number of bytes that are read at a time; only a longer line of JSON Lines needs more memory."""
 
+MAX_ARRAY_BYTES = 1 << 28
+"""Maximum size of a JSON array, which is read whole."""
+
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 
 
-@dataclass(frozen=True)
-class Located:
-    """Record with the bytes of the file from which ``text_record`` or ``json_record`` makes it."""
+class TextRows(RowFile):
+    """Passages of a UTF-8 file; each is a record with the field ``text``."""
 
-    start: int
-    length: int
-    record: Record
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        found = False
+        with opened(self.path, self.keys) as file:
+            for start, data in _between_blank_lines(file):
+                try:
+                    text = text_of_bytes(data)
+                except UnicodeDecodeError as error:
+                    raise not_utf8(self.path, start, error) from None
+                if text:
+                    found = True
+                    yield Row((start, len(data)), f"{self.path}: byte {start}", {"text": text})
+        if not found:
+            raise self.empty("text")
+
+    def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
+        return _at(self, places, lambda data: {"text": text_of_bytes(data)})
 
 
-def text_records(path: str) -> Iterator[Located]:
-    """Yield the passages of a UTF-8 file in file order.
+class JsonLinesRows(RowFile):
+    """Objects of a JSON Lines file; blank lines are skipped."""
 
-    Raises
-    ------
-    InputError
-        The file is missing, is not a regular file, is empty, or is not UTF-8 text.
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        found = False
+        with opened(self.path, self.keys) as file:
+            for number, (start, line) in enumerate(_lines(file), start=1):
+                if line.strip():
+                    found = True
+                    where = f"{self.path}: line {number}"
+                    yield Row((start, len(line)), where, json_object(line, where))
+        if not found:
+            raise self.empty()
+
+    def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
+        return _at(self, places, lambda data: json_object(data, self.path))
+
+
+class JsonArrayRows(RowFile):
+    """Objects of a JSON file that is one array; it is read whole."""
+
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        with opened(self.path, self.keys) as file:
+            file.skip_mark()
+            data = bytearray()
+            for block in blocks(file):
+                data += block
+                if len(data) > MAX_ARRAY_BYTES:
+                    raise InputError(
+                        f"{self.path}: a JSON array of more than {MAX_ARRAY_BYTES} bytes; write it"
+                        " as JSON Lines, which are read line by line (jq -c '.[]')"
+                    )
+        found = json_array(bytes(data), self.path)
+        if not found:
+            raise self.empty()
+        for number, record in enumerate(found):
+            where = f"{self.path}: element {number + 1} of the array"
+            if not isinstance(record, dict):
+                raise InputError(
+                    f"{where} is not a JSON object but {kind_of(record)}; write an array of objects"
+                )
+            yield Row((number, 0), where, record)
+
+
+def _at(
+    rows: RowFile, places: Iterable[Place], parse: Callable[[bytes], Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the records at ascending places of a file, each read by its bytes.
+
+    A compressed file is unpacked from its beginning.
     """
-    found = False
-    with opened(path, CLIENT_KEYS) as file:
-        for start, data in _between_blank_lines(file):
+    with opened(rows.path, rows.keys) as file:
+        if file.packed:
+            yield from RowFile.at(rows, places)
+            return
+        for start, length in places:
             try:
-                record = text_record(data)
-            except UnicodeDecodeError as error:
-                raise not_utf8(path, start, error) from None
-            if record.text:
-                found = True
-                yield Located(start, len(data), record)
-    if not found:
-        raise InputError(f"{path}: the file is empty; name a file that contains text")
+                record = parse(os.pread(file.file.fileno(), length, start))
+            except (EspalierError, ValueError):
+                # The file was replaced. The error must not describe content that nobody checked.
+                raise rows.changed() from None
+            yield record
 
 
-def text_record(data: bytes) -> Record:
-    """Return the record of a passage of a text file.
+def text_of_bytes(data: bytes) -> str:
+    """Return the text of a passage of a text file.
 
     Raises
     ------
     UnicodeDecodeError
         The bytes are not UTF-8.
     """
-    return Record(data.decode().replace("\r\n", "\n").strip("\n").rstrip())
+    return data.decode().replace("\r\n", "\n").strip("\n").rstrip()
 
 
-def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
-    """Yield a text field and a label field of every record of a JSON Lines file.
-
-    Blank lines are skipped. Labels can be strings, numbers or truth values. Without a
-    ``label_field`` every label is empty.
-
-    Raises
-    ------
-    InputError
-        The file is missing, empty or not UTF-8 text, a line is not a JSON object, the field is
-        missing or not a string, or the label is missing.
-    """
-    for where, start, line in json_lines(path):
-        yield Located(start, len(line), json_record(line, field, label_field, where))
-
-
-def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the lines of a JSON Lines file that are not blank.
-
-    Parameters
-    ----------
-    keys : settings that name the file, for errors
-
-    Yields
-    ------
-    (where, start, line) : position for errors, offset of the first byte, and bytes of the line
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not a regular file, has no records, or is not text.
-    """
-    found = False
-    with opened(path, keys) as file:
-        for number, (start, line) in enumerate(_lines(file), start=1):
-            if line.strip():
-                found = True
-                yield f"{path}: line {number}", start, line
-    if not found:
-        raise InputError(f"{path}: the file is empty; name a file that contains records")
-
-
-def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
-    """Return the record of one line.
-
-    The errors are those of ``json_records`` and begin with ``where``.
-    """
-    record = json_object(line, where)
-    remedy = "set data.field or the node's data-field"
-    if field not in record:
-        raise InputError(f"{where} has no field '{field}', {fields_there(record)}; {remedy}")
-    if not isinstance(record[field], str):
-        raise InputError(
-            f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as"
-            f" a string, or {remedy}"
-        )
-    if not _is_unicode(record[field]):
-        raise InputError(
-            f"{where}, field '{field}' contains half of a surrogate pair; write the file again"
-            " as UTF-8"
-        )
-    return Record(record[field], _label(record, label_field, where))
-
-
-def _label(record: dict[str, Any], field: str, where: str) -> str:
-    if not field:
-        return ""
-    if field not in record:
-        raise InputError(
-            f"{where} has no label in field '{field}', {fields_there(record)}; set"
-            " data.partition-field"
-        )
-    if not is_label(value := record[field]):
-        raise InputError(
-            f"{where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
-            " string, a number or a boolean: give the record such a label, or set"
-            " data.partition-field"
-        )
-    return str(value)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _between_blank_lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the passages of a file with the offset of each.
 
-     A byte order mark is left out. A very long passage is cut even before its end is read
-    . A blank line has only spaces and tabs. Lines end with a newline, which
-     may follow a carriage return.
+    A byte order mark is left out. A very long passage is cut even before its end is read. A blank
+    line has only spaces and tabs. Lines end with a newline, which may follow a carriage return.
     """
     # A newline in front lets the pattern find blank lines at the beginning of the file.
     waiting = bytearray(b"\n")
-    start = behind_mark(file) - 1
+    start = file.skip_mark() - 1
     # Blank lines that begin before this place were found already.
     seen = 0
     for block in blocks(file):
@@ -204,13 +164,7 @@ def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     )
 
 
-def behind_mark(file: BinaryIO) -> int:
-    """Skip a byte order mark at the beginning of a file; return the offset of the text."""
-    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
-    return file.seek(start)
-
-
-def blocks(file: BinaryIO) -> Iterator[bytes]:
+def blocks(file: Bytes) -> Iterator[bytes]:
     """Yield the rest of a file in blocks and report progress.
 
     Raises
@@ -218,7 +172,7 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
     InputError
         A byte is NUL, which does not occur in text.
     """
-    share = Share(f"reading {Path(file.name).name}", os.fstat(file.fileno()).st_size)
+    share = Share(f"reading {Path(file.name).name}", file.progress()[1])
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
             raise InputError(
@@ -226,11 +180,11 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
                 " text, not in UTF-8, or damaged; write it again as UTF-8 text without NUL"
                 " bytes"
             )
-        share(file.tell())
+        share(file.progress()[0])
         yield block
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _lines(file: Bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, with their line ends, and the offset of each."""
     start = 0
     waiting = b""
@@ -257,8 +211,13 @@ def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> EspalierError:
     return InputError(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
 
 
+def no_such_file(file: Path, keys: str) -> EspalierError:
+    """Return the error for a file that does not exist; ``keys`` are the settings that name it."""
+    return InputError(f"{file.absolute()}: no such file; check {keys}")
+
+
 @contextmanager
-def opened(path: str, keys: str) -> Iterator[BinaryIO]:
+def opened(path: str, keys: str) -> Iterator[Bytes]:
     """Open a file of UTF-8 text for reading.
 
     Parameters
@@ -282,12 +241,12 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
                 f"{file.absolute()}: cannot be read ({what}); check {keys}, which must name a file"
             )
         with open(file, "rb") as found:
-            if kind := kind_refused(found.read(HEAD_BYTES)):
+            unpacked = Bytes(found)
+            if kind := kind_refused(unpacked.head):
                 raise InputError(f"{file.absolute()}: the file {kind}; check {keys}")
-            found.seek(0)
-            yield found
+            yield unpacked
     except FileNotFoundError:
-        raise InputError(f"{file.absolute()}: no such file; check {keys}") from None
+        raise no_such_file(file, keys) from None
     except OSError as error:
         raise InputError(
             f"{file.absolute()}: cannot be read ({error.strerror}); check {keys}"

@@ -49,10 +49,15 @@ def is_label(value: Any) -> bool:
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def fields_there(record: Mapping[str, Any]) -> str:
-    """List the fields of a record with their kinds; fields with unusual names are only counted."""
+def fields_there(record: Mapping[str, Any], *, kinds: bool = True) -> str:
+    """List the fields of a record; fields with unusual names are only counted.
+
+    Parameters
+    ----------
+    kinds : whether to add the kinds of the values
+    """
     shown = [name for name in record if _NAME.fullmatch(name)][:MAX_NAMES]
-    named = [f"{name} ({kind_of(record[name])})" for name in shown]
+    named = [f"{name} ({kind_of(record[name])})" if kinds else name for name in shown]
     if others := len(record) - len(shown):
         named.append(f"{others} more" if shown else f"{others} whose names are not shown here")
     return f"it has the fields {', '.join(named)}" if named else "it has no fields"
@@ -94,6 +99,30 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
             f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}"
         )
     return record
+
+
+def json_array(data: bytes, path: str) -> list[Any]:
+    """Return the array that a JSON file consists of.
+
+    Raises
+    ------
+    InputError
+        The file is not UTF-8, not JSON or not an array.
+    """
+    try:
+        found = read_json(data.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; {TO_UTF8}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}: line {error.lineno}, column {error.colno} is not JSON:"
+            f" {error.msg.partition(':')[0]}; write the file again"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error}); use JSON Lines") from None
+    if not isinstance(found, list):
+        raise InputError(f"{path}: is not a JSON array but {kind_of(found)}")
+    return found
 
 
 def _why(text: str, error: json.JSONDecodeError) -> str:

@@ -1,4 +1,4 @@
-"""Items of a task from JSON Lines files and Hugging Face datasets; their partition and split.
+"""Items of a task from files and Hugging Face datasets; their partition and split.
 
 Errors name the file, the line and the field, and never quote data.
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from espalier.data.files.files import CLIENT_KEYS, json_lines
+from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
+from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TRAINING_SPLIT, load_split
-from espalier.data.files.records import json_object
 from espalier.data.partition import Partition
 from espalier.data.passages import digest, is_held_out
 from espalier.data.tasks.fields import Fields
@@ -22,7 +22,7 @@ from espalier.errors import InputError
 
 
 def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]:
-    """Yield the items of a JSON Lines file; blank lines are skipped.
+    """Yield the items of some files (``formats.open_rows``).
 
     Parameters
     ----------
@@ -31,11 +31,12 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
     Raises
     ------
     InputError
-        The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or
-        wrong, or a label is missing or out of range.
+        A file is missing, empty, damaged or not in its format, a field is missing or wrong, or a
+        label is missing or out of range.
     """
-    for where, _, line in json_lines(path, keys):
-        yield _item(task, json_object(line, where), where)
+    for file in open_rows(path, keys, other=JsonLinesRows):
+        for row in file.rows():
+            yield _item(task, row.record, row.where)
 
 
 def read_hub_items(

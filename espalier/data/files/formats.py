@@ -1,0 +1,91 @@
+"""Formats of record files, by the ending of a file's name, and the files that a path names."""
+
+from collections.abc import Callable, Sequence
+from glob import glob, has_magic
+from pathlib import Path
+
+from espalier.data.files.files import JsonArrayRows, JsonLinesRows, TextRows, opened
+from espalier.data.files.rows import RowFile
+from espalier.data.files.tables import ArrowFileRows, DelimitedRows, ParquetRows, SavedDatasetRows
+from espalier.environment.paths import at_home
+from espalier.errors import InputError
+
+PACKED = (".gz", ".zst")
+"""Endings of compressed files; the ending before it gives the format."""
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of a folder that ``datasets`` saved; one of them is there."""
+
+
+def _json(path: str, keys: str) -> RowFile:
+    """Return the rows of a JSON file: an array, or JSON Lines."""
+    with opened(path, keys) as file:
+        begins_array = file.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    return JsonArrayRows(path, keys) if begins_array else JsonLinesRows(path, keys)
+
+
+Reader = Callable[[str, str], RowFile]
+"""Function of a path and of the settings that name it."""
+
+FORMATS: dict[str, Reader] = {
+    ".jsonl": JsonLinesRows,
+    ".ndjson": JsonLinesRows,
+    ".json": _json,
+    ".csv": lambda path, keys: DelimitedRows(path, keys, ","),
+    ".tsv": lambda path, keys: DelimitedRows(path, keys, "\t"),
+    ".parquet": ParquetRows,
+    ".arrow": ArrowFileRows,
+    ".feather": ArrowFileRows,
+}
+"""Readers by the ending of a name; files with other endings are text."""
+
+
+def ending_of(path: str) -> str:
+    """Return the ending of a file's name that gives its format, without that of a compression."""
+    file = Path(path.lower())
+    return (file.with_suffix("") if file.suffix in PACKED else file).suffix
+
+
+def open_rows(
+    path: str, keys: str, split: str = "train", other: Reader = TextRows
+) -> list[RowFile]:
+    """Return the files that a path names, in order of their names.
+
+    Parameters
+    ----------
+    path : a file, a folder of files, a folder that ``datasets`` saved, or a pattern with ``*``
+    keys : settings that name the path, for errors
+    split : split of a saved dataset that has several
+    other : reader of files whose ending names no format
+
+    Raises
+    ------
+    InputError
+        There is no such file, or the files have different formats.
+    """
+    place = at_home(path)
+    if place.is_dir() and any((place / name).is_file() for name in SAVED):
+        return [SavedDatasetRows(path, keys, split)]
+    if place.is_dir():
+        found = [file for file in place.iterdir() if file.is_file()]
+    elif has_magic(str(place)) and not place.exists():
+        found = [Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file()]
+    else:
+        return [_rows_of(path, keys, other)]
+    names = sorted(str(file) for file in found if not file.name.startswith("."))
+    if not names:
+        raise InputError(f"{place.absolute()}: names no files; check {keys}")
+    _require_one_format(names, path, keys)
+    return [_rows_of(name, keys, other) for name in names]
+
+
+def _rows_of(path: str, keys: str, other: Reader) -> RowFile:
+    return FORMATS.get(ending_of(path), other)(path, keys)
+
+
+def _require_one_format(names: Sequence[str], path: str, keys: str) -> None:
+    endings = sorted({ending_of(name) if ending_of(name) in FORMATS else "text" for name in names})
+    if len(endings) > 1:
+        raise InputError(
+            f"{path}: the files have different formats ({', '.join(endings)}); name those that"
+            f" belong to the data, for example with a pattern ('*{endings[0]}') in {keys}"
+        )

@@ -1,0 +1,197 @@
+"""Rows of a file: records with their places, whatever the file's format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.data.files.records import Record, fields_there, is_label, kind_of
+from espalier.environment.paths import at_home
+from espalier.errors import EspalierError, InputError
+
+Place = tuple[int, int]
+"""Start and length of a row in its file.
+
+They are bytes if rows can be read by their bytes; otherwise the row's number, from 0, and 0.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Record of a file."""
+
+    place: Place
+    where: str
+    """File and line or row, for errors."""
+    record: Mapping[str, Any]
+
+
+class Wanted:
+    """Ascending places of rows, taken one by one."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = iter(places)
+        self.next: Place | None = next(self._places, None)
+        """Next place; None after the last one."""
+
+    def take(self) -> None:
+        """Go on to the next place."""
+        self.next = next(self._places, None)
+
+    def take_before(self, end: int) -> list[int]:
+        """Take the places of rows before row ``end``, and return the rows' numbers."""
+        numbers = []
+        while self.next is not None and self.next[0] < end:
+            numbers.append(self.next[0])
+            self.take()
+        return numbers
+
+
+STATUS = ("st_size", "st_ino", "st_mtime_ns", "st_ctime_ns")
+"""Properties of a file that reveal a change; the size is the first."""
+
+
+def status_of(file: Path) -> list[int]:
+    """Return the properties of a file that reveal a change."""
+    found = file.stat()
+    return [getattr(found, name) for name in STATUS]
+
+
+class RowFile(ABC):
+    """File of records.
+
+    Parameters
+    ----------
+    path : the file, or the folder of a saved dataset
+    keys : settings that name it, for errors
+    """
+
+    def __init__(self, path: str, keys: str) -> None:
+        self.path = path
+        self.keys = keys
+
+    @abstractmethod
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        """Yield all rows in file order, with bounded memory.
+
+        Parameters
+        ----------
+        columns : the only columns that are needed; empty: all
+
+        Raises
+        ------
+        InputError
+            The file is missing, empty, damaged or not in its format, or has no such column.
+        """
+
+    def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
+        """Yield the records at ascending places that ``rows`` gave.
+
+        ``places`` is read as far as a few hundred places ahead.
+        """
+        wanted = Wanted(places)
+        for row in self.rows(columns):
+            if wanted.next is None:
+                return
+            if row.place == wanted.next:
+                wanted.take()
+                yield row.record
+        if wanted.next is not None:
+            raise self.changed()
+
+    def state(self) -> list[int]:
+        """Return size, inode and times of the file, which reveal a change."""
+        return status_of(at_home(self.path))
+
+    def num_bytes(self) -> int:
+        """Return the size of the file, or of all files of a folder, in bytes."""
+        return sum(self.state()[:: len(STATUS)])
+
+    def changed(self) -> EspalierError:
+        """Return the error for a file that changed after it was first read."""
+        return InputError(
+            f"{self.path}: the file changed while it was read; start the run again when the file"
+            " is complete"
+        )
+
+    def empty(self, what: str = "records") -> EspalierError:
+        """Return the error for a file without records."""
+        return InputError(f"{self.path}: the file is empty; name a file that contains {what}")
+
+    def require_columns(self, columns: Sequence[str], there: Sequence[str]) -> None:
+        """Refuse a table that lacks a column.
+
+        Raises
+        ------
+        InputError
+            A column is missing; the error names the columns that exist.
+        """
+        for column in columns:
+            if column not in there:
+                record = dict.fromkeys(there, "")
+                raise InputError(
+                    f"{self.path} has no field '{column}', {fields_there(record, kinds=False)};"
+                    " set data.field or data.columns, or the node's data-field or data-columns"
+                )
+
+
+def text_of(row: Row, field: str, label_field: str = "") -> Record:
+    """Return the text field of a row, and the label in another one.
+
+    Labels can be strings, numbers or truth values. Without a ``label_field`` the label is empty.
+
+    Raises
+    ------
+    InputError
+        A field is missing, the text is not a string, or the label is none.
+    """
+    record = row.record
+    remedy = "set data.field or the node's data-field"
+    if field not in record:
+        raise InputError(f"{row.where} has no field '{field}', {fields_there(record)}; {remedy}")
+    text = record[field]
+    if not isinstance(text, str):
+        raise InputError(
+            f"{row.where}, field '{field}' is not a string but {kind_of(text)}; write it as a"
+            f" string, or {remedy}"
+        )
+    if not is_unicode(text):
+        raise InputError(
+            f"{row.where}, field '{field}' contains half of a surrogate pair; write the file again"
+            " as UTF-8"
+        )
+    return Record(text, label_of(row, label_field, "data.partition-field") if label_field else "")
+
+
+def label_of(row: Row, field: str, key: str) -> str:
+    """Return a field that labels a row, as text.
+
+    Parameters
+    ----------
+    key : setting that names the field, for errors
+
+    Raises
+    ------
+    InputError
+        The field is missing or is not a string, a finite number or a truth value.
+    """
+    if field not in row.record:
+        raise InputError(
+            f"{row.where} has no label in field '{field}', {fields_there(row.record)}; set {key}"
+        )
+    if not is_label(value := row.record[field]):
+        raise InputError(
+            f"{row.where}, field '{field}' is not a label but {kind_of(value)}; a label must be a"
+            f" string, a number or a boolean: give the record such a label, or set {key}"
+        )
+    return str(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a string can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,244 @@
+"""Rows of tables: CSV, TSV, Parquet, Arrow, and folders that ``datasets`` saved.
+
+Memory holds a few hundred rows at a time, and of a Parquet file a part of a row group.
+"""
+
+import csv
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from espalier.data.files.compression import Bytes, import_library
+from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
+from espalier.data.files.rows import Place, Row, RowFile, Wanted, status_of
+from espalier.environment.paths import at_home
+from espalier.errors import InputError
+
+ROWS_AT_ONCE = 256
+"""Number of rows that are converted to Python values at a time."""
+MAX_CELL = (1 << 31) - 1
+"""Maximum size of a cell of a CSV file in characters."""
+PARQUET_BUFFER = 1 << 20
+"""Number of bytes of a column of a Parquet file that are read at a time."""
+MAX_REASON = 200
+"""Maximum length of a library's reason in an error, in characters."""
+ARROW_FILE = b"ARROW1"
+"""First bytes of an Arrow file; a stream has none."""
+
+Batch = tuple[int, Any]
+"""Number of the first row, from 0, and a ``pyarrow.RecordBatch``."""
+
+
+class DelimitedRows(RowFile):
+    """Rows of a CSV or TSV file with a header; every value is a string."""
+
+    def __init__(self, path: str, keys: str, delimiter: str) -> None:
+        super().__init__(path, keys)
+        self._delimiter = delimiter
+
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        csv.field_size_limit(MAX_CELL)
+        with opened(self.path, self.keys) as file:
+            lines = _Lines(file)
+            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            header = self._header(reader)
+            self.require_columns(columns, header)
+            number = -1
+            for number, cells in enumerate(self._cells(reader)):
+                where = f"{self.path}: row {number + 1}"
+                if len(cells) != len(header):
+                    raise InputError(
+                        f"{where} has {len(cells)} fields, the header has {len(header)}; quote"
+                        " fields that contain the delimiter, a quote or a line end"
+                    )
+                record = dict(zip(header, cells, strict=True))
+                yield Row((number, 0), where, record)
+        if number < 0:
+            raise self.empty()
+
+    def _header(self, reader: Iterator[list[str]]) -> list[str]:
+        header = next(self._cells(reader), None)
+        if header is None:
+            raise self.empty()
+        if len(set(header)) < len(header):
+            raise InputError(
+                f"{self.path}: two columns of the header have the same name; rename one"
+            )
+        return header
+
+    def _cells(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+        """Yield the rows that are not blank."""
+        try:
+            yield from filter(None, reader)
+        except csv.Error as error:
+            line = getattr(reader, "line_num", 0)
+            raise InputError(
+                f"{self.path}: line {line} is not {'TSV' if self._delimiter == chr(9) else 'CSV'}:"
+                f" {error}"
+            ) from None
+
+
+class _Lines(Iterator[str]):
+    """Decoded lines of a file, with their ends."""
+
+    def __init__(self, file: Bytes) -> None:
+        self._path = file.name
+        self._lines = self._decoded(file)
+
+    def __next__(self) -> str:
+        return next(self._lines)
+
+    def _decoded(self, file: Bytes) -> Iterator[str]:
+        waiting = b""
+        start = file.skip_mark()
+        for block in blocks(file):
+            *whole, rest = (waiting + block).split(b"\n")
+            for line in whole:
+                yield self._text(line + b"\n", start)
+                start += len(line) + 1
+            waiting = rest
+        if waiting:
+            yield self._text(waiting, start)
+
+    def _text(self, line: bytes, start: int) -> str:
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._path, start, error) from None
+
+
+class ArrowRows(RowFile):
+    """Rows of a table that pyarrow reads in batches."""
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        """Yield the number of the first row and the rows of each batch, in file order.
+
+        Parameters
+        ----------
+        columns : the only columns to read; empty: all
+        wanted : the only rows that are needed; None: all
+        """
+
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        number = -1
+        for first, batch in self._checked(columns, None):
+            for number, record in enumerate(_records(batch), start=first):
+                yield Row((number, 0), f"{self.path}: row {number + 1}", record)
+        if number < 0:
+            raise self.empty()
+
+    def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
+        wanted = Wanted(places)
+        for first, batch in self._checked(columns, wanted):
+            if chosen := wanted.take_before(first + batch.num_rows):
+                yield from _records(batch.take([number - first for number in chosen]))
+            if wanted.next is None:
+                return
+        if wanted.next is not None:
+            raise self.changed()
+
+    def _checked(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        """Yield batches; errors of pyarrow become errors that name the file."""
+        try:
+            yield from self.batches(columns, wanted)
+        except FileNotFoundError:
+            raise no_such_file(at_home(self.path), self.keys) from None
+        except (OSError, ArithmeticError, ValueError, NotImplementedError) as error:
+            reason = (str(error).splitlines() or [""])[0][:MAX_REASON]
+            raise InputError(
+                f"{at_home(self.path).absolute()}: cannot be read ({type(error).__name__}:"
+                f" {reason}); copy or export the file again, or check {self.keys}"
+            ) from None
+
+
+class ParquetRows(ArrowRows):
+    """Rows of a Parquet file; row groups without wanted rows are skipped."""
+
+    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        parquet = import_library("pyarrow.parquet")
+        with parquet.ParquetFile(
+            at_home(self.path), pre_buffer=False, buffer_size=PARQUET_BUFFER
+        ) as file:
+            self.require_columns(columns, file.schema_arrow.names)
+            first = 0
+            for group in range(file.num_row_groups):
+                end = first + file.metadata.row_group(group).num_rows
+                if wanted is None or (wanted.next is not None and wanted.next[0] < end):
+                    for batch in file.iter_batches(
+                        ROWS_AT_ONCE, [group], columns or None, use_threads=False
+                    ):
+                        yield first, batch
+                        first += batch.num_rows
+                first = end
+
+
+class ArrowFileRows(ArrowRows):
+    """Rows of an Arrow file or stream, mapped into memory."""
+
+    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        pyarrow = import_library("pyarrow")
+        ipc = import_library("pyarrow.ipc")
+        with pyarrow.memory_map(str(at_home(self.path))) as source:
+            is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+            source.seek(0)
+            if is_file:
+                file = ipc.open_file(source)
+                found = map(file.get_batch, range(file.num_record_batches))
+            else:
+                file = ipc.open_stream(source)
+                found = iter(file)
+            self.require_columns(columns, file.schema.names)
+            yield from _sliced(batch.select(columns) if columns else batch for batch in found)
+
+
+class SavedDatasetRows(ArrowRows):
+    """Rows of a folder that ``datasets.Dataset.save_to_disk`` wrote, mapped into memory.
+
+    Parameters
+    ----------
+    split : split of a folder with several
+    """
+
+    def __init__(self, path: str, keys: str, split: str) -> None:
+        super().__init__(path, keys)
+        self._split = split
+
+    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        datasets = import_library("datasets")
+        dataset = datasets.load_from_disk(str(at_home(self.path)))
+        if isinstance(dataset, dict):
+            if self._split not in dataset:
+                raise InputError(
+                    f"{self.path}: the saved dataset has no split '{self._split}', only"
+                    f" {', '.join(dataset)}; set data.hub-split, or name the folder of a split"
+                )
+            dataset = dataset[self._split]
+        yield from dataset_batches(dataset, self, columns)
+
+    def state(self) -> list[int]:
+        """Return size, inode and times of the folder's files, which reveal a change."""
+        files = sorted(file for file in at_home(self.path).rglob("*") if file.is_file())
+        return [number for file in files for number in status_of(file)]
+
+
+def dataset_batches(dataset: Any, rows: RowFile, columns: Sequence[str]) -> Iterator[Batch]:
+    """Yield the batches of a dataset of the library ``datasets``."""
+    rows.require_columns(columns, dataset.column_names)
+    chosen = dataset.select_columns(list(columns)) if columns else dataset
+    tables = chosen.with_format("arrow").iter(ROWS_AT_ONCE)
+    yield from _sliced(batch for table in tables for batch in table.to_batches())
+
+
+def _sliced(batches: Iterable[Any]) -> Iterator[Batch]:
+    """Yield batches in slices of at most ``ROWS_AT_ONCE`` rows, with their first rows' numbers."""
+    first = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            part = batch.slice(start, ROWS_AT_ONCE)
+            yield first, part
+            first += part.num_rows
+
+
+def _records(batch: Any) -> list[dict[str, Any]]:
+    return batch.to_pylist()
