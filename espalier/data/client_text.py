@@ -13,11 +13,9 @@ from espalier.data.data_protection import (
     require_tokens,
     told_at_the_site,
 )
-from espalier.data.files.corpus_index import IndexedPassages, Source, open_corpus
-from espalier.data.files.files import CLIENT_KEYS, TextRows
-from espalier.data.files.formats import open_rows
+from espalier.data.files.corpus_index import Indexed, open_corpus
 from espalier.data.files.hub import read_dataset
-from espalier.data.files.records import Record
+from espalier.data.files.rows import text_of
 from espalier.data.partition import Partition
 from espalier.data.passages import split
 from espalier.data.samples import (
@@ -27,6 +25,7 @@ from espalier.data.samples import (
     calibration_samples,
     evaluation_samples,
 )
+from espalier.data.text_source import text_source
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
@@ -79,7 +78,7 @@ def split_passages(
             data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field
         )
         return split(record.text for record in deal.share_of(client, records))
-    source = _source(data.path, data.field, data.partition_field)
+    source = text_source(data.path, data.field, data.partition_field)
     return open_corpus(source, node.state_root()).share(deal, client)
 
 
@@ -90,21 +89,15 @@ def _own_field(data: DataSettings, node: NodeSettings) -> str:
 
 def _own_file(path: str, field: str, node: NodeSettings) -> tuple[Sequence[str], Sequence[str]]:
     """Return the passages of files that belong to one client."""
-    return open_corpus(_source(path, field), node.state_root()).share()
+    return open_corpus(text_source(path, field), node.state_root()).share()
 
 
-def _source(path: str, field: str, label_field: str = "") -> Source:
-    """Return the records of some files; text files have one record per passage and no fields."""
-    files = tuple(open_rows(path, CLIENT_KEYS))
-    if all(isinstance(file, TextRows) for file in files):
-        return Source(files)
-    return Source(files, field, label_field)
-
-
-def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
-    """Yield the records of the site's own files, ``data-path``."""
-    source = _source(node.data_path, _own_field(data, node))
-    return (record for _, _, record in source.records())
+def site_texts(data: DataSettings, node: NodeSettings) -> Iterator[str]:
+    """Yield the texts of the site's own records, ``data-path``."""
+    source = text_source(node.data_path, _own_field(data, node))
+    for file in source.files:
+        for row in file.rows(source.columns):
+            yield text_of(row, source.field).text
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:
@@ -168,7 +161,7 @@ def training_samples(
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = (
         private_folder(node.state_root())
-        if isinstance(own, IndexedPassages) and own.corpus.folder
+        if isinstance(own, Indexed) and own.corpus.folder
         else None
     )
     what = f"data: the client's text ({ONCE})"

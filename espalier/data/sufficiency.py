@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 
 from espalier.data.client_items import client_items
-from espalier.data.client_text import client_samples, site_records, training_samples
+from espalier.data.client_text import client_samples, site_texts, training_samples
 from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
 from espalier.data.passages import split
 from espalier.data.samples import Encode
@@ -88,7 +88,7 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
             client_items(settings, node, ANY_CLIENT)
     else:
         # Reading the first record reports a missing or empty file.
-        next(site_records(settings.data, node), None)
+        next(site_texts(settings.data, node), None)
 
 
 def _size(path: str) -> int:
@@ -122,7 +122,7 @@ def _begins_with_samples(
         require_tokens(
             node, wanted, "raise data.num-samples or data.sequence-length, or the site's samples"
         )
-    for texts in _beginnings((record.text for record in site_records(settings.data, node)), wanted):
+    for texts in _beginnings(site_texts(settings.data, node), wanted):
         own, _ = split(texts)
         if len(encode("\n\n".join(own))) >= wanted:
             return True

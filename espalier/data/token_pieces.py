@@ -48,7 +48,7 @@ Tokens = NDArray[np.int64]
 
 @runtime_checkable
 class Remembering(Protocol):
-    """Passages that can store computed values; see ``IndexedPassages``."""
+    """Passages that can store computed values; see ``Indexed``."""
 
     def load(self, name: str) -> Any:
         """Return the stored value, or None."""

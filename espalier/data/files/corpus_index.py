@@ -1,7 +1,7 @@
-"""Index of the passages in a client's file, so that a client reads only its own passages.
+"""Index of the passages or items in a client's files, so that a client reads only its own.
 
-A file is read once, in blocks. The index has one row per passage: hashes, the position of its
-record in the file, and the record's label. The rows are enough to compute the partition and the
+Files are read once, in blocks. The index has one row per passage or item (``Unit``): hashes, the
+position of its record in the file, and the record's label. The rows are enough to compute the partition and the
 held-out split. For a large file they are stored in ``<state-dir>/corpora`` and used by all clients
 of this machine and all later runs, until the file changes.
 
@@ -24,19 +24,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.data.files.records import Record
-from espalier.data.files.rows import Place, Row, RowFile, label_of, text_of
+from espalier.data.files.rows import Place, Row, RowFile
 from espalier.data.partition import Partition, point_of
-from espalier.data.passages import digest, digests_are_held_out, passages
+from espalier.data.passages import digests_are_held_out
 from espalier.environment.bounded_json import read_json
-from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.client_state import (
@@ -70,10 +68,10 @@ ROW = np.dtype(
 )
 """Format of a row.
 
-``digest`` is the SHA-256 of the passage. ``point`` is the partition point of its record or group.
-``start`` and ``length`` are the record's place in its file (``rows.Place``), and ``file`` the file's
-number. ``side`` decides whether the passage is held out. ``place`` is the passage's number within
-the record, and ``label`` the index of the record's label.
+``digest`` is the hash of the unit, ``point`` its partition point, and ``side`` decides whether it is
+held out (see ``Unit``). ``start`` and ``length`` are the record's place in its file
+(``rows.Place``), and ``file`` the file's number. ``place`` is the unit's number within the record,
+and ``label`` the index of its label.
 """
 _PACKED = struct.Struct("<32s8sQQ8sIII")
 
@@ -83,54 +81,66 @@ Numbers = NDArray[np.int64]
 """Row numbers."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Text of the records of some files."""
+T = TypeVar("T", covariant=True)
 
-    files: tuple[RowFile, ...]
-    """Files, in order."""
-    field: str = "text"
-    """Field of a record that holds the text."""
-    label_field: str = ""
-    """Field that labels a record for the partition; empty: records have no labels."""
-    group_field: str = ""
-    """Field whose value joins records that are never separated; empty: every record is alone."""
+
+@dataclass(frozen=True)
+class Unit(Generic[T]):
+    """Smallest part of a source that belongs to one client, and to one side of its split.
+
+    Hashes are SHA-256.
+    """
+
+    value: T
+    """Passage of a text, or item of a task."""
+    digest: bytes
+    """Hash of the unit; equal units of a client count once."""
+    owner: bytes
+    """Hash that decides which client has the unit."""
+    side: bytes
+    """Hash that decides whether the unit is held out."""
+    label: str = ""
+    """Label for a partition by labels."""
+
+
+class Source(Protocol[T]):
+    """Files of records, and the units that a record has."""
 
     @property
-    def columns(self) -> list[str]:
-        """Fields that are read."""
-        named = (self.field, self.label_field, self.group_field)
-        return list(dict.fromkeys(name for name in named if name))
+    def files(self) -> Sequence[RowFile]:
+        """Files, in order."""
 
-    def records(self) -> Iterator[tuple[int, Row, Record]]:
-        """Yield the number of the file, the row and the text of every record."""
-        for number, file in enumerate(self.files):
-            for row in file.rows(self.columns):
-                yield number, row, text_of(row, self.field, self.label_field)
+    @property
+    def columns(self) -> Sequence[str]:
+        """Fields that are read; empty: all."""
 
-    def state(self) -> list[list[int]]:
-        """Return the properties of the files that reveal a change."""
-        return [file.state() for file in self.files]
+    def units(self, row: Row) -> Iterable[Unit[T]]:
+        """Return the units of a record.
 
-    def changed(self) -> EspalierError:
-        """Return the error for files that changed after they were first read."""
-        return self.files[0].changed()
+        Raises
+        ------
+        InputError
+            A field is missing or wrong.
+        """
+
+    def reading(self) -> list[str]:
+        """Return what determines the units of a record, for the name of the index."""
 
 
-class CorpusIndex:
-    """Index rows of one file.
+class CorpusIndex(Generic[T]):
+    """Index rows of some files.
 
     Parameters
     ----------
-    source : the file
-    labels : distinct labels of the records
+    source : the files
+    labels : distinct labels of the units
     rows : rows in file order, in memory or as an open file
     folder : folder for results that are stored with the index; None: nothing is stored
     """
 
     def __init__(
         self,
-        source: Source,
+        source: Source[T],
         labels: Sequence[str],
         rows: Rows | BinaryIO,
         folder: Path | None = None,
@@ -156,10 +166,10 @@ class CorpusIndex:
 
     def share(
         self, deal: Partition | None = None, client: int = 0
-    ) -> tuple["IndexedPassages", "IndexedPassages"]:
-        """Return the passages of one client, for calibration and held out.
+    ) -> tuple["Indexed[T]", "Indexed[T]"]:
+        """Return the units of one client, to be used and held out.
 
-        Each passage appears once, in order of its first occurrence, as in ``passages.split``.
+        Each unit appears once, in order of its first occurrence, as in ``passages.split``.
 
         Parameters
         ----------
@@ -179,7 +189,7 @@ class CorpusIndex:
         held_out = np.concatenate(
             [digests_are_held_out(rows["side"]) for rows in self.chosen(own)] or [np.empty(0, bool)]
         )
-        return IndexedPassages(self, own[~held_out]), IndexedPassages(self, own[held_out])
+        return Indexed(self, own[~held_out]), Indexed(self, own[held_out])
 
     def chosen(self, numbers: Numbers) -> Iterator[Rows]:
         """Yield the rows with the given ascending numbers, in batches."""
@@ -218,10 +228,10 @@ class CorpusIndex:
         return numbers[~repeated]
 
 
-class IndexedPassages(Sequence[str]):
-    """Passages given by their rows; each passage is read from the file on access."""
+class Indexed(Sequence[T]):
+    """Units given by their index rows; each is read from its file on access."""
 
-    def __init__(self, corpus: CorpusIndex, numbers: Numbers) -> None:
+    def __init__(self, corpus: CorpusIndex[T], numbers: Numbers) -> None:
         self.corpus = corpus
         self.numbers = numbers
 
@@ -229,22 +239,19 @@ class IndexedPassages(Sequence[str]):
         return len(self.numbers)
 
     def __getitem__(self, place: Any) -> Any:
-        """Return one passage, or the passages of a slice."""
+        """Return one unit, or the units of a slice."""
         if isinstance(place, slice):
-            return IndexedPassages(self.corpus, self.numbers[place])
-        (passage,) = IndexedPassages(self.corpus, self.numbers[[place]])
-        return passage
+            return Indexed(self.corpus, self.numbers[place])
+        (unit,) = Indexed(self.corpus, self.numbers[[place]])
+        return unit
 
-    def __iter__(self) -> Iterator[str]:
-        for number, rows in groupby(self._rows(), key=lambda row: row["file"]):
-            yield from self._of_file(self.corpus.source.files[int(number)], rows)
+    def __iter__(self) -> Iterator[T]:
+        rows = chain.from_iterable(self.corpus.chosen(self.numbers))
+        for number, of_file in groupby(rows, key=lambda row: int(row["file"])):
+            yield from self._of_file(self.corpus.source.files[number], of_file)
 
-    def _rows(self) -> Iterator[Any]:
-        for rows in self.corpus.chosen(self.numbers):
-            yield from rows
-
-    def _of_file(self, file: RowFile, rows: Iterable[Any]) -> Iterator[str]:
-        """Yield the passages of some rows of one file."""
+    def _of_file(self, file: RowFile, rows: Iterable[Any]) -> Iterator[T]:
+        """Yield the units of some index rows of one file."""
         source = self.corpus.source
         waiting = deque[list[Any]]()
 
@@ -257,20 +264,19 @@ class IndexedPassages(Sequence[str]):
 
         for record in file.at(places(), source.columns):
             try:
-                text = text_of(Row((0, 0), file.path, record), source.field).text
+                found = list(source.units(Row((0, 0), file.path, record)))
             except EspalierError:
                 # The file was replaced. The error must not describe content that nobody checked.
-                raise source.changed() from None
-            found = list(passages(text))
+                raise file.changed() from None
             for row in waiting.popleft():
                 place = int(row["place"])
-                if place >= len(found) or digest(found[place]) != row["digest"].tobytes():
-                    raise source.changed()
-                yield found[place]
+                if place >= len(found) or found[place].digest != row["digest"].tobytes():
+                    raise file.changed()
+                yield found[place].value
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the row numbers, which identifies these passages within the file."""
+        """SHA-256 of the row numbers, which identifies these units within the files."""
         return hashlib.sha256(self.numbers.tobytes()).hexdigest()
 
     def load(self, name: str) -> Any:
@@ -284,7 +290,7 @@ class IndexedPassages(Sequence[str]):
         return None
 
     def keep(self, name: str, value: Any) -> None:
-        """Store a value for these passages together with the index, if the index is on disk."""
+        """Store a value for these units together with the index, if the index is on disk."""
         if (folder := self.corpus.folder) is not None:
             document = {"sha256": _sha256_of(value), "value": value}
             write_json(folder / f"{name}-{self.sha256[:32]}.json", document, OWNER_ONLY_FILE)
@@ -294,8 +300,8 @@ def _sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def open_corpus(source: Source, root: Path) -> CorpusIndex:
-    """Return the index of a file; build it if there is none or the file has changed.
+def open_corpus(source: Source[T], root: Path) -> CorpusIndex[T]:
+    """Return the index of some files; build it if there is none or a file has changed.
 
     Parameters
     ----------
@@ -304,11 +310,11 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
     Raises
     ------
     InputError
-        The file is missing, empty or malformed, or changes while it is read; or nothing can be
+        A file is missing, empty or malformed, or changes while it is read; or nothing can be
         written below ``root``.
     """
     try:
-        state = source.state()
+        state = _state(source)
         size = sum(file.num_bytes() for file in source.files)
     except OSError:
         # A file cannot be opened; the read below raises the error that says why.
@@ -321,34 +327,34 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
         kept = _kept(source, folder, state)
         if kept is None:
             _make(source, folder, state)
-            kept = _kept(source, folder, source.state())
+            kept = _kept(source, folder, _state(source))
         if kept is None:
-            raise source.changed()
+            raise source.files[0].changed()
         return kept
 
 
-def _packed(source: Source, labels: dict[str, int]) -> Iterator[bytes]:
-    """Yield the packed rows of all passages, and collect the records' labels in ``labels``."""
-    for file, row, record in source.records():
-        label = labels.setdefault(record.label, len(labels))
-        of_record = digest(record.text)
-        group = (
-            digest(label_of(row, source.group_field, "data.group")) if source.group_field else None
-        )
-        point = point_of(group or of_record).to_bytes(8, "big")
-        for place, passage in enumerate(passages(record.text)):
-            of_passage = of_record if passage == record.text else digest(passage)
-            side = (group or of_passage)[:8]
-            yield _PACKED.pack(of_passage, point, *row.place, side, file, place, label)
+def _state(source: Source[Any]) -> list[list[int]]:
+    """Return the properties of the files that reveal a change."""
+    return [file.state() for file in source.files]
+
+
+def _packed(source: Source[Any], labels: dict[str, int]) -> Iterator[bytes]:
+    """Yield the packed rows of all units, and collect their labels in ``labels``."""
+    for number, file in enumerate(source.files):
+        for row in file.rows(source.columns):
+            for place, unit in enumerate(source.units(row)):
+                label = labels.setdefault(unit.label, len(labels))
+                point = point_of(unit.owner).to_bytes(8, "big")
+                yield _PACKED.pack(
+                    unit.digest, point, *row.place, unit.side[:8], number, place, label
+                )
 
 
 @contextmanager
-def _locked(source: Source, root: Path) -> Iterator[Path]:
+def _locked(source: Source[Any], root: Path) -> Iterator[Path]:
     """Hold the lock of a file's index folder, and yield the folder."""
-    paths = [os.path.realpath(at_home(file.path)) for file in source.files]
-    name = hashlib.sha256(
-        json.dumps([paths, source.field, source.label_field, source.group_field]).encode()
-    ).hexdigest()[:32]
+    paths = [file.identity() for file in source.files]
+    name = hashlib.sha256(json.dumps([paths, source.reading()]).encode()).hexdigest()[:32]
     folder = private_folder(root, "corpora", name)
     with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
         os.utime(file.fileno())
@@ -359,7 +365,7 @@ def _locked(source: Source, root: Path) -> Iterator[Path]:
         yield folder
 
 
-def _kept(source: Source, folder: Path, state: list[list[int]]) -> CorpusIndex | None:
+def _kept(source: Source[T], folder: Path, state: list[list[int]]) -> CorpusIndex[T] | None:
     """Return the stored index of a file in this state, or None if it is missing or damaged."""
     try:
         document = read_json((folder / "index.json").read_text())
@@ -375,7 +381,7 @@ def _kept(source: Source, folder: Path, state: list[list[int]]) -> CorpusIndex |
     return CorpusIndex(source, labels, rows, folder)
 
 
-def _make(source: Source, folder: Path, state: list[list[int]]) -> None:
+def _make(source: Source[T], folder: Path, state: list[list[int]]) -> None:
     """Read a file and store its rows, then the document that names them.
 
     The order matters: after an interruption, incomplete rows have no document and are not used.
@@ -388,8 +394,8 @@ def _make(source: Source, folder: Path, state: list[list[int]]) -> None:
         for row in _packed(source, labels):
             sha256.update(row)
             file.write(row)
-    if source.state() != state:
-        raise source.changed()
+    if _state(source) != state:
+        raise source.files[0].changed()
     document = {
         "version": INDEX_VERSION,
         "files": state,

@@ -1,5 +1,6 @@
 """Rows of a file: records with their places, whatever the file's format."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,10 @@ class RowFile(ABC):
     def state(self) -> list[int]:
         """Return size, inode and times of the file, which reveal a change."""
         return status_of(at_home(self.path))
+
+    def identity(self) -> str:
+        """Return a name of the file that does not depend on the working directory."""
+        return os.path.realpath(at_home(self.path))
 
     def num_bytes(self) -> int:
         """Return the size of the file, or of all files of a folder, in bytes."""
