@@ -1,19 +1,18 @@
 """Items of one client: training items and held-out items of a task."""
 
 import re
-from collections.abc import Iterable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from espalier.data.client_text import MIN_PREDICTIONS, own_file
-from espalier.data.data_protection import no_data, not_allowed, require_own_data, told_at_the_site
+from espalier.data.client_files import client_files
+from espalier.data.client_text import MIN_PREDICTIONS
+from espalier.data.data_protection import not_allowed, require_own_data, told_at_the_site
+from espalier.data.files.corpus_index import open_corpus
+from espalier.data.files.files import JsonLinesRows
 from espalier.data.files.hub import TEST_SPLIT
-from espalier.data.partition import Partition
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import read_hub_items, read_items, shares_of_items, split_items
+from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
@@ -46,19 +45,23 @@ def client_items(
     task = task_named(settings.task.name)
     data = settings.data
     require_own_data(node, data, task.name)
-    own: Iterable[Item]
-    if node.data_path:
-        own = read_items(task, node.data_path)
-    elif data.source != "hub" and not data.path:
-        raise no_data()
-    elif "{client}" in data.path:
-        own = read_items(task, data.path.replace("{client}", str(client)))
-    elif data.partition == "by-file":
-        own = read_items(task, own_file(data.path, client, settings.num_clients))
-    else:
-        deal = Partition(data.partition, settings.num_clients, data.alpha, settings.seed)
-        own = _dealt(settings, task, deal)[client]
-    train, held_out = split_items(own)
+    hub = None
+    if data.source == "hub":
+        hub = hub_rows(task, _training_split(settings, task), data.path, data.hub_config)
+    found = client_files(
+        data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
+    )
+    corpus = open_corpus(ItemSource(task, found.files), node.state_root())
+    if (
+        found.partition
+        and found.partition.kind in ("by-field", "dirichlet")
+        and "" in corpus.labels
+    ):
+        raise InputError(
+            f"data.partition = {data.partition!r}: the task has records without a label; choose"
+            " 'iid' or 'quantity', or give each record a label"
+        )
+    train, held_out = map(list, corpus.share(found.partition, client))
     if not train:
         raise InputError(
             f"data: the client has no training items of the task {task.name}; duplicates count"
@@ -66,33 +69,6 @@ def client_items(
             " data.alpha"
         )
     return train, held_out
-
-
-def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item]]:
-    """Return the items of a shared dataset by client, for simulated clients."""
-    if settings.data.source == "hub":
-        items = read_hub_items(
-            task, _training_split(settings, task), settings.data.path, settings.data.hub_config
-        )
-        return shares_of_items(deal, items)
-    try:
-        found = Path(settings.data.path).stat()
-    # Reading the file raises the error that says what is wrong.
-    except OSError:
-        return shares_of_items(deal, read_items(task, settings.data.path))
-    version = found.st_ino, found.st_size, found.st_mtime_ns
-    return _dealt_file(deal, task.name, settings.data.path, version)
-
-
-@lru_cache(maxsize=1)
-def _dealt_file(
-    deal: Partition, task: str, path: str, version: tuple[int, ...]
-) -> list[list[Item]]:
-    """Return a file's items by client.
-
-    The simulated clients of a process read the file once, until its ``version`` changes.
-    """
-    return shares_of_items(deal, read_items(task_named(task), path))
 
 
 def _training_split(settings: RunSettings, task: Task) -> str:
@@ -178,14 +154,12 @@ def public_items(settings: RunSettings) -> list[Item]:
     chosen = settings.task
     task = task_named(chosen.name)
     if chosen.test_path:
-        items = list(read_items(task, chosen.test_path, "task.test-path"))
+        items = list(items_in(task, chosen.test_path, "task.test-path").items())
     elif settings.data.source == "hub" and task.hub.test:
         _require_other_split(settings, task)
-        items = list(
-            read_hub_items(
-                task, task.hub.test, settings.data.path, settings.data.hub_config, TEST_SPLIT
-            )
-        )
+        data = settings.data
+        tests = hub_rows(task, task.hub.test, data.path, data.hub_config, TEST_SPLIT)
+        items = list(ItemSource(task, (tests,)).items())
     else:
         return []
     number = min(len(items), chosen.max_test_items or len(items))

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from espalier.amounts import count
 from espalier.data.builtin.built_in import BUILT_IN, own_records
+from espalier.data.client_files import client_files
 from espalier.data.data_protection import (
-    no_data,
     not_allowed,
     require_own_data,
     require_tokens,
     told_at_the_site,
 )
 from espalier.data.files.corpus_index import Indexed, open_corpus
-from espalier.data.files.hub import read_dataset
-from espalier.data.files.rows import text_of
-from espalier.data.partition import Partition
+from espalier.data.files.files import CLIENT_KEYS, TextRows
+from espalier.data.files.formats import open_rows
+from espalier.data.files.hub import HubRows
+from espalier.data.files.rows import RowFile, text_of
 from espalier.data.passages import split
 from espalier.data.samples import (
     ONCE,
@@ -25,8 +25,7 @@ from espalier.data.samples import (
     calibration_samples,
     evaluation_samples,
 )
-from espalier.data.text_source import text_source
-from espalier.environment.paths import at_home
+from espalier.data.text_source import TextSource
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
@@ -51,10 +50,7 @@ def split_passages(
     allowed. The alternatives are:
 
     - one source of a built-in text per client; clients with the same source divide it
-    - one file per client: a path with ``{client}``, or ``by-file`` with a directory
-    - the client's part of one file or dataset (``partition``)
-
-    Passages of a file are read on access.
+    - files or a dataset (see ``client_files``), whose passages are read on access
 
     Raises
     ------
@@ -62,56 +58,35 @@ def split_passages(
         The source or file is missing, empty or malformed.
     """
     require_own_data(node, data)
-    if node.data_path:
-        return _own_file(node.data_path, _own_field(data, node), node)
-    if data.source in BUILT_IN:
+    if not node.data_path and data.source in BUILT_IN:
         return split(record.text for record in own_records(data.source, client, num_clients))
-    if not data.path:
-        raise no_data()
-    if "{client}" in data.path:
-        return _own_file(data.path.replace("{client}", str(client)), data.field, node)
-    if data.partition == "by-file":
-        return _own_file(own_file(data.path, client, num_clients), data.field, node)
-    deal = Partition(data.partition, num_clients, data.alpha, seed)
+    hub = None
     if data.source == "hub":
-        records = read_dataset(
-            data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field
-        )
-        return split(record.text for record in deal.share_of(client, records))
-    source = text_source(data.path, data.field, data.partition_field)
-    return open_corpus(source, node.state_root()).share(deal, client)
+        called = f"data.path = {data.path!r}: the dataset"
+        hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
+    found = client_files(data, node, client, num_clients, seed, TextRows, hub)
+    source = _text_source(found.files, data, node)
+    return open_corpus(source, node.state_root()).share(found.partition, client)
 
 
-def _own_field(data: DataSettings, node: NodeSettings) -> str:
-    """Return the text field of the site's own records; only in a simulation the run can name it."""
-    return node.data_field or (data.field if node.simulated else "text")
+def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSettings) -> TextSource:
+    """Return the texts of some files; text files have one record per passage and no fields.
 
-
-def _own_file(path: str, field: str, node: NodeSettings) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the passages of files that belong to one client."""
-    return open_corpus(text_source(path, field), node.state_root()).share()
+    Only in a simulation the run can name the fields.
+    """
+    if isinstance(files[0], TextRows):
+        return TextSource(files)
+    if node.simulated:
+        return TextSource(files, node.data_field or data.field, data.partition_field, data.group)
+    return TextSource(files, node.data_field or "text", group_field=node.data_group)
 
 
 def site_texts(data: DataSettings, node: NodeSettings) -> Iterator[str]:
     """Yield the texts of the site's own records, ``data-path``."""
-    source = text_source(node.data_path, _own_field(data, node))
+    source = _text_source(tuple(open_rows(node.data_path, CLIENT_KEYS)), data, node)
     for file in source.files:
         for row in file.rows(source.columns):
             yield text_of(row, source.field).text
-
-
-def own_file(directory: str, client: int, num_clients: int) -> str:
-    """Return the client's file in a directory; client i gets the i-th file in order of names."""
-    folder = at_home(directory)
-    files = sorted(
-        str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
-    )
-    if len(files) < num_clients:
-        raise InputError(
-            f"data.path = {directory!r}: by-file needs a directory with"
-            f" {count(num_clients, 'file')}, one per client; this one has {len(files)}"
-        )
-    return files[client]
 
 
 @told_at_the_site

@@ -13,10 +13,10 @@ from itertools import islice
 from espalier.data.client_items import client_items
 from espalier.data.client_text import client_samples, site_texts, training_samples
 from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
-from espalier.data.passages import split
+from espalier.data.passages import is_held_out, split
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.reading import read_items, split_items
+from espalier.data.tasks.reading import items_in
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
@@ -102,9 +102,8 @@ def _size(path: str) -> int:
 def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     task = task_named(settings.task.name)
     require_own_data(node, settings.data, task.name)
-    items = read_items(task, node.data_path)
-    train, _ = split_items(islice(items, FIRST_ITEMS))
-    return bool(train)
+    items = islice(items_in(task, node.data_path).items(), FIRST_ITEMS)
+    return any(not is_held_out(item.text) for item in items)
 
 
 def _begins_with_samples(

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from espalier.data.files.corpus_index import Unit
-from espalier.data.files.files import CLIENT_KEYS, TextRows
-from espalier.data.files.formats import open_rows
 from espalier.data.files.rows import Row, RowFile, label_of, text_of
 from espalier.data.passages import digest, passages
 
@@ -32,26 +30,16 @@ class TextSource:
         """Yield the passages of a record.
 
         A record is not divided among clients. Its passages are held out one by one, and those of a
-        group together.
+        group together. Without a field for labels, a hash of the group is the label.
         """
         record = text_of(row, self.field, self.label_field)
         whole = digest(record.text)
         group = digest(label_of(row, self.group_field, "data.group")) if self.group_field else None
         for passage in passages(record.text):
             own = whole if passage == record.text else digest(passage)
-            yield Unit(passage, own, group or whole, group or own, record.label)
+            label = record.label or (group.hex() if group else "")
+            yield Unit(passage, own, group or whole, group or own, label)
 
     def reading(self) -> list[str]:
         """Return what determines the passages of a record."""
         return ["text", self.field, self.label_field, self.group_field]
-
-
-def text_source(path: str, field: str, label_field: str = "", group_field: str = "") -> TextSource:
-    """Return the text of the files that a path names (``formats.open_rows``).
-
-    Text files have one record per passage and no fields.
-    """
-    files = tuple(open_rows(path, CLIENT_KEYS))
-    if all(isinstance(file, TextRows) for file in files):
-        return TextSource(files)
-    return TextSource(files, field, label_field, group_field)

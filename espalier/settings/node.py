@@ -91,6 +91,13 @@ class NodeSettings(Table):
     data_field: str = Field(
         "", description="Field of a JSON Lines record that holds the text; empty: `text`."
     )
+    data_group: str = Field(
+        "",
+        description=(
+            "Field whose value joins records that belong together, such as a patient: a group is"
+            " used for training or held out as a whole."
+        ),
+    )
     data_task: str = Field(
         "",
         description=(
@@ -331,10 +338,6 @@ class NodeSettings(Table):
         if self.threads or self.simulated:
             return None
         return max(MIN_THREADS, os.cpu_count() or 1)
-
-    def file_format(self) -> Literal["text", "jsonl"]:
-        """Return the format of ``data_path``, according to the file name's extension."""
-        return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
 
 
 def simulated_node(**values: Any) -> NodeSettings:

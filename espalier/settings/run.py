@@ -81,7 +81,14 @@ class DataSettings(Table):
             " training split for a task."
         ),
     )
-    partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
+    group: str = Field(
+        "",
+        description=(
+            "Field whose value joins records that belong together, such as a patient or an author:"
+            " a group is never divided between clients, nor between training and held-out text."
+        ),
+    )
+    partition: Literal["iid", "by-file", "by-field", "by-group", "dirichlet", "quantity"] = Field(
         "iid",
         description=(
             "Distribution of one file over simulated clients: `iid` (evenly at random), `by-file`"

@@ -5,10 +5,11 @@ cache.
 """
 
 import re
-from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
-from espalier.data.files.records import Record, is_label, kind_of
+from espalier.data.files.compression import import_library
+from espalier.data.files.tables import DatasetRows
 from espalier.errors import InputError
 
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
@@ -24,49 +25,48 @@ TEST_SPLIT = (
 """Key and remedy for a dataset without the split of a task's public test items."""
 
 
-def read_dataset(
-    name: str, config: str, split: str, field: str, label_field: str
-) -> Iterator[Record]:
-    """Yield a text field and a label field of every record of a dataset.
+class HubRows(DatasetRows):
+    """Rows of a split of a Hugging Face dataset.
 
-    Without a ``label_field`` every label is empty. Values of other types are refused, not converted
-    to text.
-
-    Raises
-    ------
-    InputError
-        The library is not installed, the dataset cannot be loaded, it has no such split or field,
-        or a row has no text or label there.
+    Parameters
+    ----------
+    name : dataset on the hub, or a local folder with a dataset
+    called : description of the dataset, for errors
+    missing : key and remedy for the error if the dataset has no such split
     """
-    dataset = load_split(name, config, split, f"data.path = {name!r}: the dataset")
-    for key, column in (("data.field", field), ("data.partition-field", label_field)):
-        if column and column not in dataset.column_names:
-            raise InputError(
-                f"{key} = {column!r}: the dataset has the fields {', '.join(dataset.column_names)}"
-            )
-    for row, record in enumerate(dataset):
-        text = record[field]
-        label = record[label_field] if label_field else ""
-        where = f"the dataset {name!r} ({split}), row {row} (counted from 0)"
-        if not isinstance(text, str):
-            remedy = (
-                "remove the rows without text"
-                if text is None
-                else (
-                    "name a text column, or create one (for example from messages, with the"
-                    " tokenizer's chat template)"
-                )
-            )
-            raise InputError(
-                f"data.field = {field!r}: {where} contains {kind_of(text)}, not a string; {remedy}"
-            )
-        if not is_label(label):
-            raise InputError(
-                f"data.partition-field = {label_field!r}: {where} contains {kind_of(label)}, but"
-                " a label must be a string, a number or a boolean; name another column, or"
-                " remove the rows without a label"
-            )
-        yield Record(text, str(label))
+
+    def __init__(
+        self,
+        name: str,
+        config: str,
+        split: str,
+        called: str,
+        missing: tuple[str, str] = TRAINING_SPLIT,
+    ) -> None:
+        super().__init__(f"the dataset '{name}' ({split})", "data.path")
+        self._name = name
+        self._config = config
+        self._split = split
+        self._called = called
+        self._missing = missing
+
+    def dataset(self) -> Any:
+        return self._dataset
+
+    @cached_property
+    def _dataset(self) -> Any:
+        return load_split(self._name, self._config, self._split, self._called, self._missing)
+
+    def shown(self) -> str:
+        return self.path
+
+    def identity(self) -> str:
+        return f"{self._name} {self._config} {self._split}"
+
+    def state(self) -> list[int]:
+        """Return the size of the data, and the fingerprint by which the library tells versions."""
+        fingerprint = int.from_bytes(self._dataset._fingerprint.encode(), "big")
+        return [self._dataset.data.nbytes, fingerprint, 0, 0]
 
 
 def load_split(
@@ -84,15 +84,9 @@ def load_split(
     InputError
         The library is not installed, the dataset cannot be loaded, or it has no such split.
     """
+    datasets = import_library("datasets")
     try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            "data.source = 'hub': the library 'datasets' is not installed; run: pip install -e"
-            " '.[hub]'"
-        ) from None
-    try:
-        return load_dataset(name, config or None, split=split)
+        return datasets.load_dataset(name, config or None, split=split)
     except Exception as error:
         if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
             key, remedy = missing

@@ -105,6 +105,10 @@ class RowFile(ABC):
         """Return size, inode and times of the file, which reveal a change."""
         return status_of(at_home(self.path))
 
+    def shown(self) -> str:
+        """Return the file's absolute path, for errors."""
+        return str(at_home(self.path).absolute())
+
     def identity(self) -> str:
         """Return a name of the file that does not depend on the working directory."""
         return os.path.realpath(at_home(self.path))

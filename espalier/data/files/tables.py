@@ -12,7 +12,7 @@ from espalier.data.files.compression import Bytes, import_library
 from espalier.data.files.files import blocks, no_such_file, not_utf8, opened
 from espalier.data.files.rows import Place, Row, RowFile, Wanted, status_of
 from espalier.environment.paths import at_home
-from espalier.errors import InputError
+from espalier.errors import EspalierError, InputError
 
 ROWS_AT_ONCE = 256
 """Number of rows that are converted to Python values at a time."""
@@ -131,6 +131,7 @@ class ArrowRows(RowFile):
     def at(self, places: Iterable[Place], columns: Sequence[str] = ()) -> Iterator[Mapping]:
         wanted = Wanted(places)
         for first, batch in self._checked(columns, wanted):
+            # ``batches`` may look at the next place, so it must be beyond this batch afterwards.
             if chosen := wanted.take_before(first + batch.num_rows):
                 yield from _records(batch.take([number - first for number in chosen]))
             if wanted.next is None:
@@ -142,12 +143,14 @@ class ArrowRows(RowFile):
         """Yield batches; errors of pyarrow become errors that name the file."""
         try:
             yield from self.batches(columns, wanted)
+        except EspalierError:
+            raise
         except FileNotFoundError:
             raise no_such_file(at_home(self.path), self.keys) from None
         except (OSError, ArithmeticError, ValueError, NotImplementedError) as error:
             reason = (str(error).splitlines() or [""])[0][:MAX_REASON]
             raise InputError(
-                f"{at_home(self.path).absolute()}: cannot be read ({type(error).__name__}:"
+                f"{self.shown()}: cannot be read ({type(error).__name__}:"
                 f" {reason}); copy or export the file again, or check {self.keys}"
             ) from None
 
@@ -192,8 +195,34 @@ class ArrowFileRows(ArrowRows):
             yield from _sliced(batch.select(columns) if columns else batch for batch in found)
 
 
-class SavedDatasetRows(ArrowRows):
-    """Rows of a folder that ``datasets.Dataset.save_to_disk`` wrote, mapped into memory.
+class DatasetRows(ArrowRows):
+    """Rows of a dataset of the library ``datasets``, mapped into memory."""
+
+    @abstractmethod
+    def dataset(self) -> Any:
+        """Open the dataset, a ``datasets.Dataset``."""
+
+    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
+        found = self._opened(columns)
+        if wanted is None:
+            tables = found.iter(ROWS_AT_ONCE)
+            yield from _sliced(batch for table in tables for batch in table.to_batches())
+            return
+        while wanted.next is not None:
+            first = wanted.next[0]
+            table = found[first : first + ROWS_AT_ONCE]
+            if not table.num_rows:
+                return
+            yield first, table
+
+    def _opened(self, columns: Sequence[str]) -> Any:
+        found = self.dataset()
+        self.require_columns(columns, found.column_names)
+        return (found.select_columns(list(columns)) if columns else found).with_format("arrow")
+
+
+class SavedDatasetRows(DatasetRows):
+    """Rows of a folder that ``datasets.Dataset.save_to_disk`` wrote.
 
     Parameters
     ----------
@@ -204,30 +233,21 @@ class SavedDatasetRows(ArrowRows):
         super().__init__(path, keys)
         self._split = split
 
-    def batches(self, columns: Sequence[str], wanted: Wanted | None) -> Iterator[Batch]:
-        datasets = import_library("datasets")
-        dataset = datasets.load_from_disk(str(at_home(self.path)))
-        if isinstance(dataset, dict):
-            if self._split not in dataset:
-                raise InputError(
-                    f"{self.path}: the saved dataset has no split '{self._split}', only"
-                    f" {', '.join(dataset)}; set data.hub-split, or name the folder of a split"
-                )
-            dataset = dataset[self._split]
-        yield from dataset_batches(dataset, self, columns)
+    def dataset(self) -> Any:
+        found = import_library("datasets").load_from_disk(str(at_home(self.path)))
+        if not isinstance(found, dict):
+            return found
+        if self._split not in found:
+            raise InputError(
+                f"{self.path}: the saved dataset has no split '{self._split}', only"
+                f" {', '.join(found)}; set data.hub-split, or name the folder of a split"
+            )
+        return found[self._split]
 
     def state(self) -> list[int]:
-        """Return size, inode and times of the folder's files, which reveal a change."""
+        """Return the properties of the folder's files that reveal a change."""
         files = sorted(file for file in at_home(self.path).rglob("*") if file.is_file())
         return [number for file in files for number in status_of(file)]
-
-
-def dataset_batches(dataset: Any, rows: RowFile, columns: Sequence[str]) -> Iterator[Batch]:
-    """Yield the batches of a dataset of the library ``datasets``."""
-    rows.require_columns(columns, dataset.column_names)
-    chosen = dataset.select_columns(list(columns)) if columns else dataset
-    tables = chosen.with_format("arrow").iter(ROWS_AT_ONCE)
-    yield from _sliced(batch for table in tables for batch in table.to_batches())
 
 
 def _sliced(batches: Iterable[Any]) -> Iterator[Batch]:

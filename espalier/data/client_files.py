@@ -1,0 +1,79 @@
+"""Files of one client: its own, or those of a simulation that its clients share."""
+
+from dataclasses import dataclass
+
+from espalier.amounts import count
+from espalier.data.data_protection import no_data
+from espalier.data.files.files import CLIENT_KEYS
+from espalier.data.files.formats import Reader, open_rows
+from espalier.data.files.hub import HubRows
+from espalier.data.files.rows import RowFile
+from espalier.data.partition import Partition
+from espalier.environment.paths import at_home
+from espalier.errors import InputError
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import DataSettings
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """Files with a client's records, and the rule by which clients divide them."""
+
+    files: tuple[RowFile, ...]
+    partition: Partition | None
+    """None: all records belong to the client."""
+
+
+def client_files(
+    data: DataSettings,
+    node: NodeSettings,
+    client: int,
+    num_clients: int,
+    seed: int,
+    other: Reader,
+    hub: HubRows | None = None,
+) -> ClientFiles:
+    """Return the files of one client.
+
+    The node's ``data-path`` is the site's own data and used whole. Without one, in a simulation, the
+    run's ``[data]`` names:
+
+    - one path per client: ``data.path`` with ``{client}``, or ``by-file`` with a directory
+    - files or a dataset that the clients divide (``data.partition``)
+
+    Parameters
+    ----------
+    other : reader of files whose ending names no format
+    hub : dataset for ``data.source = "hub"``
+
+    Raises
+    ------
+    InputError
+        No data are named, or there are no such files.
+    """
+    own = node.data_path
+    if not own:
+        if hub is None and not data.path:
+            raise no_data()
+        if "{client}" in data.path:
+            own = data.path.replace("{client}", str(client))
+        elif data.partition == "by-file":
+            own = own_file(data.path, client, num_clients)
+    if own:
+        return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, other=other)), None)
+    found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, other=other))
+    return ClientFiles(found, Partition(data.partition, num_clients, data.alpha, seed))
+
+
+def own_file(directory: str, client: int, num_clients: int) -> str:
+    """Return the client's file in a directory; client i gets the i-th file in order of names."""
+    folder = at_home(directory)
+    files = sorted(
+        str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
+    )
+    if len(files) < num_clients:
+        raise InputError(
+            f"data.path = {directory!r}: by-file needs a directory with"
+            f" {count(num_clients, 'file')}, one per client; this one has {len(files)}"
+        )
+    return files[client]
