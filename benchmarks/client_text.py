@@ -85,7 +85,7 @@ def measure(
     model = open_model(name)
     model.encode("the tokenizer is there")
     settings = parse(
-        {"model": name, "num-clients": clients, "data.source": "text", "data.path": str(path)}
+        {"model": name, "num-clients": clients, "data.source": "files", "data.path": str(path)}
     )
     before = _memory("VmRSS")
     read = _bytes_read()

@@ -114,7 +114,7 @@ def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: 
     ``max_tokens`` is the context length of the language model.
     """
     settings = parse(
-        {"method": "fedpetuning", "task.name": name, "data.source": "jsonl", "data.path": "unused"}
+        {"method": "fedpetuning", "task.name": name, "data.source": "files", "data.path": "unused"}
     )
     return as_tests(settings, items, tokenizer, classes=False, positions=max_tokens)
 

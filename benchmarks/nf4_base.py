@@ -351,7 +351,7 @@ def study(given: argparse.Namespace) -> None:
         raise InputError(f"--steps {given.steps}: the first is not timed; give at least 2")
     common = {
         "method": "fedpetuning", "model": given.model, "threads": given.threads, "device": given.device,
-        "data.source": "text", "data.path": str(given.text), "data.sequence-length": given.sequence_length,
+        "data.source": "files", "data.path": str(given.text), "data.sequence-length": given.sequence_length,
         "evaluation.max-samples": given.held_out_samples, "lora.rank": given.rank, "lora.targets": given.targets,
         "training.steps": given.steps, "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
     }  # fmt: skip

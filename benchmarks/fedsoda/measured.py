@@ -30,7 +30,7 @@ def measure(given: argparse.Namespace) -> None:
         key: value for key, value in {**COMMON, **common}.items() if not key.startswith("fedsoda.")
     }
     settings = parse(
-        {**plain, "method": "fedpetuning", "data.source": "jsonl", "data.path": str(given.data)}
+        {**plain, "method": "fedpetuning", "data.source": "files", "data.path": str(given.data)}
     )
     model = open_model(settings.model)
     sources = make_sources(

@@ -39,7 +39,7 @@ def measure(given: argparse.Namespace) -> None:
     changes = chosen(given.set)
     common = {
         **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
-        "data.source": "jsonl", "data.path": str(given.data), "training.steps": STEPS, "federation.rounds": 1,
+        "data.source": "files", "data.path": str(given.data), "training.steps": STEPS, "federation.rounds": 1,
     }  # fmt: skip
     model = open_model(given.model)
     conditions = {

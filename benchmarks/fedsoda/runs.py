@@ -70,7 +70,7 @@ class Bench:
         """Return the flat settings of one run."""
         settings = cell.settings(self.common) | {
             "seed": seed,
-            "data.source": "jsonl",
+            "data.source": "files",
             "data.path": str(self.sources.clients),
         }
         settings["evaluation.texts"] = f"tested={self.sources.tested}"

@@ -70,7 +70,7 @@ def main() -> int:
         "model": given.model,
         "threads": given.threads,
         "device": given.device,
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(given.private[0]),
         "data.sequence-length": given.sequence_length,
         "evaluation.texts": ",".join(given.text),

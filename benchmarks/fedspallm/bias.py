@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     flat = {
         "method": "fedspallm", "model": given.model, "num-clients": CLIENTS, "fedspallm.sparsity": given.sparsity,
-        "data.source": "text", "data.path": given.private, "data.num-samples": given.num_samples,
+        "data.source": "files", "data.path": given.private, "data.num-samples": given.num_samples,
     }  # fmt: skip
     settings = parse(flat)
     model = open_model(given.model)

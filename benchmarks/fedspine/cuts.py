@@ -49,7 +49,7 @@ def cut_model(
     text = {
         "task.name": "text",
         "task.test-path": "",
-        "data.source": "text",
+        "data.source": "files",
         "data.partition": "iid",
     }
     own = {

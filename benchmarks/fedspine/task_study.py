@@ -155,7 +155,7 @@ def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
 
 def _data(given: argparse.Namespace) -> dict[str, Any]:
     dealt = {"data.partition": "dirichlet", "data.alpha": given.alpha} if given.train else {}
-    return {"data.source": "jsonl", **dealt}
+    return {"data.source": "files", **dealt}
 
 
 def _files(given: argparse.Namespace) -> list[Path]:

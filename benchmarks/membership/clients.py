@@ -97,7 +97,7 @@ class Clients:
             "num-clients": self.number,
             "seed": self.seed,
             "threads": 1,
-            "data.source": "jsonl",
+            "data.source": "files",
             "data.path": str(self.folder / "{client}.jsonl"),
             "data.sequence-length": self.tokens,
             **({} if "training.steps" in method else {"data.num-samples": self.samples}),

@@ -43,7 +43,7 @@ FIGURES = (
 TOKENS = 128
 COMMON = {
     "num-clients": 2, "threads": 1, "evaluation.max-samples": 4, "evaluation.sequence-length": TOKENS,
-    "data.sequence-length": TOKENS, "data.source": "text", "evaluation.centralized": "off",
+    "data.sequence-length": TOKENS, "data.source": "files", "evaluation.centralized": "off",
 }  # fmt: skip
 PRUNING = {"data.num-samples": 4}
 TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}

@@ -280,7 +280,7 @@ def _text(bench: Bench, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "num-clients": len(bench.private),
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(path),
     }
 

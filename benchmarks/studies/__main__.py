@@ -80,7 +80,7 @@ def main() -> int:
         "fedprllm.ties": "magnitude" if given.ties == PUBLISHED else given.ties,
         "threads": given.threads,
         "device": given.device,
-        "data.source": "text",
+        "data.source": "files",
         "data.path": given.private,
         "data.sequence-length": given.sequence_length,
         "evaluation.texts": ",".join(given.text),

@@ -128,7 +128,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
         "threads": given.threads,
         "device": given.device,
         "num-clients": ENCODER_CLIENTS if deals_out else len(files),
-        "data.source": "jsonl",
+        "data.source": "files",
         "data.path": str(files[0]) if deals_out else first_records(files, given.records, scratch),
         "task.test-path": str(given.test),
     }

@@ -55,7 +55,7 @@ def require_data(source: str, path: str) -> None:
     InputError
         The message explains how to use a dataset of the hub.
     """
-    if source in ("text", "jsonl") and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
+    if source == "files" and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
         raise InputError(
             f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, but"
             f" data.source = {source!r} needs one. If this is the name of a dataset on the"

@@ -32,7 +32,7 @@ CLASSIFIER = (
     replace(PLAN, head_features=2),
     {
         "task.name": "sst2",
-        "data.source": "jsonl",
+        "data.source": "files",
         "data.path": "example",
     },
 )

@@ -82,15 +82,14 @@ class NodeSettings(Table):
     data_path: str = Field(
         "",
         description=(
-            "File with the site's own text, or with its records of a task, used whole: JSON Lines"
-            " if its name ends with `.jsonl` or `.json`, otherwise text. Without it"
-            " the site has only Python's documentation and code; a run cannot open files here by"
-            " name."
+            "File, directory or pattern (`notes/*.parquet`) with the site's own text, or with its"
+            " records of a task, used whole. The ending of a file's name gives its format: `.jsonl`,"
+            " `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and may be"
+            " compressed (`.gz`, `.zst`). Without it the site has only Python's documentation and"
+            " code; a run cannot open files here by name."
         ),
     )
-    data_field: str = Field(
-        "", description="Field of a JSON Lines record that holds the text; empty: `text`."
-    )
+    data_field: str = Field("", description="Field of a record that holds the text; empty: `text`.")
     data_group: str = Field(
         "",
         description=(

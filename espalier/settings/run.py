@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
@@ -54,22 +54,25 @@ class DataSettings(Table):
     A node's own configuration takes precedence.
     """
 
-    source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
-        "documentation",
+    source: Literal["auto", "documentation", "code", "files", "hub"] = Field(
+        "auto",
         description=(
             "Source of a client's text: `documentation` (parts of Python's documentation), `code`"
             " (source code of Python's standard library without docstrings, on which the demo model"
-            " was not trained), `text` (a text file), `jsonl` (JSON Lines) or `hub` (a dataset of"
-            " the Hugging Face hub; needs the extra `hub`). A site of a deployment reads the data"
-            " that its own configuration names instead."
+            " was not trained), `files` (those of `path`) or `hub` (a dataset of the Hugging Face"
+            " hub; needs the extra `hub`). `auto`: `files` if there is a `path`, otherwise"
+            " `documentation`. A site of a deployment reads the data that its own configuration"
+            " names instead."
         ),
     )
     path: str = Field(
         "",
         description=(
-            "File or directory, or with `hub` the name of a dataset (empty: the task's own"
-            " dataset). `{client}` stands for the client's number; without it one file is"
-            " distributed over the clients."
+            "File, directory or pattern (`notes/*.parquet`), or with `hub` the name of a dataset"
+            " (empty: the task's own dataset). The ending of a file's name gives its format:"
+            " `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; other files are text, and may"
+            " be compressed (`.gz`, `.zst`). `{client}` stands for the client's number; without it"
+            " the records are distributed over the clients."
         ),
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
@@ -92,8 +95,8 @@ class DataSettings(Table):
         "iid",
         description=(
             "Distribution of one file over simulated clients: `iid` (evenly at random), `by-file`"
-            " (one file of the directory per client), `by-field` (whole labels), `dirichlet`"
-            " (uneven labels) or `quantity` (uneven sizes)."
+            " (one file of the directory per client), `by-field` (whole labels), `by-group` (whole"
+            " groups), `dirichlet` (uneven labels) or `quantity` (uneven sizes)."
         ),
     )
     partition_field: str = Field(
@@ -121,6 +124,19 @@ class DataSettings(Table):
             "Tokens per sample of a client's text; at most the model's number of positions."
         ),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_source(cls, values: Any) -> Any:
+        """Replace ``auto`` by the source that it stands for."""
+        if not isinstance(values, Mapping):
+            return values
+        return {**values, "source": source_of(values.get("source", "auto"), values.get("path"))}
+
+
+def source_of(source: Any, path: Any) -> Any:
+    """Return the source of a client's text; ``auto`` depends on whether a path is given."""
+    return ("files" if path else "documentation") if source == "auto" else source
 
 
 class EvaluationSettings(Table):
@@ -624,8 +640,8 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
     data = nested.get("data", {})
     if not isinstance(data, Mapping):
         return lines
-    source = data.get("source", "documentation")
     path = data.get("path", "")
+    source = source_of(data.get("source", "auto"), path)
     task = nested.get("task", {})
     tuned = "task" in tables_of(str(nested.get("method")))
     name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
@@ -636,11 +652,14 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         )
     lines += _wrong_partition(data, source, name)
     # Sites of a deployment have records of their own, so the source does not matter there.
-    if simulation and name != TEXT and source not in ("jsonl", "hub"):
-        lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
+    if simulation and name != TEXT and source not in ("files", "hub"):
+        lines.append(
+            f"task.name = '{name}': needs data.path or data.source = 'hub', not data.source ="
+            f" '{source}'"
+        )
     if (
         simulation
-        and source in ("text", "jsonl", "hub")
+        and source in ("files", "hub")
         and not path
         and not (source == "hub" and name != TEXT)
     ):
@@ -658,8 +677,7 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         )
     if source in BUILT_IN_TEXTS and path:
         lines.append(
-            f"data.path = '{path}': set data.source to 'text', 'jsonl' or 'hub', or leave the path"
-            " empty"
+            f"data.path = '{path}': set data.source = 'files' or 'hub', or leave the path empty"
         )
     return lines
 
@@ -671,12 +689,14 @@ def _wrong_partition(data: Mapping[str, Any], source: Any, task: str) -> list[st
     if (
         partition in ("by-field", "dirichlet")
         and task == TEXT
-        and (source not in ("jsonl", "hub") or not data.get("partition-field", ""))
+        and (source not in ("files", "hub") or not data.get("partition-field", ""))
     ):
         lines.append(
-            f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and"
+            f"data.partition = '{partition}': needs data.path or data.source = 'hub', and"
             " data.partition-field"
         )
+    if partition == "by-group" and not data.get("group", ""):
+        lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
     if partition != "iid" and source in BUILT_IN_TEXTS:
         lines.append(
             f"data.partition = '{partition}': '{source}' has one source per client; set data.source"

@@ -35,6 +35,8 @@ def not_read(
     tunes = flat["method"] in tuning
     task = flat["task.name"]
     source = flat["data.source"]
+    if source == "auto":
+        source = "files" if flat["data.path"] else "documentation"
     if tunes:
         note("method", one_of("method", pruning), "data.num-samples")
         if task == TEXT:
@@ -50,8 +52,8 @@ def not_read(
         generated = tuple(name for name, one in tasks().items() if one.generation)
         if task not in generated:
             note("task.name", one_of("task.name", generated), "task.answer-tokens")
-    if source not in ("jsonl", "hub"):
-        note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
+    if source not in ("files", "hub"):
+        note("data.source", one_of("data.source", ("files", "hub")), "data.field", "data.group")
     if source != "hub":
         note("data.source", "data.source = 'hub'", "data.hub-config", "data.hub-split")
     if "{client}" in str(flat["data.path"]):

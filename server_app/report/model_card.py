@@ -28,8 +28,7 @@ from server_app.report.summary import versions
 SOURCES = {
     "documentation": "the documentation of Python, a different part for each client",
     "code": "source code of Python's standard library, a different part for each client",
-    "text": "the run's own text files",
-    "jsonl": "the run's own JSON Lines files",
+    "files": "the run's own files",
     "hub": "a dataset of the Hugging Face hub",
 }
 PATHS = ("path", "test-path")

@@ -44,7 +44,7 @@ def held_out(passages: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("clients", [1, 2, 7])
 def test_dealing_out_a_file_is_a_partition(shared_file: str, clients: int) -> None:
-    data = DataSettings(source="text", path=shared_file)
+    data = DataSettings(source="files", path=shared_file)
     shares = [client_passages(data, NODE, client, clients) for client in range(clients)]
     dealt = Counter(passage for share in shares for passage in share)
     assert set(dealt.values()) == {1}
@@ -57,15 +57,15 @@ def test_who_receives_a_passage_depends_on_the_passage_alone(
 ) -> None:
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(["new one", *PASSAGES[::-1]]))
-    before = client_passages(DataSettings(source="text", path=shared_file), NODE, 1, 4)
-    after = client_passages(DataSettings(source="text", path=str(other)), NODE, 1, 4)
+    before = client_passages(DataSettings(source="files", path=shared_file), NODE, 1, 4)
+    after = client_passages(DataSettings(source="files", path=str(other)), NODE, 1, 4)
     assert set(before) == set(after) - {"new one"}
 
 
 def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text("\n".join(json.dumps({"body": passage}) for passage in PASSAGES))
-    data = DataSettings(source="jsonl", path=str(path), field="body")
+    data = DataSettings(source="files", path=str(path), field="body")
     shares = [client_passages(data, NODE, client, 3) for client in range(3)]
     assert sorted(passage for share in shares for passage in share) == sorted(
         set(PASSAGES) - held_out(PASSAGES)
@@ -80,14 +80,14 @@ def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
         (tmp_path / f"client-{client}.txt").write_text(
             "\n\n".join(f"{passage} of {client}" for passage in PASSAGES[:30])
         )
-    data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
+    data = DataSettings(source="files", path=str(tmp_path / "client-{client}.txt"))
     for client in range(3):
         own = {f"{passage} of {client}" for passage in PASSAGES[:30]}
         assert set(client_passages(data, NODE, client, 3)) == own - held_out(sorted(own))
 
 
 def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
-    data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
+    data = DataSettings(source="files", path=str(tmp_path / "client-{client}.txt"))
     with pytest.raises(EspalierError, match=r"client-5.txt: no such file"):
         client_passages(data, NODE, 5, 8)
 
@@ -142,7 +142,7 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
     settings = parse(
         {
             "num-clients": 2,
-            "data.source": "text",
+            "data.source": "files",
             "data.path": shared_file,
             "data.num-samples": 3,
             "data.sequence-length": 40,
@@ -193,4 +193,4 @@ def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
         EspalierError,
         match=r"data-path: neither this site nor the run's data.path names a file; set data-path",
     ):
-        client_passages(DataSettings(source="jsonl"), NODE, 0, 2)
+        client_passages(DataSettings(source="files"), NODE, 0, 2)

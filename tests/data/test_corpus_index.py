@@ -158,7 +158,7 @@ def test_shares_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
     for clients in (1, 3):
-        data = DataSettings(source="text", path=str(path))
+        data = DataSettings(source="files", path=str(path))
         deal = Partition("iid", clients, 0.5, 0)
         for client in range(clients):
             expected = by_hand([Record(passage) for passage in passages(text)], deal, client)[0]
@@ -226,7 +226,7 @@ def words(text: str) -> list[int]:
 
 
 def config_of(path: Path, clients: int) -> dict[str, Any]:
-    return {"model": "demo", "num-clients": clients, "data.source": "text", "data.path": str(path)}
+    return {"model": "demo", "num-clients": clients, "data.source": "files", "data.path": str(path)}
 
 
 @pytest.mark.usefixtures("kept_on_disk")
@@ -340,7 +340,7 @@ def test_it_is_removed_like_private_state(tmp_path: Path, large: Source) -> None
 def test_a_malformed_line_is_told_as_before(tmp_path: Path, kept_on_disk: None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": 1}\n')
-    data = DataSettings(source="jsonl", path=str(path))
+    data = DataSettings(source="files", path=str(path))
     for _ in range(2):
         with pytest.raises(EspalierError, match=r"a\.jsonl: line 2, field 'text' is not a string"):
             client_passages(data, node(tmp_path), 0, 2)

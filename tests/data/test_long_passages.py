@@ -150,7 +150,7 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
     path.write_text(between.join(f"line {number} of many" for number in range(3000)) + "\n")
     given: dict[str, Any] = {
         "num-clients": 1,
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(path),
         "data.sequence-length": 16,
     }

@@ -102,7 +102,7 @@ def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
         )
     )
     data = DataSettings(
-        source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward"
+        source="files", path=str(file), field="note", partition="by-field", partition_field="ward"
     )
     for client in range(2):
         own = set(client_passages(data, simulated_node(), client, 2))
@@ -117,7 +117,7 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
     file = tmp_path / "notes.jsonl"
     file.write_text('{"text": "hawthorn", "ward": 1}\n{"text": "hazel"}\n')
     data = DataSettings(
-        source="jsonl", path=str(file), partition="dirichlet", partition_field="ward"
+        source="files", path=str(file), partition="dirichlet", partition_field="ward"
     )
     with pytest.raises(EspalierError, match="line 2 has no label in field 'ward'") as refused:
         client_passages(data, simulated_node(), 0, 2)
@@ -129,7 +129,7 @@ def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> No
         (tmp_path / f"{name}.txt").write_text(
             "\n\n".join(f"{name} {number}" for number in range(30))
         )
-    data = DataSettings(source="text", path=str(tmp_path), partition="by-file")
+    data = DataSettings(source="files", path=str(tmp_path), partition="by-file")
     first = client_passages(data, simulated_node(), 0, 3)
     assert first
     assert all(passage.startswith("a ") for passage in first)

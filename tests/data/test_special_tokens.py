@@ -39,7 +39,7 @@ def item_of(task: str) -> Item:
 def test_options_are_split_as_by_a_slow_reference(task: str, kind: tuple[bool, bool, bool]) -> None:
     start, _, prefix_space = kind
     settings = parse(
-        {"method": "fedpetuning", "task.name": task, "data.source": "jsonl", "data.path": "unused"}
+        {"method": "fedpetuning", "task.name": task, "data.source": "files", "data.path": "unused"}
     )
     item = item_of(task)
     made = raw_tokenizer(prefix_space)

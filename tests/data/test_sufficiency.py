@@ -119,11 +119,11 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
 ):
     nowhere = NodeSettings(site="a", min_tokens=1)
     with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
-        require_enough(settings(data__source="text"), nowhere, letters)
+        require_enough(settings(data__source="files"), nowhere, letters)
     with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
         require_enough(settings(method="fedpetuning", task__name="sst2"), nowhere, letters)
     require_enough(settings(), nowhere, letters)
-    shared = settings(data__source="text", data__path="/shared.txt")
+    shared = settings(data__source="files", data__path="/shared.txt")
     require_enough(shared, simulated_node(), letters)
     with pytest.raises(EspalierError, match="does not open files that a run names"):
         require_enough(shared, nowhere, letters)

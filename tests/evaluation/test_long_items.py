@@ -41,7 +41,7 @@ def settings_of(model: Path, **task: Any) -> RunSettings:
             "model": str(model),
             "task.name": "boolq",
             "data.path": "x",
-            "data.source": "jsonl",
+            "data.source": "files",
         }
         | changes
     )

@@ -56,7 +56,7 @@ SETTINGS: dict[str, Any] = {
     "lora.targets": "all",
     "task.name": "sst2",
     "task.max-tokens": 40,
-    "data.source": "jsonl",
+    "data.source": "files",
 } | LOCAL_ONLY
 TESTS = 40
 

@@ -109,7 +109,7 @@ class TestFlap(Promises):
     def pointed(self, bench: Bench) -> Bench:
         """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
-            "data.source": "text",
+            "data.source": "files",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
         }
         return bench
@@ -165,7 +165,7 @@ class TestFlap(Promises):
 
     def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
         changes = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
         samples = all_samples(plain.bench, **changes).chunk(4)

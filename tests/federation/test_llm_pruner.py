@@ -134,7 +134,7 @@ class TestLlmPruner(Promises):
         Signed sums count by their magnitude.
         """
         changes = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
             "llm_pruner__element": element,
         }
@@ -167,7 +167,7 @@ class TestLlmPruner(Promises):
         The search prunes the numbers of groups and channels with the lowest loss.
         """
         changes = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
             "llm_pruner__element": "squared",
         }
@@ -204,7 +204,7 @@ class TestLlmPruner(Promises):
 
     def test_signed_sums_are_those_of_pooled_data(self, bench: Bench) -> None:
         changes = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
             "llm_pruner__element": "signed",
         }

@@ -170,13 +170,13 @@ class TestLlmStreamline(Promises):
     def pointed(self, bench: Bench) -> Bench:
         """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
-            "data.source": "text",
+            "data.source": "files",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
         }
         return bench
 
     def samples(self, bench: Bench) -> tuple[Tensor, ...]:
-        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
+        changes = {"data__source": "files", "data__path": f"{bench.folder}/text-{{client}}.txt"}
         return all_samples(bench, **changes).chunk(bench.num_clients)
 
     def test_the_stretch_that_changes_its_input_least_over_all_tokens_goes(

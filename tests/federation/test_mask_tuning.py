@@ -184,7 +184,7 @@ class TestMaskTuning(Promises):
 
     @staticmethod
     def samples(bench: Bench) -> tuple[torch.Tensor, ...]:
-        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
+        changes = {"data__source": "files", "data__path": f"{bench.folder}/text-{{client}}.txt"}
         return all_samples(bench, **changes).chunk(bench.num_clients)
 
     @staticmethod
@@ -293,7 +293,7 @@ class TestMaskTuning(Promises):
     ) -> None:
         """A federation of one client is that party."""
         changes: dict[str, Any] = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
         }
         changes |= {

@@ -102,7 +102,7 @@ def test_every_method_and_source_has_words() -> None:
 def test_paths_stay_out_of_it(model: OpenedModel, method: str) -> None:
     settings = parse(
         {
-            "method": method, "model": str(model.directory), "data.source": "jsonl", "data.path": "/secret/{client}.jsonl",
+            "method": method, "model": str(model.directory), "data.source": "files", "data.path": "/secret/{client}.jsonl",
             "task.test-path": "/secret/tests.jsonl", "evaluation.texts": "ours=/secret/public.txt", "out-dir": "/secret/runs",
             "resume-from": "/secret/runs/1", **({"task.name": "sst2"} if method == "fedpetuning" else {}),
         }

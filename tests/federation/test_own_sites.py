@@ -227,7 +227,7 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
     file.write_text(
         "".join(json.dumps({"sentence": f"good {n}", "label": n % 2}) + "\n" for n in range(40))
     )
-    task = {"task__name": "sst2", "data__source": "jsonl", "task__max_tokens": 32}
+    task = {"task__name": "sst2", "data__source": "files", "task__max_tokens": 32}
     site = OneSite(bench, {"data-path": str(file)}, **task)
     order = {"rank_limit": 2}
     assert (

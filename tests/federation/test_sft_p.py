@@ -650,7 +650,7 @@ def of_reviews(bench: Bench) -> dict[str, Any]:
         "task__name": "sst2",
         "task__max_tokens": 48,
         "task__test_path": str(bench.folder / "tests.jsonl"),
-        "data__source": "jsonl",
+        "data__source": "files",
         "data__path": str(bench.folder / "items-{client}.jsonl"),
         "evaluation__local_baseline": True,
     }

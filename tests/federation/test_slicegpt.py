@@ -115,7 +115,7 @@ class TestSliceGpt(Promises):
     def pointed(self, bench: Bench) -> Bench:
         """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
-            "data.source": "text",
+            "data.source": "files",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
         }
         return bench
@@ -171,7 +171,7 @@ class TestSliceGpt(Promises):
 
     def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
         changes = {
-            "data__source": "text",
+            "data__source": "files",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
         samples = all_samples(plain.bench, **changes).chunk(4)

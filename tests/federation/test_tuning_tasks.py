@@ -28,7 +28,7 @@ TUNING = {
     "training.learning-rate": 0.02,
     "lora.rank": 2,
     "task.max-tokens": 40,
-    "data.source": "jsonl",
+    "data.source": "files",
     "evaluation.own-text": False,
 }
 

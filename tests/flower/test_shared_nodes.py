@@ -36,7 +36,7 @@ def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(
         folder = tmp_path / name
         folder.mkdir()
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
-        texts = {"data.source": "text", "data.path": f"{folder}/text-{{client}}.txt"}
+        texts = {"data.source": "files", "data.path": f"{folder}/text-{{client}}.txt"}
         bench = Bench(folder, "fedprllm", texts, num_clients=5, home=shared)
         configs = [{"partition-id": node, "num-partitions": nodes} for node in range(nodes)]
         grid = InProcessGrid(client_app.app.app, configs, bench.config())

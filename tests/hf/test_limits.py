@@ -18,7 +18,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 
 TUNING = {"method": "fedpetuning"}
-ON_ITEMS = TUNING | {"task.name": "sst2", "data.source": "jsonl", "data.path": "items.jsonl"}
+ON_ITEMS = TUNING | {"task.name": "sst2", "data.source": "files", "data.path": "items.jsonl"}
 SHORT = {"data.sequence-length": 64, "evaluation.sequence-length": 64, "task.max-tokens": 64}
 
 

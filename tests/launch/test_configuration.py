@@ -38,7 +38,7 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
         "evaluation.local-baseline=false",
         "data.field=body",
     ]
-    words = ["two-sites", *given, "data.source=jsonl", "data.path=notes.jsonl"]
+    words = ["two-sites", *given, "data.source=files", "data.path=notes.jsonl"]
     config, settings = configuration(APP, words, on_this_machine=True)
     assert (settings.num_clients, settings.of(FedPrLLMSettings).sparsity) == (5, 0.7)
     assert settings.evaluation.local_baseline is False
@@ -55,7 +55,7 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(
         "fedpetuning",
         "model=m",
         "evaluation.texts=documentation,w=a/w.txt",
-        "data.source=jsonl",
+        "data.source=files",
         "data.path=t{client}.txt",
         "task.name=gsm8k",
         "task.test-path=q.jsonl",
@@ -158,8 +158,8 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
         (
             "TEXT data.field=body",
             "data.field = 'body'",
-            "data.source = 'text'",
-            "data.source = 'jsonl' or 'hub'",
+            "data.source = 'files'",
+            "data.source = 'files' or 'hub'",
         ),
         (
             "data.hub-split=train",
@@ -174,7 +174,7 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "data.partition = 'dirichlet' or 'quantity'",
         ),
         (
-            "data.source=text data.path={client}.txt data.partition=quantity",
+            "data.source=files data.path={client}.txt data.partition=quantity",
             "data.partition = 'quantity'",
             "data.path = '{client}.txt'",
             "a data.path without {client}",
@@ -185,7 +185,7 @@ def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
     words: str, key: str, reason: str, remedy: str
 ) -> None:
     given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace(
-        "TEXT", "data.source=text data.path=a.txt"
+        "TEXT", "data.source=files data.path=a.txt"
     )
     with pytest.raises(EspalierError) as caught:
         configuration(APP, given.split(), on_this_machine=True)
@@ -255,12 +255,12 @@ def test_another_method_than_the_preset_s_leaves_the_preset_s_own_table_behind()
 def test_simulated_clients_need_a_file_where_the_source_is_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["run", "data.source=text", "--app", str(APP)]) == 2
+    assert main(["run", "data.source=files", "--app", str(APP)]) == 2
     assert (
-        "data.path = '': data.source = 'text' needs the path of a file" in capsys.readouterr().err
+        "data.path = '': data.source = 'files' needs the path of a file" in capsys.readouterr().err
     )
     # Real sites have their own paths.
-    _, settings = configuration(APP, ["data.source=text"], on_this_machine=False)
+    _, settings = configuration(APP, ["data.source=files"], on_this_machine=False)
     assert settings.data.source == "text"
 
 

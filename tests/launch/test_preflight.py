@@ -36,7 +36,7 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
         "model": str(model),
         "num-clients": 3,
         "threads": 1,
-        "data.source": "text",
+        "data.source": "files",
         "data.path": f"{tmp_path}/{{client}}.txt",
         "data.num-samples": 2,
         "data.sequence-length": 16,
@@ -180,7 +180,7 @@ def test_the_command_ends_before_a_run_is_submitted(
     words = [
         f"model={model}",
         "num-clients=2",
-        "data.source=text",
+        "data.source=files",
         "data.path=/no/such.txt",
         "data.sequence-length=16",
     ]

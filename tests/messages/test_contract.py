@@ -469,7 +469,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
     given = {
         "method": "fedpetuning",
         "task.name": "sst2",
-        "data.source": "jsonl",
+        "data.source": "files",
         "task.max-test-items": 3,
     }
     fields = {"names": [], "num_samples": [], "test_requests": 4, "test_tokens": 40}

@@ -124,7 +124,7 @@ def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
 def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
     """The width of the head is that of the model, which no cut changes."""
     encoder = replace(PLAN, head_features=8)
-    task = {"task.name": "sst2", "data.source": "jsonl", "data.path": "x"}
+    task = {"task.name": "sst2", "data.source": "files", "data.path": "x"}
     settings = parse({"method": "fedspine", "lora.rank": 2, "lora.targets": "all", **task})
     head = {
         "head.dense.weight": (8, 8),

@@ -250,7 +250,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         text.write_text(private_text(client))
     data = (
         f"model={shared.model}",
-        "data.source=text",
+        "data.source=files",
         f"data.path={folder}/text-{{client}}.txt",
         "data.sequence-length=32",
     )

@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> dict[str, object]:
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
     return {
         "model": str(tmp_path / "model"),
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(tmp_path / "clients.txt"),
         "data.num-samples": 2,
         "data.sequence-length": 16,

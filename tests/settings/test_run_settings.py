@@ -272,14 +272,14 @@ def test_the_centralized_baseline_without_baselines_is_refused() -> None:
 
 
 def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
-    assert parse({"data.source": "jsonl"}).data.path == ""
+    assert parse({"data.source": "files"}).data.path == ""
     assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.source == "documentation"
     assert (
         parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "code"}).task.name
         == "sst2"
     )
     (line,) = mistake_lines({"method": "fedpetuning", "task.name": "sst2"})
-    assert line == "task.name = 'sst2': needs data.source = 'jsonl' or 'hub', not 'documentation'"
+    assert line == "task.name = 'sst2': needs data.source = 'files' or 'hub', not 'documentation'"
 
 
 @pytest.mark.parametrize("source", ["documentation", "code"])
@@ -290,7 +290,7 @@ def test_a_path_without_a_file_source_is_a_mistake(source: str) -> None:
 
 
 def test_wrong_combinations_are_reported_together_with_wrong_values() -> None:
-    assert len(mistake_lines({"data.source": "text", "seed": -1})) == 2
+    assert len(mistake_lines({"data.source": "files", "seed": -1})) == 2
 
 
 def test_a_method_that_is_no_text_is_one_mistake() -> None:
@@ -379,9 +379,9 @@ def test_the_digest_is_the_same_for_defaults_written_out() -> None:
 
 def test_a_partition_by_label_needs_labels() -> None:
     (line,) = mistake_lines(
-        {"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"}
+        {"data.source": "files", "data.path": "notes.txt", "data.partition": "dirichlet"}
     )
-    assert "data.source = 'jsonl' or 'hub' and data.partition-field" in line
+    assert "data.source = 'files' or 'hub' and data.partition-field" in line
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]
 
 
@@ -389,7 +389,7 @@ def test_public_items_are_not_those_that_clients_train_on() -> None:
     config = {
         "method": "fedpetuning",
         "task.name": "sst2",
-        "data.source": "jsonl",
+        "data.source": "files",
         "data.path": "a",
         "task.test-path": "a",
     }
@@ -401,7 +401,7 @@ def test_public_items_are_not_those_that_clients_train_on() -> None:
 ITEMS: dict[str, Any] = {
     "method": "fedpetuning",
     "task.name": "sst2",
-    "data.source": "jsonl",
+    "data.source": "files",
     "num-clients": 3,
 }
 

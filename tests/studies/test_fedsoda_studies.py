@@ -30,7 +30,7 @@ CONDITIONS: dict[str, Any] = {
     "settings": {"federation.rounds": 2},
 }
 NAMED = {
-    "data.source": "jsonl",
+    "data.source": "files",
     "data.path": "train.jsonl",
     "task.name": "arc-easy",
     "evaluation.texts": "tested=tested.txt",

@@ -37,7 +37,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
     settings = EVALUATED | {
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(shared),
         "evaluation.own-text": False,
     }

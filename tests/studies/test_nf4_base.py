@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{number * number % 31}" for number in range(12 * SAMPLE)))
     return {
-        "method": "fedpetuning", "model": str(directory), "threads": 1, "device": "cpu", "data.source": "text",
+        "method": "fedpetuning", "model": str(directory), "threads": 1, "device": "cpu", "data.source": "files",
         "data.path": str(text), "data.sequence-length": SAMPLE, "evaluation.max-samples": HELD_OUT, "lora.rank": 2,
         "training.steps": 3, "training.batch-size": 2, "training.learning-rate": 0.01,
     }  # fmt: skip

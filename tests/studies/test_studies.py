@@ -39,7 +39,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     shared = tmp_path / "shared.txt"
     settings = EVALUATED | {
-        "data.source": "text",
+        "data.source": "files",
         "data.path": str(shared),
         "seed": SETTING.seed,
         "evaluation.own-text": False,

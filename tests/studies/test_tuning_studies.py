@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "task.max-tokens": 48,
     "task.max-test-tokens": 48,
     "task.max-test-items": 4,
-    "data.source": "jsonl",
+    "data.source": "files",
     "evaluation.own-text": False,
 }
 TWO_ROUNDS = {"federation.rounds": 2}

@@ -70,7 +70,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-SST2 = {"task.name": "sst2", "data.source": "jsonl", "data.path": "nowhere"}
+SST2 = {"task.name": "sst2", "data.source": "files", "data.path": "nowhere"}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 FAMILIES = ["llama", "roberta"]
 

@@ -31,7 +31,7 @@ def settings_of(task: str, folder: Path) -> RunSettings:
     given = {
         "method": "fedpetuning",
         "task.name": task,
-        "data.source": "jsonl",
+        "data.source": "files",
         "data.path": str(folder / "items.jsonl"),
     }
     return parse(given | {"task.max-tokens": LONG, "num-clients": 1})

@@ -30,7 +30,7 @@ def test_as_many_as_asked_for_at_even_distances(tmp_path: Path, most: int, wante
             "task.name": "sst2",
             "task.test-path": str(file),
             "task.max-test-items": most,
-            "data.source": "jsonl",
+            "data.source": "files",
             "data.path": "unused",
         }
     )
@@ -47,7 +47,7 @@ def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
     keys = {
         "task.name": "sst2",
         "task.test-path": str(file),
-        "data.source": "jsonl",
+        "data.source": "files",
         "data.path": "unused",
     }
     with pytest.raises(EspalierError, match=r"empty.jsonl: the file is empty"):

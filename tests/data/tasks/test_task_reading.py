@@ -298,7 +298,7 @@ def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
 ) -> None:
     words = [f"{SECRET} number {n}" for n in range(60)]
     path = write(tmp_path, *({"sentence": word, "label": 0} for word in words[:40]))
-    settings = hub_run(data__source="jsonl", data__path=path, num_clients=3)
+    settings = hub_run(data__source="files", data__path=path, num_clients=3)
     read: list[str] = []
     monkeypatch.setattr(
         "espalier.data.client_items.read_items",
