@@ -70,7 +70,7 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
         except EspalierError as error:
             found.setdefault(str(error), []).append(client)
             # The data set then cannot be loaded for any other client, and each attempt takes long.
-            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(error):
+            if settings.data.origin == "hub" and CANNOT_BE_LOADED in str(error):
                 return {str(error): list(range(settings.num_clients))}
     return found
 

@@ -246,7 +246,7 @@ def _data(site: Site) -> Iterator[str]:
         return
     yield str(
         site.node.data_path
-        or f"no file; the run's: {settings.data.source} {settings.data.path}".strip()
+        or f"no file; the run's: {settings.data.origin} {settings.data.path}".strip()
     )
     yield from read_client_data(settings, site.node, site.model, ANY_CLIENT)
 

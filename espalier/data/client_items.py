@@ -46,7 +46,7 @@ def client_items(
     data = settings.data
     require_own_data(node, data, task.name)
     hub = None
-    if data.source == "hub":
+    if data.origin == "hub":
         hub = hub_rows(task, _training_split(settings, task), data.path, data.hub_config)
     found = client_files(
         data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
@@ -155,7 +155,7 @@ def public_items(settings: RunSettings) -> list[Item]:
     task = task_named(chosen.name)
     if chosen.test_path:
         items = list(items_in(task, chosen.test_path, "task.test-path").items())
-    elif settings.data.source == "hub" and task.hub.test:
+    elif settings.data.origin == "hub" and task.hub.test:
         _require_other_split(settings, task)
         data = settings.data
         tests = hub_rows(task, task.hub.test, data.path, data.hub_config, TEST_SPLIT)

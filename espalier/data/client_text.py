@@ -58,10 +58,10 @@ def split_passages(
         The source or file is missing, empty or malformed.
     """
     require_own_data(node, data)
-    if not node.data_path and data.source in BUILT_IN:
-        return split(record.text for record in own_records(data.source, client, num_clients))
+    if not node.data_path and data.origin in BUILT_IN:
+        return split(record.text for record in own_records(data.origin, client, num_clients))
     hub = None
-    if data.source == "hub":
+    if data.origin == "hub":
         called = f"data.path = {data.path!r}: the dataset"
         hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
     found = client_files(data, node, client, num_clients, seed, TextRows, hub)
@@ -75,10 +75,34 @@ def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSetti
     Only in a simulation the run can name the fields.
     """
     if isinstance(files[0], TextRows):
+        _refuse_fields(files[0], data, node)
         return TextSource(files)
     if node.simulated:
         return TextSource(files, node.data_field or data.field, data.partition_field, data.group)
     return TextSource(files, node.data_field or "text", group_field=node.data_group)
+
+
+def _refuse_fields(file: TextRows, data: DataSettings, node: NodeSettings) -> None:
+    """Refuse settings that name fields of a text file.
+
+    Raises
+    ------
+    InputError
+        The text has another field than ``text``, or records have labels or groups.
+    """
+    named = {"data-field": node.data_field, "data-group": node.data_group}
+    if node.simulated:
+        named |= {
+            "data.field": data.field if data.field != "text" else "",
+            "data.partition-field": data.partition_field,
+            "data.group": data.group,
+        }
+    for key, value in named.items():
+        if value:
+            raise InputError(
+                f"{key} = '{value}': {file.path} is a text file, which has no fields; leave it out,"
+                " or name a file of records, such as JSON Lines, CSV or Parquet"
+            )
 
 
 def site_texts(data: DataSettings, node: NodeSettings) -> Iterator[str]:

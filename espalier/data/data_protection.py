@@ -81,10 +81,10 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
             f"data-task: this site's data-path contains {has}, but the run needs {wants}; if the"
             " file contains them, its owner sets data-task in --node-config"
         )
-    if not node.data_path and (task != TEXT or data.source not in BUILT_IN_TEXTS):
+    if not node.data_path and (task != TEXT or data.origin not in BUILT_IN_TEXTS):
         _refuse(
             "data-path: this site names no file, and does not open files that a run names"
-            f" (data.source = '{data.source}'); set data-path in --node-config"
+            f" (data.source = '{data.origin}'); set data-path in --node-config"
         )
 
 

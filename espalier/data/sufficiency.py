@@ -50,8 +50,8 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     tunes = settings.tunes
     data = settings.data
     on_items = tunes and settings.task.name != TEXT
-    of_the_run = node.simulated and bool(data.path or data.source == "hub")
-    if not node.data_path and (of_the_run or (data.source in BUILT_IN_TEXTS and not on_items)):
+    of_the_run = node.simulated and bool(data.path or data.origin == "hub")
+    if not node.data_path and (of_the_run or (data.origin in BUILT_IN_TEXTS and not on_items)):
         return
     if _size(node.data_path) > LARGE:
         # The full read below raises the error again.

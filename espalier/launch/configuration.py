@@ -133,7 +133,7 @@ def configuration(
     # A preset may name a directory that its user still has to create.
     if "model" in given or "/" in settings.model:
         require_model(settings.model)
-    require_data(settings.data.source, settings.data.path)
+    require_data(settings.data.origin, settings.data.path)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
 

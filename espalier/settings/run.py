@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
@@ -125,16 +125,13 @@ class DataSettings(Table):
         ),
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_source(cls, values: Any) -> Any:
-        """Replace ``auto`` by the source that it stands for."""
-        if not isinstance(values, Mapping):
-            return values
-        return {**values, "source": source_of(values.get("source", "auto"), values.get("path"))}
+    @property
+    def origin(self) -> str:
+        """Source, with ``auto`` replaced by what it stands for."""
+        return source_of(self.source, self.path)
 
 
-def source_of(source: Any, path: Any) -> Any:
+def source_of(source: str, path: str) -> str:
     """Return the source of a client's text; ``auto`` depends on whether a path is given."""
     return ("files" if path else "documentation") if source == "auto" else source
 

@@ -153,9 +153,9 @@ def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, 
 def _data(settings: RunSettings) -> str:
     data = settings.data
     tuned = settings.tunes
-    source = SOURCES[data.source]
+    source = SOURCES[data.origin]
     if (
-        data.source == "hub"
+        data.origin == "hub"
         and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path)
         and not Path(data.path).exists()
     ):
@@ -168,7 +168,7 @@ def _data(settings: RunSettings) -> str:
             " tokens"
         )
     return (
-        f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from the'
+        f'{amount} for each client, from {source} (`data.source = "{data.origin}"`), or from the'
         " site's own file"
     )
 

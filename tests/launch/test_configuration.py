@@ -156,15 +156,9 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "fedspallm.local-method = 'sparsegpt'",
         ),
         (
-            "TEXT data.field=body",
-            "data.field = 'body'",
-            "data.source = 'files'",
-            "data.source = 'files' or 'hub'",
-        ),
-        (
             "data.hub-split=train",
             "data.hub-split = 'train'",
-            "data.source = 'documentation'",
+            "data.source = 'auto'",
             "data.source = 'hub'",
         ),
         (
@@ -261,7 +255,7 @@ def test_simulated_clients_need_a_file_where_the_source_is_one(
     )
     # Real sites have their own paths.
     _, settings = configuration(APP, ["data.source=files"], on_this_machine=False)
-    assert settings.data.source == "text"
+    assert settings.data.source == "files"
 
 
 @pytest.mark.parametrize(
@@ -381,16 +375,16 @@ def test_so_is_one_without_an_owner(
     configuration(APP, ["model=demo"], on_this_machine=True)
 
 
-@pytest.mark.parametrize("source", ["text", "jsonl"])
+@pytest.mark.parametrize("words", [["data.source=files"], []])
 def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [f"data.source={source}", "data.path=allenai/c4"]
+    words = [*words, "data.path=allenai/c4"]
     with pytest.raises(
         EspalierError,
         match=(
-            rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' needs"
+            r"data.path = 'allenai/c4': there is no file .* data.source = 'files' needs"
             r" one.*'hub'"
         ),
     ):

@@ -144,14 +144,6 @@ def test_a_path_that_exists_is_kept(tmp_path: Path) -> None:
     assert parse_node({"site": "a", "data-path": str(file)}).data_path == str(file)
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("a.jsonl", "jsonl"), ("a.json", "jsonl"), ("a.txt", "text"), ("a", "text")],
-)
-def test_the_format_follows_from_the_files_ending(path: str, expected: str) -> None:
-    assert NodeSettings(data_path=path).file_format() == expected
-
-
 def test_private_state_is_where_the_owner_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

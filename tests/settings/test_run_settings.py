@@ -137,7 +137,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("model", "", "at least 1 character"),
         ("model", 3, "valid string"),
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
-        ("data.source", "web", "'documentation', 'code', 'text', 'jsonl' or 'hub'"),
+        ("data.source", "web", "'auto', 'documentation', 'code', 'files' or 'hub'"),
         ("evaluation.local-baseline", "yes", "write true or false"),
         ("evaluation.baselines", 1, "write true or false"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
@@ -234,11 +234,14 @@ def test_a_whole_number_will_do_for_a_fraction() -> None:
     assert parse({"quorum": 1, "deadline-seconds": 60}).deadline_seconds == 60.0
 
 
-@pytest.mark.parametrize("source", ["text", "jsonl"])
-def test_a_file_source_needs_a_path(source: str) -> None:
-    (line,) = mistake_lines({"data.source": source})
+def test_files_need_a_path() -> None:
+    (line,) = mistake_lines({"data.source": "files"})
     assert line.startswith("data.path = ''")
-    assert source in line
+
+
+def test_a_path_alone_means_files() -> None:
+    assert parse({"method": "fedprllm", "data.path": "notes.csv"}).data.origin == "files"
+    assert parse({"method": "fedprllm"}).data.origin == "documentation"
 
 
 @pytest.mark.parametrize("source", ["documentation", "code"])
@@ -273,13 +276,16 @@ def test_the_centralized_baseline_without_baselines_is_refused() -> None:
 
 def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
     assert parse({"data.source": "files"}).data.path == ""
-    assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.source == "documentation"
+    assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.origin == "documentation"
     assert (
         parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "code"}).task.name
         == "sst2"
     )
     (line,) = mistake_lines({"method": "fedpetuning", "task.name": "sst2"})
-    assert line == "task.name = 'sst2': needs data.source = 'files' or 'hub', not 'documentation'"
+    assert (
+        line
+        == "task.name = 'sst2': needs data.path or data.source = 'hub', not data.source = 'documentation'"
+    )
 
 
 @pytest.mark.parametrize("source", ["documentation", "code"])
@@ -381,7 +387,7 @@ def test_a_partition_by_label_needs_labels() -> None:
     (line,) = mistake_lines(
         {"data.source": "files", "data.path": "notes.txt", "data.partition": "dirichlet"}
     )
-    assert "data.source = 'files' or 'hub' and data.partition-field" in line
+    assert "needs data.path or data.source = 'hub', and data.partition-field" in line
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]
 
 
