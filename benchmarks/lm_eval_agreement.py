@@ -30,7 +30,7 @@ from espalier.data.client_items import as_tests
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.classification import ENTAILMENTS
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import read_items
+from espalier.data.tasks.reading import items_in
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
@@ -217,7 +217,7 @@ def main() -> None:
         for named in given.files:
             name, _, path = named.partition("=")
             task = task_named(name)
-            items = list(islice(read_items(task, path), given.items))
+            items = list(islice(items_in(task, path).items(), given.items))
             written = (line for line in Path(path).read_text().split("\n") if line.strip())
             records = [json.loads(line) for line in islice(written, given.items)]
             samples = harness_samples(model, tokenizer, name, records, max_tokens, Path(scratch))

@@ -11,11 +11,13 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
+from espalier.data.files.corpus_index import open_corpus
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.catalogue import TASKS, task_named
-from espalier.data.tasks.reading import read_items, shares_of_items
+from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
 
 MAX_LABELS = 10
@@ -26,9 +28,12 @@ NO_LABEL = "items"
 
 def counts_per_client(partition: Partition, path: str, task: str) -> list[Counter[str]]:
     """Return the items of each client by label, with rare labels merged."""
-    items = list(read_items(task_named(task), path, "--file"))
-    shares = shares_of_items(partition, items)
-    counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
+    with TemporaryDirectory() as folder:
+        corpus = open_corpus(items_in(task_named(task), path, "--file"), Path(folder))
+        shares = [corpus.share(partition, client) for client in range(partition.num_clients)]
+        counts = [
+            Counter(item.label or NO_LABEL for part in share for item in part) for share in shares
+        ]
     total: Counter[str] = sum(counts, Counter())
     shown = {label for label, _ in total.most_common(MAX_LABELS)}
     merged = []

@@ -112,7 +112,6 @@ def _node_settings(random: Random) -> Iterator[None]:
     yield
     settings = parse_node(config)
     settings.state_root()
-    settings.file_format()
 
 
 # ----- messages -----------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def client_files(
             own = own_file(data.path, client, num_clients)
     if own:
         return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, other=other)), None)
+    assert data.partition != "by-file"
     found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, other=other))
     return ClientFiles(found, Partition(data.partition, num_clients, data.alpha, seed))
 

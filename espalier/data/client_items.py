@@ -48,10 +48,11 @@ def client_items(
     hub = None
     if data.origin == "hub":
         hub = hub_rows(task, _training_split(settings, task), data.path, data.hub_config)
+    group = data.group if node.simulated else node.data_group
     found = client_files(
         data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
     )
-    corpus = open_corpus(ItemSource(task, found.files), node.state_root())
+    corpus = open_corpus(ItemSource(task, found.files, {}, group), node.state_root())
     if (
         found.partition
         and found.partition.kind in ("by-field", "dirichlet")

@@ -58,7 +58,7 @@ class Partition:
         """
         records = list(records)
         dealt = [list[L]() for _ in range(self.num_clients)]
-        if self.kind == "by-field":
+        if self.kind in ("by-field", "by-group"):
             labels = sorted({record.label for record in records})
             owners = {label: place % self.num_clients for place, label in enumerate(labels)}
             for record in records:
@@ -85,7 +85,7 @@ class Partition:
             array that is True for the client's records.
         """
         names = list(labels)
-        if self.kind == "by-field":
+        if self.kind in ("by-field", "by-group"):
             order = {label: place for place, label in enumerate(sorted(names))}
             chosen = np.array([order[label] % self.num_clients == client for label in names])
             return lambda points, of: chosen[of]

@@ -30,14 +30,14 @@ class TextSource:
         """Yield the passages of a record.
 
         A record is not divided among clients. Its passages are held out one by one, and those of a
-        group together. Without a field for labels, a hash of the group is the label.
+        group together. A hash of the group is its label.
         """
         record = text_of(row, self.field, self.label_field)
         whole = digest(record.text)
         group = digest(label_of(row, self.group_field, "data.group")) if self.group_field else None
         for passage in passages(record.text):
             own = whole if passage == record.text else digest(passage)
-            label = record.label or (group.hex() if group else "")
+            label = group.hex() if group else record.label
             yield Unit(passage, own, group or whole, group or own, label)
 
     def reading(self) -> list[str]:

@@ -692,8 +692,14 @@ def _wrong_partition(data: Mapping[str, Any], source: Any, task: str) -> list[st
             f"data.partition = '{partition}': needs data.path or data.source = 'hub', and"
             " data.partition-field"
         )
-    if partition == "by-group" and not data.get("group", ""):
+    grouped = data.get("group", "")
+    if partition == "by-group" and not grouped:
         lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
+    if partition in ("by-field", "dirichlet", "by-file") and grouped:
+        lines.append(
+            f"data.partition = '{partition}': would divide the groups of data.group = '{grouped}';"
+            " choose 'by-group', 'iid' or 'quantity'"
+        )
     if partition != "iid" and source in BUILT_IN_TEXTS:
         lines.append(
             f"data.partition = '{partition}': '{source}' has one source per client; set data.source"

@@ -17,16 +17,19 @@ from client_passages import client_passages
 
 from espalier.data.client_text import client_samples, held_out_samples, training_samples
 from espalier.data.files import corpus_index, files
-from espalier.data.files.corpus_index import Source, open_corpus
-from espalier.data.files.files import json_records, text_records
+from espalier.data.files.corpus_index import open_corpus
+from espalier.data.files.files import JsonLinesRows, TextRows
 from espalier.data.files.records import Record
+from espalier.data.files.rows import text_of
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
+from espalier.data.text_source import TextSource
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import DataSettings, parse
 from espalier.storage.client_state import collect_old_runs
 
+KEY = "data.path"
 KINDS = ("iid", "quantity", "dirichlet", "by-field")
 
 
@@ -89,14 +92,10 @@ def test_text_is_cut_as_when_it_is_in_memory_whole(
         text = strange_text(seed)
         path.write_bytes(mark + text.encode())
         monkeypatch.setattr(files, "BLOCK_BYTES", 1 + seed % 9)
-        found = list(text_records(str(path)))
-        assert [located.record.text for located in found] == list(passages(text))
-        data = path.read_bytes()
-        for located in found:
-            assert (
-                files.text_record(data[located.start : located.start + located.length])
-                == located.record
-            )
+        file = TextRows(str(path), KEY)
+        found = list(file.rows())
+        assert [row.record["text"] for row in found] == list(passages(text))
+        assert list(file.at(row.place for row in found)) == [row.record for row in found]
 
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
@@ -109,14 +108,12 @@ def test_lines_are_those_of_the_whole_file(
     ]
     path.write_bytes(ending.join([*lines[:20], b"", b"  ", *lines[20:]]))
     monkeypatch.setattr(files, "BLOCK_BYTES", 5)
-    found = list(json_records(str(path), "text", "label"))
-    assert [located.record for located in found] == [
+    found = list(JsonLinesRows(str(path), KEY).rows())
+    assert [text_of(row, "text", "label") for row in found] == [
         Record(strange_text(seed), str(seed % 3)) for seed in range(40)
     ]
     data = path.read_bytes()
-    assert [
-        data[located.start : located.start + located.length].strip() for located in found
-    ] == lines
+    assert [data[row.place[0] : row.place[0] + row.place[1]].strip() for row in found] == lines
 
 
 def test_a_byte_that_is_not_utf8_is_named_by_its_place(
@@ -126,7 +123,7 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_place(
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n\nth\xffree")
     with pytest.raises(EspalierError, match="byte 12 is not UTF-8"):
-        list(text_records(str(path)))
+        list(TextRows(str(path), KEY).rows())
 
 
 @pytest.mark.usefixtures("kept_on_disk")
@@ -144,7 +141,9 @@ def test_shares_of_a_json_lines_file(tmp_path: Path, kind: Any) -> None:
     path.write_text(
         "".join(json.dumps({"text": one.text, "of": one.label}) + "\n" for one in records)
     )
-    index = open_corpus(Source(str(path), "jsonl", "text", "of"), tmp_path / "state")
+    index = open_corpus(
+        TextSource((JsonLinesRows(str(path), KEY),), "text", "of"), tmp_path / "state"
+    )
     for clients in (1, 2, 5):
         deal = Partition(kind, clients, 0.5, 3)
         for client in range(clients):
@@ -209,7 +208,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     assert first.shape == (8, 256)
 
     # The second client does not read the whole file again.
-    monkeypatch.setattr("espalier.data.files.corpus_index.text_records", None)
+    monkeypatch.setattr(TextRows, "rows", None)
     counted[0] = 0
     second = client_samples(settings, node(tmp_path), words, 1)
     assert second.tolist() != first.tolist()
@@ -254,14 +253,14 @@ def test_windows_are_those_of_the_whole_text(
 
 
 @pytest.fixture
-def large(tmp_path: Path, kept_on_disk: None) -> Source:
+def large(tmp_path: Path, kept_on_disk: None) -> TextSource:
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join(f"passage {number}" for number in range(50)))
-    return Source(str(path), "text")
+    return TextSource((TextRows(str(path), KEY),))
 
 
 def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(
-    tmp_path: Path, large: Source
+    tmp_path: Path, large: TextSource
 ) -> None:
     open_corpus(large, tmp_path / "state")
     folder = kept(tmp_path)
@@ -272,9 +271,9 @@ def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(
         assert b"passage" not in path.read_bytes()
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path, large: Source) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path, large: TextSource) -> None:
     before = list(open_corpus(large, tmp_path / "state").share()[0])
-    path = Path(large.path)
+    path = Path(large.files[0].path)
     times = path.stat()
     path.write_text(path.read_text().replace("passage 1", "passive 1"))
     # The file keeps its size and modification time.
@@ -291,7 +290,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, large: Source) -> None:
     "damage", [lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:], lambda data: b""]
 )
 def test_what_was_damaged_is_made_again(
-    tmp_path: Path, large: Source, name: str, damage: Any
+    tmp_path: Path, large: TextSource, name: str, damage: Any
 ) -> None:
     expected = [list(part) for part in open_corpus(large, tmp_path / "state").share()]
     path = kept(tmp_path) / name
@@ -299,15 +298,15 @@ def test_what_was_damaged_is_made_again(
     assert [list(part) for part in open_corpus(large, tmp_path / "state").share()] == expected
 
 
-def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: Source) -> None:
+def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: TextSource) -> None:
     own, _ = open_corpus(large, tmp_path / "state").share()
-    Path(large.path).write_text("something else\n\nentirely")
+    Path(large.files[0].path).write_text("something else\n\nentirely")
     with pytest.raises(EspalierError, match="changed while it was read"):
         list(own)
 
 
 def test_an_untouched_index_is_used_and_two_at_once_make_one(
-    tmp_path: Path, large: Source, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, large: TextSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
     make = corpus_index._make
@@ -322,7 +321,7 @@ def test_an_untouched_index_is_used_and_two_at_once_make_one(
     assert len(made) == 1
 
 
-def test_it_is_removed_like_private_state(tmp_path: Path, large: Source) -> None:
+def test_it_is_removed_like_private_state(tmp_path: Path, large: TextSource) -> None:
     open_corpus(large, tmp_path / "state")
     lock = kept(tmp_path) / "lock"
     collect_old_runs(tmp_path / "state", lock.stat().st_mtime - 1)

@@ -5,18 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from espalier.data.files.files import json_records, text_records
+from espalier.data.files.files import JsonLinesRows, TextRows
+from espalier.data.files.rows import text_of as record_of
 from espalier.errors import EspalierError
 
+KEYS = "data.path or the node's data-path"
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 
 
 def text_of(path: str) -> list[str]:
-    return [located.record.text for located in text_records(path)]
+    return [row.record["text"] for row in TextRows(path, KEYS).rows()]
 
 
 def texts_of(path: str, field: str) -> list[str]:
-    return [located.record.text for located in json_records(path, field, "")]
+    return [record_of(row, field).text for row in JsonLinesRows(path, KEYS).rows()]
+
+
+def labels_of(path: str, field: str) -> list[str]:
+    return [record_of(row, "text", field).label for row in JsonLinesRows(path, KEYS).rows()]
 
 
 def lines_file(tmp_path: Path, content: str | bytes) -> str:
@@ -196,12 +202,12 @@ def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: obje
             r"line 1, field 'ward' is not a label but (null|a list|an object|a number that is no)"
         ),
     ):
-        list(json_records(path, "text", "ward"))
+        labels_of(path, "ward")
     with pytest.raises(
         EspalierError,
         match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward",
     ):
-        list(json_records(path, "text", "kind"))
+        labels_of(path, "kind")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,7 @@ def test_labels_are_strings_numbers_or_truth_values(
     tmp_path: Path, label: object, expected: str
 ) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
-    assert [located.record.label for located in json_records(path, "text", "ward")] == [expected]
+    assert labels_of(path, "ward") == [expected]
 
 
 def test_a_line_of_deep_nesting_is_a_mistake(tmp_path: Path) -> None:

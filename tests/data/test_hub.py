@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from client_passages import client_passages
 
-from espalier.data.files.hub import read_dataset
+from espalier.data.files.hub import HubRows
+from espalier.data.files.records import Record
+from espalier.data.files.rows import text_of
 from espalier.data.passages import is_held_out
 from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
@@ -26,8 +28,13 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder)
 
 
+def records_of(name: str, split: str, field: str, label: str = "") -> list[Record]:
+    rows = HubRows(name, "", split, f"data.path = {name!r}: the dataset").rows()
+    return [text_of(row, field, label) for row in rows]
+
+
 def test_texts_and_labels_are_read(dataset: str) -> None:
-    records = list(read_dataset(dataset, "", "train", "note", "ward"))
+    records = records_of(dataset, "train", "note", "ward")
     assert [record.text for record in records] == [
         f"note {number} of the ward" for number in range(40)
     ]
@@ -59,20 +66,21 @@ def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
 
 def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(
-        EspalierError, match=r"data.field = 'text': the dataset has the fields note, ward"
+        EspalierError,
+        match=r"\(train\): row 1 has no field 'text', it has the fields note .*set data.field",
     ):
-        list(read_dataset(dataset, "", "train", "text", ""))
+        records_of(dataset, "train", "text")
 
 
 def test_a_dataset_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match="the dataset cannot be loaded"):
-        list(read_dataset(str(tmp_path / "nowhere"), "", "train", "text", ""))
+        records_of(str(tmp_path / "nowhere"), "train", "text")
 
 
 @pytest.mark.parametrize("split", ["dev", "dev[:9]", "train+dev"])
 def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> None:
     with pytest.raises(EspalierError) as caught:
-        list(read_dataset(dataset, "", split, "note", ""))
+        records_of(dataset, split, "note")
     assert (
         str(caught.value)
         == f"data.hub-split: the dataset {dataset!r} has no split 'dev', only 'train'; "
@@ -85,12 +93,12 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
     [
         (
             [{"role": "user", "content": "Anna K."}],
-            "a list, not a string; name a text column, or create one",
+            "a list; write it as a string",
         ),
-        ({"content": "Anna K."}, "an object, not a string; name a text column"),
-        (None, "null, not a string; remove the rows without text"),
-        (7, "a number, not a string"),
-        (True, "a boolean, not a string"),
+        ({"content": "Anna K."}, "an object; write it as a string"),
+        (None, "null; remove the records without text"),
+        (7, "a number;"),
+        (True, "a boolean;"),
     ],
 )
 def test_nothing_is_made_text_that_is_none(
@@ -100,9 +108,9 @@ def test_nothing_is_made_text_that_is_none(
     made = datasets.Dataset.from_list(rows if value is None else rows[1:])
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(EspalierError) as caught:
-        list(read_dataset("trees", "", "train", "note", "ward"))
-    row = 1 if value is None else 0
-    expected = f"data.field = 'note': the dataset 'trees' (train), row {row} (counted from 0) contains {told}"
+        records_of("trees", "train", "note", "ward")
+    row = 2 if value is None else 1
+    expected = f"the dataset 'trees' (train): row {row}, field 'note' is not a string but {told}"
     assert str(caught.value).startswith(expected)
     assert "Anna" not in str(caught.value)
 
@@ -113,7 +121,7 @@ def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(
         EspalierError,
-        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .* contains ",
+        match=r"^the dataset 'trees' \(train\): row 1, field 'ward' is not a label but ",
     ):
-        list(read_dataset("trees", "", "train", "note", "ward"))
-    assert [record.label for record in read_dataset("trees", "", "train", "note", "")] == [""]
+        records_of("trees", "train", "note", "ward")
+    assert [record.label for record in records_of("trees", "train", "note")] == [""]

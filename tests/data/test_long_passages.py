@@ -15,11 +15,12 @@ from espalier.data import passages as long_passages
 from espalier.data import token_pieces
 from espalier.data.client_text import client_samples
 from espalier.data.files import files
-from espalier.data.files.corpus_index import Source, open_corpus
+from espalier.data.files.corpus_index import open_corpus
 from espalier.data.files.file_text import FileText
-from espalier.data.files.files import text_record, text_records
+from espalier.data.files.files import JsonLinesRows, TextRows
 from espalier.data.passages import passages, split
 from espalier.data.public_text import public_samples
+from espalier.data.text_source import TextSource
 from espalier.errors import EspalierError
 from espalier.progress import heard_by
 from espalier.settings.node import simulated_node
@@ -89,19 +90,13 @@ def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(
         path.write_bytes(text.encode())
         monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 5 + seed % 31)
         monkeypatch.setattr(files, "BLOCK_BYTES", 1 + seed % 9)
-        found = list(text_records(str(path)))
-        assert [located.record.text for located in found] == list(passages(text))
-        assert all(
-            len(located.record.text.encode()) <= long_passages.LONGEST_PASSAGE for located in found
-        )
-        data = path.read_bytes()
-        for located in found:
-            assert (
-                text_record(data[located.start : located.start + located.length]) == located.record
-            )
-        assert "".join("".join(located.record.text for located in found).split()) == "".join(
-            text.split()
-        )
+        file = TextRows(str(path), "data.path")
+        rows = list(file.rows())
+        found = [row.record["text"] for row in rows]
+        assert found == list(passages(text))
+        assert all(len(one.encode()) <= long_passages.LONGEST_PASSAGE for one in found)
+        assert [one["text"] for one in file.at(row.place for row in rows)] == found
+        assert "".join("".join(found).split()) == "".join(text.split())
 
 
 def test_passages_that_are_not_long_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +119,8 @@ def test_parts_are_a_client_s_passages(
     text = "\n".join(f"line {number} of a text without a blank one" for number in range(200))
     path = tmp_path / "a"
     path.write_text(text if form == "text" else json.dumps({"text": text}))
-    index = open_corpus(Source(str(path), form, "text"), tmp_path / "state")
+    file = (TextRows if form == "text" else JsonLinesRows)(str(path), "data.path")
+    index = open_corpus(TextSource((file,)), tmp_path / "state")
     assert tuple(map(list, index.share())) == split([text])
     assert len(index) >= 200
 

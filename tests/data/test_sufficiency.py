@@ -68,9 +68,9 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
     def records(*_: object) -> Iterator[Record]:
         for index in range(10**6):
             read.append(index)
-            yield Record(f"passage number {index:05d}")
+            yield f"passage number {index:05d}"
 
-    monkeypatch.setattr(sufficiency, "site_records", records)
+    monkeypatch.setattr(sufficiency, "site_texts", records)
     require_enough(settings(), site(tmp_path / "a.txt"), letters)
     assert len(read) <= 16
     assert max(ENCODED) <= 16 * 22

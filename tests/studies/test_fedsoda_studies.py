@@ -20,7 +20,7 @@ from benchmarks.fedsoda.sources import is_public, make_sources
 from benchmarks.fedsoda.studies import CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, STUDIES
 from benchmarks.fedspallm.rows import Rows
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.reading import read_items
+from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
 from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings, parse
@@ -196,7 +196,8 @@ def test_clients_public_text_and_tests_have_nothing_in_common(
     assert not tested & {*private, *text}
     assert len(private) > 100
     assert all(
-        is_public(item) is False for item in read_items(task_named("arc-easy"), str(made.clients))
+        is_public(item) is False
+        for item in items_in(task_named("arc-easy"), str(made.clients)).items()
     )
     assert len(made.in_domain.read_text()) <= 2000
     assert made.in_domain.read_text().startswith(f"Question: {text[0]}\nAnswer: ")

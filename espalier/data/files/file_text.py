@@ -38,7 +38,10 @@ class FileText(Sequence[str]):
         self._keys = keys
         with opened(path, keys) as file:
             if file.packed:
-                raise InputError(f"{path}: is compressed ({file.packed}); unpack it for {keys}")
+                raise InputError(
+                    f"{path}: the file is compressed ({file.packed}); unpack it, and name the"
+                    f" unpacked file in {keys}"
+                )
             self._state = status_of(at_home(path))
             self._places = list(self._checked(file))
 

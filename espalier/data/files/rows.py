@@ -161,9 +161,10 @@ def text_of(row: Row, field: str, label_field: str = "") -> Record:
         raise InputError(f"{row.where} has no field '{field}', {fields_there(record)}; {remedy}")
     text = record[field]
     if not isinstance(text, str):
+        other = "remove the records without text" if text is None else "write it as a string"
         raise InputError(
-            f"{row.where}, field '{field}' is not a string but {kind_of(text)}; write it as a"
-            f" string, or {remedy}"
+            f"{row.where}, field '{field}' is not a string but {kind_of(text)}; {other}, or"
+            f" {remedy}"
         )
     if not is_unicode(text):
         raise InputError(

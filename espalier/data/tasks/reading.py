@@ -39,17 +39,9 @@ class ItemSource:
         return ()
 
     def units(self, row: Row) -> Iterator[Unit[Item]]:
-        """Yield the item of a record.
-
-        Items that differ only in blank space are the same item.
-        """
-        item = self.item(row)
-        parts = (digest(text) for text in (*item.contexts, *item.options, item.gold))
-        own = hashlib.sha256(b"".join(parts)).digest()
-        key = digest(item.text)
-        if self.group_field:
-            key = digest(label_of(row, self.group_field, "data.group"))
-        yield Unit(item, own, key, key, item.label)
+        """Yield the item of a record."""
+        group = label_of(row, self.group_field, "data.group") if self.group_field else ""
+        yield unit_of(self.item(row), group)
 
     def item(self, row: Row) -> Item:
         """Return the item of a record.
@@ -75,6 +67,21 @@ class ItemSource:
         """Return what determines the item of a record."""
         renamed = [f"{name}={of}" for name, of in sorted(self.columns_of.items())]
         return ["task", self.task.name, self.group_field, *renamed]
+
+
+def unit_of(item: Item, group: str = "") -> Unit[Item]:
+    """Return an item with the hashes that decide its client and its side of the split.
+
+    Items that differ only in blank space are the same item.
+
+    Parameters
+    ----------
+    group : value that the item has in common with others that it is not separated from
+    """
+    parts = (digest(text) for text in (*item.contexts, *item.options, item.gold))
+    own = hashlib.sha256(b"".join(parts)).digest()
+    key = digest(group or item.text)
+    return Unit(item, own, key, key, key.hex() if group else item.label)
 
 
 def items_in(task: Task, path: str, keys: str = CLIENT_KEYS) -> ItemSource:

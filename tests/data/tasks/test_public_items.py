@@ -61,8 +61,9 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
     """
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked: list[str] = []
+    found = datasets.Dataset.from_list([{"sentence": "tree", "label": 1}])
     monkeypatch.setattr(
-        datasets, "load_dataset", lambda name, config, split: asked.append(split) or []
+        datasets, "load_dataset", lambda name, config, split: asked.append(split) or found
     )
     keys = {f"data.{key}".replace("_", "-"): value for key, value in data.items()}
     public_items(parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | keys))

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.data.client_items import client_items, public_items
 from espalier.data.tasks.catalogue import TASKS
-from espalier.data.tasks.reading import read_hub_items, read_items
+from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import scored_items
 from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
@@ -63,7 +63,7 @@ def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Pat
         with pytest.raises(
             EspalierError, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'"
         ) as refused:
-            list(read_items(TASKS[task], write(tmp_path, GOOD[task], lacking)))
+            list(items_in(TASKS[task], write(tmp_path, GOOD[task], lacking)).items())
         assert SECRET not in str(refused.value)
 
 
@@ -83,7 +83,7 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
             with pytest.raises(
                 EspalierError, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'"
             ) as refused:
-                list(read_items(TASKS[task], write(tmp_path, record)))
+                list(items_in(TASKS[task], write(tmp_path, record)).items())
             assert SECRET not in str(refused.value)
 
 
@@ -131,7 +131,7 @@ def test_a_label_or_text_that_will_not_do(
     task: str, changed: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EspalierError) as refused:
-        list(read_items(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)))
+        list(items_in(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)).items())
     assert f"line 2 (task {task})" in str(refused.value)
     assert why in str(refused.value)
 
@@ -142,12 +142,12 @@ def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Pa
         r" \(a number\); check"
     )
     with pytest.raises(EspalierError, match=told):
-        list(read_items(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})))
+        list(items_in(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})).items())
 
 
 def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
-    items = list(read_items(TASKS["piqa"], path))
+    items = list(items_in(TASKS["piqa"], path).items())
     told = (
         rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, but only 19 fit .*; raise"
         r" task.max-test-tokens"
@@ -161,10 +161,10 @@ def test_lines_that_are_not_records(tmp_path: Path) -> None:
     for line, why in ((SECRET, "is not JSON"), (f'["{SECRET}"]', "is not a JSON object")):
         file.write_text(f"\n{line}\n")
         with pytest.raises(EspalierError, match=f"items.jsonl: line 2 {why}") as refused:
-            list(read_items(TASKS["sst2"], str(file)))
+            list(items_in(TASKS["sst2"], str(file)).items())
         assert SECRET not in str(refused.value)
     with pytest.raises(EspalierError, match=r"no such file; check data\.path"):
-        list(read_items(TASKS["sst2"], str(tmp_path / "nowhere")))
+        list(items_in(TASKS["sst2"], str(tmp_path / "nowhere")).items())
 
 
 def test_line_separators_within_a_string_do_not_end_the_line(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_line_separators_within_a_string_do_not_end_the_line(tmp_path: Path) -> 
         '{"sentence": "one\u2028two", "label": 1}\r\n\n{"sentence": "three", "label": 0}\n',
         encoding="utf-8",
     )
-    assert [item.texts for item in read_items(TASKS["sst2"], str(file))] == [
+    assert [item.texts for item in items_in(TASKS["sst2"], str(file)).items()] == [
         ("one\u2028two",),
         ("three",),
     ]
@@ -194,7 +194,8 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
-    items = read_hub_items(TASKS["sst2"], "train", dataset)
+    task = TASKS["sst2"]
+    items = ItemSource(task, (hub_rows(task, "train", dataset),)).items()
     assert [next(items).label for _ in range(5)] == [
         "negative",
         "positive",
@@ -204,14 +205,14 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
     ]
     with pytest.raises(
         EspalierError,
-        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is not one of the labels",
+        match=r"trees' \(train\): row 6 \(task sst2\), field 'label' is not one of the labels",
     ):
         next(items)
 
 
 def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(EspalierError, match="the dataset cannot be loaded"):
-        list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))
+        hub_rows(TASKS["sst2"], "train", f"{dataset}/nowhere").state()
 
 
 def hub_run(**changes: Any) -> RunSettings:
@@ -275,9 +276,9 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked = []
 
-    def load(name: str, config: str | None, split: str) -> list[Any]:
+    def load(name: str, config: str | None, split: str) -> None:
         asked.append((name, config, split))
-        return []
+        raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     flat = {
@@ -286,31 +287,8 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
         "data.source": "hub",
         "data.hub-split": named,
     }
-    with pytest.raises(EspalierError, match="no training items of the task"):
+    with pytest.raises(EspalierError, match="cannot be loaded"):
         client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"
     assert asked == [(hub.name, hub.config or None, named or own)]
-
-
-def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [f"{SECRET} number {n}" for n in range(60)]
-    path = write(tmp_path, *({"sentence": word, "label": 0} for word in words[:40]))
-    settings = hub_run(data__source="files", data__path=path, num_clients=3)
-    read: list[str] = []
-    monkeypatch.setattr(
-        "espalier.data.client_items.read_items",
-        lambda task, path: read.append(path) or read_items(task, path),
-    )
-
-    def of_all() -> list[str]:
-        own = [client_items(settings, simulated_node(), client) for client in range(3)]
-        return sorted(item.texts[0] for parts in own for part in parts for item in part)
-
-    assert of_all() == of_all() == sorted(words[:40])
-    assert read == [path]
-    write(tmp_path, *({"sentence": word, "label": 0} for word in words))
-    assert of_all() == sorted(words)
-    assert read == [path, path]

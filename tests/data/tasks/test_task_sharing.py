@@ -1,21 +1,64 @@
 """Split and partition of items: disjoint, complete, repeatable, independent of the file's order."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier.data.files.corpus_index import Unit, open_corpus
+from espalier.data.files.rows import Row, RowFile
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.item import Item
-from espalier.data.tasks.reading import shares_of_items, split_items
-from espalier.errors import EspalierError
+from espalier.data.tasks.reading import unit_of
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 ITEMS = [
     Item((f"Which tree is number {n}?",), ("oak", "elm"), n % 2, label=f"wood-{n % 3}")
     for n in range(600)
 ]
+
+
+class ItemRows(RowFile):
+    """Items in memory in place of a file's rows."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__("items", "data.path")
+        self.items = items
+
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        for place, item in enumerate(self.items):
+            yield Row((place, 0), "", {"item": item})
+
+    def state(self) -> list[int]:
+        return [0, 0, 0, 0]
+
+
+class Items:
+    """Source of items in memory."""
+
+    columns = ()
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.files = [ItemRows(list(items))]
+
+    def units(self, row: Row) -> list[Unit[Item]]:
+        return [unit_of(row.record["item"])]
+
+    def reading(self) -> list[str]:
+        return []
+
+
+def split_items(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
+    train, held_out = open_corpus(Items(items), Path("unused")).share()
+    return list(train), list(held_out)
+
+
+def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[Item]]:
+    corpus = open_corpus(Items(items), Path("unused"))
+    parts = [corpus.share(partition, client) for client in range(partition.num_clients)]
+    return [[*train, *held_out] for train, held_out in parts]
 
 
 def test_a_tenth_is_held_out() -> None:
@@ -55,14 +98,3 @@ def test_by_field_gives_whole_labels() -> None:
         for share in shares_of_items(Partition("by-field", 2, 1.0, 0), ITEMS)
     ]
     assert labels == [{"wood-0", "wood-2"}, {"wood-1"}]
-
-
-@pytest.mark.parametrize("kind", ["by-field", "dirichlet"])
-def test_items_without_labels_are_not_dealt_out_by_label(kind: Kind) -> None:
-    bare = [Item(("Which?",), ("#### 4",), 0)]
-    with pytest.raises(
-        EspalierError,
-        match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'",
-    ):
-        shares_of_items(Partition(kind, 2, 0.5, 0), bare)
-    assert sum(map(len, shares_of_items(Partition("quantity", 2, 0.5, 0), bare))) == 1
