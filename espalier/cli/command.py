@@ -6,6 +6,7 @@
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier status runs/*                        show the state of runs
+    espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   check a --node-config for a run
@@ -35,6 +36,7 @@ from espalier.cli.node import add_node
 from espalier.cli.plan import add_plan
 from espalier.cli.run import add_run
 from espalier.cli.run_status import add_status
+from espalier.cli.tasks import add_tasks
 from espalier.errors import EspalierError
 from espalier.launch.app import find_app
 from espalier.launch.configuration import explain_options
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_check_log(commands)
     add_status(commands)
     add_plan(commands)
+    add_tasks(commands)
     return parser
 
 

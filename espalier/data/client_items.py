@@ -1,6 +1,7 @@
 """Items of one client: training items and held-out items of a task."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from espalier.data.client_files import client_files
@@ -18,6 +19,7 @@ from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.table import columns_of
 
 UNLIMITED = 1 << 30
 """Maximum number of tokens of an item if the model has no limit."""
@@ -48,11 +50,15 @@ def client_items(
     hub = None
     if data.origin == "hub":
         hub = hub_rows(task, _training_split(settings, task), data.path, data.hub_config)
-    group = data.group if node.simulated else node.data_group
+    columns, group = (
+        (data.columns, data.group) if node.simulated else (node.data_columns, node.data_group)
+    )
     found = client_files(
         data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
     )
-    corpus = open_corpus(ItemSource(task, found.files, {}, group), node.state_root())
+    corpus = open_corpus(
+        ItemSource(task, found.files, columns_of(columns), group), node.state_root()
+    )
     if (
         found.partition
         and found.partition.kind in ("by-field", "dirichlet")
@@ -155,7 +161,9 @@ def public_items(settings: RunSettings) -> list[Item]:
     chosen = settings.task
     task = task_named(chosen.name)
     if chosen.test_path:
-        items = list(items_in(task, chosen.test_path, "task.test-path").items())
+        tests = items_in(task, chosen.test_path, "task.test-path")
+        # A public file may have the task's own names, whatever the clients' files have.
+        items = list(replace(tests, columns_of=columns_of(settings.data.columns)).items())
     elif settings.data.origin == "hub" and task.hub.test:
         _require_other_split(settings, task)
         data = settings.data

@@ -8,6 +8,7 @@ Does not cover: errors further on in a large file.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 from espalier.data.client_items import client_items
@@ -21,6 +22,7 @@ from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
+from espalier.settings.table import columns_of
 from espalier.settings.task import TEXT
 
 LARGE = 4 * 1024 * 1024
@@ -102,7 +104,9 @@ def _size(path: str) -> int:
 def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     task = task_named(settings.task.name)
     require_own_data(node, settings.data, task.name)
-    items = islice(items_in(task, node.data_path).items(), FIRST_ITEMS)
+    columns = settings.data.columns if node.simulated else node.data_columns
+    source = replace(items_in(task, node.data_path), columns_of=columns_of(columns))
+    items = islice(source.items(), FIRST_ITEMS)
     return any(not is_held_out(item.text) for item in items)
 
 

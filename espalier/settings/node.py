@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from espalier.errors import EspalierError, InputError
 from espalier.settings.methods import METHODS
-from espalier.settings.table import Table, mistake_lines
+from espalier.settings.table import Columns, Table, mistake_lines
 
 MIN_TOKENS = 2048
 """Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
@@ -90,6 +90,13 @@ class NodeSettings(Table):
         ),
     )
     data_field: str = Field("", description="Field of a record that holds the text; empty: `text`.")
+    data_columns: Columns = Field(
+        "",
+        description=(
+            "Fields of the site's records that have other names than the task's, as `needed=there`"
+            " pairs: `instruction=question,response=answer`."
+        ),
+    )
     data_group: str = Field(
         "",
         description=(

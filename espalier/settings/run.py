@@ -15,7 +15,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.pruning import PersonalModelSettings
-from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
+from espalier.settings.table import Columns, ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -82,6 +82,14 @@ class DataSettings(Table):
         description=(
             "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
             " training split for a task."
+        ),
+    )
+    columns: Columns = Field(
+        "",
+        description=(
+            "Fields of the records of a task that have other names than the task's, as"
+            " `needed=there` pairs: `instruction=question,response=answer`. `espalier tasks` lists"
+            " what each task needs."
         ),
     )
     group: str = Field(

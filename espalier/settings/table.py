@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 ReadWith = Mapping[str, Mapping[str, tuple[Any, ...]]]
 """Mapping: key -> other key -> values of the other key with which the key is read."""
@@ -31,6 +31,41 @@ class Table(BaseModel):
 
     A name with a dot refers to a key of another table.
     """
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """Return the field of a file for each field that a task needs.
+
+    Parameters
+    ----------
+    text : pairs ``needed=there``, separated by commas; empty: none
+
+    Raises
+    ------
+    ValueError
+        A pair lacks a name, or a needed field occurs twice.
+    """
+    found: dict[str, str] = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        needed, _, there = (part.strip() for part in pair.partition("="))
+        if not needed or not there:
+            raise ValueError(
+                f"{pair!r} is not a pair; write needed=there, for example"
+                " instruction=question,response=answer"
+            )
+        if needed in found:
+            raise ValueError(f"'{needed}' occurs twice; name one field for it")
+        found[needed] = there
+    return found
+
+
+def _are_columns(text: str) -> str:
+    columns_of(text)
+    return text
+
+
+Columns = Annotated[str, AfterValidator(_are_columns)]
+"""Text that ``columns_of`` reads."""
 
 
 def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") -> list[str]:

@@ -37,10 +37,13 @@ def not_read(
     source = flat["data.source"]
     if source == "auto":
         source = "files" if flat["data.path"] else "documentation"
-    if tunes:
+    if not tunes:
+        note("method", one_of("method", tuning), "data.columns")
+    else:
         note("method", one_of("method", pruning), "data.num-samples")
         if task == TEXT:
-            note("task.name", "another task", *(f"task.{key}" for key in OF_ITEMS))
+            keys = ("data.columns", *(f"task.{key}" for key in OF_ITEMS))
+            note("task.name", "another task", *keys)
         else:
             note(
                 "task.name",
@@ -49,6 +52,7 @@ def not_read(
                 "data.field",
                 "data.partition-field",
             )
+
         generated = tuple(name for name, one in tasks().items() if one.generation)
         if task not in generated:
             note("task.name", one_of("task.name", generated), "task.answer-tokens")

@@ -51,9 +51,32 @@ def _boolq(record: Fields) -> Item:
 
 
 TASKS = (
-    Task("sst2", Hub("nyu-mll/glue", "sst2", test="validation"), ("acc",), _sst2, SENTIMENTS),
     Task(
-        "mnli", Hub("nyu-mll/glue", "mnli", test="validation_matched"), ("acc",), _mnli, ENTAILMENTS
+        "sst2",
+        Hub("nyu-mll/glue", "sst2", test="validation"),
+        ("acc",),
+        _sst2,
+        SENTIMENTS,
+        sample={"sentence": "a gorgeous, witty, seductive movie", "label": 1},
     ),
-    Task("boolq", Hub("aps/super_glue", "boolq", test="validation"), ("acc",), _boolq, TRUTHS),
+    Task(
+        "mnli",
+        Hub("nyu-mll/glue", "mnli", test="validation_matched"),
+        ("acc",),
+        _mnli,
+        ENTAILMENTS,
+        sample={
+            "premise": "The river rose overnight.",
+            "hypothesis": "The water is higher.",
+            "label": 0,
+        },
+    ),
+    Task(
+        "boolq",
+        Hub("aps/super_glue", "boolq", test="validation"),
+        ("acc",),
+        _boolq,
+        TRUTHS,
+        sample={"passage": "Oak is a hardwood.", "question": "is oak a softwood", "answer": False},
+    ),
 )

@@ -66,12 +66,41 @@ def _winogrande(record: Fields) -> Item:
 
 
 TASKS = (
-    Task("piqa", Hub("baber/piqa", test="validation"), ("acc", "acc_norm"), _piqa),
-    Task("hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag),
+    Task(
+        "piqa",
+        Hub("baber/piqa", test="validation"),
+        ("acc", "acc_norm"),
+        _piqa,
+        sample={
+            "goal": "Dry a wet boot.",
+            "sol1": "Stuff it with paper.",
+            "sol2": "Fill it with water.",
+            "label": 0,
+        },
+    ),
+    Task(
+        "hellaswag",
+        Hub("Rowan/hellaswag", test="validation"),
+        ("acc", "acc_norm"),
+        _hellaswag,
+        sample={
+            "activity_label": "Gardening",
+            "ctx_a": "A man plants a tree.",
+            "ctx_b": "he",
+            "endings": ["waters it.", "eats it.", "sails away.", "falls up."],
+            "label": 0,
+        },
+    ),
     Task(
         "winogrande",
         Hub("allenai/winogrande", "winogrande_xl", test="validation"),
         ("acc",),
         _winogrande,
+        sample={
+            "sentence": "The oak shaded the bench because the _ was large.",
+            "option1": "oak",
+            "option2": "bench",
+            "answer": "1",
+        },
     ),
 )

@@ -83,18 +83,49 @@ def _mmlu(record: Fields) -> Item:
 
 
 TASKS = (
-    Task("arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc),
+    Task(
+        "arc-easy",
+        Hub("allenai/ai2_arc", "ARC-Easy", test="test"),
+        ("acc", "acc_norm"),
+        _arc,
+        sample={
+            "question": "Which tree loses its leaves in winter?",
+            "choices": {"text": ["oak", "pine"], "label": ["A", "B"]},
+            "answerKey": "A",
+        },
+    ),
     Task(
         "arc-challenge",
         Hub("allenai/ai2_arc", "ARC-Challenge", test="test"),
         ("acc", "acc_norm"),
         _arc,
+        sample={
+            "question": "Which tree loses its leaves in winter?",
+            "choices": {"text": ["oak", "pine"], "label": ["A", "B"]},
+            "answerKey": "A",
+        },
     ),
     Task(
         "openbookqa",
         Hub("allenai/openbookqa", "main", test="test"),
         ("acc", "acc_norm"),
         _openbookqa,
+        sample={
+            "question_stem": "A tree that keeps its needles is",
+            "choices": {"text": ["a pine", "an oak"], "label": ["A", "B"]},
+            "answerKey": "A",
+        },
     ),
-    Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu),
+    Task(
+        "mmlu",
+        Hub("cais/mmlu", "all", "auxiliary_train", "test"),
+        ("acc",),
+        _mmlu,
+        sample={
+            "question": "What do leaves take in?",
+            "choices": ["light", "iron", "sand", "oil"],
+            "answer": 0,
+            "subject": "botany",
+        },
+    ),
 )

@@ -15,11 +15,13 @@ from espalier.data.files.corpus_index import Unit
 from espalier.data.files.files import CLIENT_KEYS, JsonLinesRows
 from espalier.data.files.formats import open_rows
 from espalier.data.files.hub import TRAINING_SPLIT, HubRows
+from espalier.data.files.records import fields_there
 from espalier.data.files.rows import Row, RowFile, label_of
 from espalier.data.passages import digest
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Task
+from espalier.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,22 @@ class ItemSource:
         """
         record: Mapping[str, Any] = row.record
         if self.columns_of:
-            named = {name: record[of] for name, of in self.columns_of.items() if of in record}
-            record = {**record, **named}
+            record = {**record, **self._renamed(row)}
         where = f"{row.where} (task {self.task.name})"
         return replace(self.task.item(Fields(record, where)), where=where)
+
+    def _renamed(self, row: Row) -> dict[str, Any]:
+        """Return the values of renamed fields; a field may also have the task's own name."""
+        found = {}
+        for needed, there in self.columns_of.items():
+            if there in row.record:
+                found[needed] = row.record[there]
+            elif needed not in row.record:
+                raise InputError(
+                    f"{row.where} has no field '{there}' for the task's field '{needed}',"
+                    f" {fields_there(row.record)}; set data.columns or the node's data-columns"
+                )
+        return found
 
     def items(self) -> Iterator[Item]:
         """Yield all items in the order of the files."""

@@ -1,9 +1,9 @@
 """Definition of a task: its items, its dataset on Hugging Face and its metrics."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
@@ -61,3 +61,5 @@ class Task:
     """Names of the classes in order, if an encoder can solve the task too."""
     generation: Generation | None = None
     """Rules for ``exact_match``."""
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    """Record that shows the fields, for the list of tasks."""

@@ -77,7 +77,28 @@ TASKS = (
         ("exact_match", "loss"),
         _gsm8k,
         generation=NUMBERS,
+        sample={
+            "question": "Two trees bear 3 pears each. How many pears?",
+            "answer": "2 * 3 = 6\n#### 6",
+        },
     ),
-    Task("dolly", Hub("databricks/databricks-dolly-15k"), ("loss",), _dolly),
-    Task("alpaca", Hub("tatsu-lab/alpaca"), ("loss",), _alpaca),
+    Task(
+        "dolly",
+        Hub("databricks/databricks-dolly-15k"),
+        ("loss",),
+        _dolly,
+        sample={
+            "instruction": "Name a hardwood.",
+            "context": "",
+            "response": "Oak.",
+            "category": "open_qa",
+        },
+    ),
+    Task(
+        "alpaca",
+        Hub("tatsu-lab/alpaca"),
+        ("loss",),
+        _alpaca,
+        sample={"instruction": "Name a hardwood.", "input": "", "output": "Oak."},
+    ),
 )
