@@ -168,6 +168,58 @@ def test_a_pattern_names_files(tmp_path: Path) -> None:
     assert [Path(file.path).name for file in found] == ["0.jsonl", "2.jsonl"]
 
 
+# ----- columns ------------------------------------------------------------------------------------
+
+
+def dolly_run(path: Path, columns: str) -> dict[str, Any]:
+    return {
+        "method": "fedpetuning",
+        "task.name": "dolly",
+        "data.path": str(path),
+        "data.columns": columns,
+    }
+
+
+def test_columns_rename_the_fields_of_a_task(tmp_path: Path) -> None:
+    records = [
+        {"question": f"Name {n}", "answer": "Oak.", "kind": "a", "context": ""} for n in range(90)
+    ]
+    write_table(tmp_path / "a.csv", records, ",")
+    columns = "instruction=question, response=answer, category=kind"
+    own, held_out = client_items(parse(dolly_run(tmp_path / "a.csv", columns)), node(tmp_path), 0)
+    assert {item.gold for item in (*own, *held_out)} == {"Oak."}
+    assert all("Name " in item.prompt for item in own)
+    site = parse_node(
+        {
+            "site": "a",
+            "data-path": str(tmp_path / "a.csv"),
+            "data-task": "dolly",
+            "data-columns": columns,
+            "state-dir": str(tmp_path / "state"),
+        }
+    )
+    run = parse({"method": "fedpetuning", "task.name": "dolly"}, simulation=False)
+    assert len(client_items(run, site, 0)[0]) > len(own)
+
+
+def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.csv", [{"question": SECRET}], ",")
+    with pytest.raises(
+        EspalierError,
+        match="row 1 has no field 'asked' for the task's field 'instruction', it has the fields question",
+    ):
+        client_items(parse(dolly_run(tmp_path / "a.csv", "instruction=asked")), node(tmp_path), 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [("instruction", "is not a pair"), ("a=b,a=c", "'a' occurs twice"), ("=b", "is not a pair")],
+)
+def test_columns_are_pairs(columns: str, told: str) -> None:
+    with pytest.raises(EspalierError, match=told):
+        parse(dolly_run(Path("a.csv"), columns))
+
+
 # ----- groups -------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Description of the tasks: fields, prompt and answer of a sample record, and scores.
 
-    python -m espalier.data.tasks.description --write
+    python -m espalier.data.tasks.description
 
 writes docs/tasks.md. ``espalier tasks`` prints the same.
 """
@@ -21,7 +21,7 @@ INTRODUCTION = """# Tasks
 After reading this page you know which fields the records of a task need, what the model reads, and
 how it is scored.
 
-Written by `python -m espalier.data.tasks.description --write`; `espalier tasks` prints the same.
+Written by `python -m espalier.data.tasks.description`; `espalier tasks` prints the same.
 [Your own data](data.md) says in which files records may be, and how to map fields that have other
 names.
 """
@@ -58,18 +58,17 @@ def tasks_page() -> str:
     return "\n".join([INTRODUCTION, *sections])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the named tasks, or all; with ``--write`` write the page instead."""
-    names = sys.argv[1:] if arguments is None else arguments
-    if list(names) == ["--write"]:
-        (Path(__file__).parents[3] / PAGE).write_text(tasks_page())
-        return
-    for name in names or TASKS:
-        print("\n".join([name, *(f"  {line}" for line in described(task_named(name))), ""]))
+def main(names: Sequence[str]) -> int:
+    """Print the named tasks, or all; return 2 if there is no such task."""
+    try:
+        tasks = [task_named(name) for name in names or TASKS]
+    except InputError as error:
+        print(f"espalier: {error}", file=sys.stderr)
+        return 2
+    for task in tasks:
+        print("\n".join([task.name, *(f"  {line}".rstrip() for line in described(task)), ""]))
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        sys.exit(f"espalier: {error}")
+    (Path(__file__).parents[3] / PAGE).write_text(tasks_page())
