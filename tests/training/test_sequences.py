@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(task: str, folder: Path) -> RunSettings:
-    records = [RECORDS[task] | {"id": number} for number in range(3)]
+    records = [{**RECORDS.get(task, TASKS[task].sample), "id": number} for number in range(3)]
     (folder / "items.jsonl").write_text("\n".join(map(json.dumps, records)))
     given = {
         "method": "fedpetuning",
