@@ -42,7 +42,7 @@ def test_sequences_equal_a_slow_reference(
     kind: tuple[bool, bool, bool], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A written answer is followed by one end token, an option of a choice by none."""
-    monkeypatch.setattr("espalier.data.tasks.reading.is_held_out", lambda text: False)
+    monkeypatch.setattr("espalier.data.passages.HELD_OUT_PERCENT", 0)
     start, _, prefix_space = kind
     save_tokenizer_adding(model, *kind)
     opened = OpenedModel(model)
@@ -60,7 +60,7 @@ def test_sequences_equal_a_slow_reference(
 def test_an_encoder_without_a_token_for_padding_is_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.data.tasks.reading.is_held_out", lambda text: False)
+    monkeypatch.setattr("espalier.data.passages.HELD_OUT_PERCENT", 0)
     folder = save_tiny_roberta(tmp_path / "model")
     settings = settings_of("sst2", tmp_path)
     assert len(client_sequences(settings, simulated_node(), OpenedModel(folder), 0)) == 1
