@@ -95,7 +95,9 @@ def test_a_name_cannot_break_the_card(tmp_path: Path) -> None:
 
 def test_every_method_and_source_has_words() -> None:
     assert all(row.title for row in METHODS.values())
-    assert SOURCES.keys() == set(get_args(DataSettings.model_fields["source"].annotation))
+    assert SOURCES.keys() | {"auto"} == set(
+        get_args(DataSettings.model_fields["source"].annotation)
+    )
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
@@ -110,7 +112,7 @@ def test_paths_stay_out_of_it(model: OpenedModel, method: str) -> None:
     for card in (pruned_card(settings, model, 0.5), adapter_card(settings, model, REPORT)):
         assert "secret" not in card
         assert str(model.directory.parent) not in card
-        assert "JSON Lines files" in row(card, "data")
+        assert "the run's own files" in row(card, "data")
     assert ("items of the task `sst2`" in row(card, "data")) == (method == "fedpetuning")
 
 

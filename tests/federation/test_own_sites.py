@@ -173,10 +173,10 @@ def test_numbers_of_lines_do_not_leave_either(
 # ----- fields and paths in the settings of a run --------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["text", "jsonl", "hub"])
+@pytest.mark.parametrize("source", ["files", "hub"])
 def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, source: str) -> None:
     file = bench.folder / "id_rsa"
-    file.write_text(json.dumps({"text": private_text(0)}) if source == "jsonl" else private_text(0))
+    file.write_text(private_text(0))
     site = OneSite(bench, {"data-path": ""}, data__source=source, data__path=str(file))
     assert "this site names no file, and does not open files that a run names" in site.refusal(
         "train"

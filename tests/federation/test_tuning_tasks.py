@@ -339,7 +339,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
     assert 0 <= metric(document, "strict-match")["values"]["federated"] <= 1
 
 
-@pytest.mark.parametrize("source", ["documentation", "jsonl"])
+@pytest.mark.parametrize("source", ["documentation", "files"])
 def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
