@@ -63,7 +63,8 @@ BUNDLE_FAULTS = re.compile(
     rf" {FOLDER.pattern}"
     rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError:"
     rf" module '{ROOM}\b"
-    r"|^(SyntaxError|IndentationError): ",
+    r"|^(SyntaxError|IndentationError|tomli\._parser\.TOMLDecodeError): "
+    r"|^ValueError: Invalid pyproject\.toml:",
     re.MULTILINE,
 )
 """Pattern of log lines of a run whose program was installed only in part."""

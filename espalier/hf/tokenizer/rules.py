@@ -9,6 +9,8 @@ a process with limits.
 """
 
 import re
+from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,10 @@ MAX_ADDED = 1 << 16
 MAX_ADDED_CHARACTERS = 4096
 MAX_CHARSMAP = 1 << 21
 """Maximum number of characters of SentencePiece's normalisation table."""
+MAX_MAPPED = 32
+"""Maximum number of characters of a string in this table; NFKC makes up to 18 of one."""
+ONCE = ("ByteLevel", "Precompiled")
+"""Normalizers of which a tokenizer has one at most: each further one could double the text."""
 MAX_PADDING = 1 << 20
 MAX_WORDPIECE = 1000
 """Maximum number of characters of a word for WordPiece, whose time grows with their square."""
@@ -249,8 +255,7 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
     for name in ("content", "prepend", "replacement"):
         if len(str(part.get(name) or "")) > MAX_WORD:
             raise _Fault(section, f"{name} has more than {MAX_WORD} characters")
-    if len(part.get("precompiled_charsmap") or "") > MAX_CHARSMAP:
-        raise _Fault(section, f"precompiled_charsmap has more than {MAX_CHARSMAP} characters")
+    _require_short_results(section, part.get("precompiled_charsmap") or "")
     if part.get("dropout"):
         raise _Fault(section, f"dropout = {part['dropout']}: tokens would be drawn at random")
     if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MAX_WORDPIECE:
@@ -265,6 +270,18 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
     )
     if max(map(len, (*templates, *tokens)), default=0) > MAX_PARTS or len(tokens) > MAX_PARTS:
         raise _Fault(section, f"a template has more than {MAX_PARTS} parts or tokens")
+
+
+def _require_short_results(section: str, table: str) -> None:
+    """Refuse a normalisation table that is large, or makes a long string of one character."""
+    if len(table) > MAX_CHARSMAP:
+        raise _Fault(section, f"precompiled_charsmap has more than {MAX_CHARSMAP} characters")
+    # The table: size of a trie in bytes, the trie in words of 4 bytes, strings that end with NUL.
+    data = b64decode(table)
+    start = 4 + int.from_bytes(data[:4], "little") // 4 * 4
+    longest = max(map(len, data[start:].decode(errors="replace").split("\0")))
+    if longest > MAX_MAPPED:
+        raise _Fault(section, f"precompiled_charsmap has a string of {longest} characters")
 
 
 def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
@@ -283,7 +300,14 @@ def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
 def _require_growth(document: Mapping[str, Any]) -> None:
     """Refuse normalizers that together could turn a short text into a long one."""
     growth = 1.0
-    for part in _parts(document.get("normalizer"), "normalizer"):
+    parts = list(_parts(document.get("normalizer"), "normalizer"))
+    number = Counter(part["type"] for part in parts)
+    if repeated := [kind for kind in ONCE if number[kind] > 1]:
+        raise _Fault("normalizer", f"has the type {repeated[0]!r} {number[repeated[0]]} times")
+    for part in parts:
+        # It stands before each stretch between two added tokens, which may be one character.
+        if part["type"] == "Prepend":
+            growth *= 1 + len(part["prepend"])
         if part["type"] == "Replace":
             pattern = part["pattern"]
             found = len(pattern["String"]) if "String" in pattern else 1

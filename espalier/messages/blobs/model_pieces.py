@@ -35,6 +35,8 @@ MAX_FILES = 1000
 """Maximum number of files."""
 MAX_BYTES_BESIDE_WEIGHTS = 1 << 27
 """Maximum size in bytes of a file without weights; the largest tokenizers have a third of it."""
+MIN_PIECE_BYTES = 1024
+"""Minimum size of a piece, that of ``part-bytes``: a stored piece takes a block of the disk."""
 PIECE = "piece"
 """Key of the blob of a piece."""
 BYTES = "bytes"
@@ -116,7 +118,7 @@ class Offer(Fields):
     names: list[Annotated[str, Field(max_length=64)]] = Field(min_length=1)
     sizes: list[Annotated[int, Field(ge=0)]]
     file_sha256: list[Sha256]
-    piece_bytes: int = Field(ge=1)
+    piece_bytes: int = Field(ge=MIN_PIECE_BYTES)
     piece_sha256: list[Sha256]
 
     @staticmethod
