@@ -1,7 +1,8 @@
 """Filter for the output of ``flower-supernode`` that explains connections and refusals.
 
-Flower ends with a traceback if the SuperLink refuses a node. Here one sentence with a remedy
-replaces it. All other lines pass unchanged.
+Flower 1.39 ends with a traceback if the SuperLink refuses a node. Here one sentence with a remedy
+replaces it. Later releases name an error code, and the sentence follows it. All other lines pass
+unchanged.
 """
 
 import re
@@ -18,6 +19,10 @@ NOT_CONNECTED = "RuntimeError: generator didn't yield"
 UNKNOWN_KEY = "No SuperNode found with the given public key"
 KEY_WANTED = "must be registered via the CLI"
 STILL_CONNECTED = "could not be activated"
+CODED = re.compile(r"^\[code: \d+\] (.*)$")
+"""Reason of a refusal from Flower 1.40 on."""
+NOT_ACTIVATED = "Failed to activate SuperNode"
+"""Reason of later releases for both ``UNKNOWN_KEY`` and ``STILL_CONNECTED``."""
 
 
 class SupernodeLog:
@@ -58,6 +63,8 @@ class SupernodeLog:
             return []
         if found := CONNECTED.search(line):
             return [line, self._connected(found[1])]
+        if found := CODED.match(line):
+            return [line, f"espalier: {why_refused(found[1], self)}"]
         return [line]
 
     def _heard_more(self, line: str) -> list[str]:
@@ -96,11 +103,17 @@ class SupernodeLog:
 def why_refused(reason: str, node: SupernodeLog) -> str:
     """Return why the SuperLink refused a node, with a remedy, from the details of its error."""
     at = f"the SuperLink {node.superlink}"
+    unknown = (
+        f"{at} does not know this node's key ({node.key}, {node.fingerprint}); register it"
+        f" there once: flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
+    )
+    connected = (
+        f"{at} still counts a node with this key as connected, for up to a minute after that"
+        " node was killed; start this node again after that minute, and give each node its"
+        " own key"
+    )
     if UNKNOWN_KEY in reason:
-        return (
-            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); register it"
-            f" there once: flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
-        )
+        return unknown
     if KEY_WANTED in reason:
         return (
             f"{at} accepts only nodes with a registered key, and this node was started without a"
@@ -108,9 +121,7 @@ def why_refused(reason: str, node: SupernodeLog) -> str:
             " supernode register KEY.pub CONNECTION"
         )
     if STILL_CONNECTED in reason:
-        return (
-            f"{at} still counts a node with this key as connected, for up to a minute after that"
-            " node was killed; start this node again after that minute, and give each node its"
-            " own key"
-        )
+        return connected
+    if NOT_ACTIVATED in reason:
+        return f"{unknown}\nespalier: or {connected}"
     return f"{at} refused this node: {reason}"

@@ -62,6 +62,27 @@ def test_a_refusal_is_one_sentence_and_no_traceback(details: str, told: str) -> 
     assert told in line
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (
+            "[code: 2001] SuperNode authentication is enabled. All SuperNodes must be registered"
+            " via the CLI.",
+            ["--auth-supernode-private-key"],
+        ),
+        (
+            "[code: 2004] Failed to activate SuperNode.",
+            ["does not know this node's key", "or the SuperLink server:9092 still counts a node"],
+        ),
+    ],
+)
+def test_a_refusal_of_later_releases_is_explained(reason: str, told: list[str]) -> None:
+    began, ended = "ERROR : Exit Code: 305", "For more information, visit: <https://flower.ai>"
+    first, second, *explained, last = heard([began, reason, ended])
+    assert (first, second, last) == (began, reason, ended)
+    assert all(words in "".join(explained) for words in told)
+
+
 def test_the_remedy_names_the_command_with_the_site_s_own_key() -> None:
     (line,) = heard(
         [line.format("No SuperNode found with the given public key.") for line in REFUSED]
