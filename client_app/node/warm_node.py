@@ -16,7 +16,7 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any
 
-from espalier.flower.tasks import Desk, answer_with_error, claim_tasks
+from espalier.flower.tasks import answer_with_error, claim_tasks
 from espalier.hf.machine.machine_memory import machine_memory, memory_kills
 
 LEAVING = b"leaving\n"
@@ -134,20 +134,20 @@ def main(order: dict[str, Any]) -> int:
     arguments = json.dumps(
         {key: order[key] for key in ("address", "warm-seconds", "max-idle-bytes")}
     )
-    desk = Desk(order["address"])
+    address = order["address"]
     worker = Worker(
         [sys.executable, "-P", "-m", "client_app.node.warm_worker", arguments],
-        lambda *task: answer_short_of_memory(desk, *task),
+        lambda *task: answer_short_of_memory(address, *task),
     )
-    claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
+    claim_tasks(address, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
     return 0
 
 
-def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
+def answer_short_of_memory(address: str, token: str, envelope: bytes) -> None:
     """Report to the node's log and to the server that the system killed the working process."""
     megabytes = machine_memory()[0] // MEGA
     print(
         f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
     )
     if envelope:
-        answer_with_error(desk, token, envelope, f"{KILLED}; see the node's log")
+        answer_with_error(address, token, envelope, f"{KILLED}; see the node's log")

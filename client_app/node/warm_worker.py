@@ -26,7 +26,7 @@ from flwr.app import Context, Message
 from client_app.node.warm_node import LEAVING, PULLED
 from client_app.protocol.errors import NoAnswerError
 from espalier.flower.pulls import ask_again_soon
-from espalier.flower.tasks import Desk, answer_task
+from espalier.flower.tasks import answer_task
 from espalier.hf.machine.machine_memory import machine_memory, resident
 from espalier.identity.code_hash import bundle_sha256, code_sha256
 
@@ -74,7 +74,7 @@ def main(order: dict[str, Any]) -> NoReturn:
 
     After ``warm-seconds`` without a task, the worker asks to be dismissed.
     """
-    desk = Desk(order["address"])
+    address = order["address"]
     warm_seconds = float(order["warm-seconds"])
     max_idle = int(order["max-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
@@ -91,7 +91,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             os.write(answers, LEAVING)
             continue
         answer_task(
-            desk,
+            address,
             token,
             work,
             told,

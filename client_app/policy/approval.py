@@ -18,6 +18,7 @@ docs/privacy-reference.md).
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from client_app.policy.egress_log import described, egress_log, now
@@ -32,7 +33,6 @@ from espalier.storage.waiting_replies import Decision, Held, HeldReplies
 
 POLL_SECONDS = 0.25
 """Interval in seconds between checks for a decision, each of which looks for a file."""
-REFUSED = "it was not approved"
 
 
 class StillHeldError(NoAnswerError):
@@ -41,6 +41,9 @@ class StillHeldError(NoAnswerError):
 
 class Refused(EspalierError):
     """Decision of a person that a reply does not leave."""
+
+    def __init__(self) -> None:
+        super().__init__("it was not approved")
 
 
 def is_to_be_held(site: Site, body: MessageBody) -> bool:
@@ -78,24 +81,24 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
         decided = replies.blobs_decided(body.header.server_round)
         words = [decided.get(digest) for digest in hashes.values()]
         if False in words:
-            raise Refused(REFUSED)
+            raise Refused
         if all(words):
             return "with its first part"
     held = _of(site, body, entry, hashes, kept)
     decision = replies.decision(held)
-    if decision is None and not replies.has(held):
-        _log(site, held, "held")
-        replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
     if decision is None:
+        if not replies.has(held):
+            note_hold(site.node.state_root(), held, "held")
+            replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
         decision = _awaited(site, held, replies, waits_until)
     if not decision.released:
-        raise Refused(REFUSED)
+        raise Refused
     return held.id
 
 
-def clock() -> float:
-    """Return a monotonic time in seconds. Only differences are meaningful."""
-    return time.monotonic()
+clock: Callable[[], float] = time.monotonic
+pause: Callable[[float], None] = time.sleep
+"""Clock and sleep, both in seconds, which tests replace."""
 
 
 def deadline(lifetime: float, started: float, kind: str) -> float:
@@ -123,9 +126,6 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
     return decision
 
 
-pause: Callable[[float], None] = time.sleep
-
-
 def _of(
     site: Site,
     body: MessageBody,
@@ -145,26 +145,16 @@ def _of(
     return Held({**entry, **whose}, body.fields, later)
 
 
-def _log(site: Site, held: Held, what: str) -> None:
-    note_hold(
-        egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append,
-        held,
-        what,
-    )
-
-
-def note_hold(
-    append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
-) -> None:
-    """Append the state of a reply that needs approval to the egress log.
+def note_hold(root: Path, held: Held, what: str, **more: str) -> None:
+    """Append the state of a reply that needs approval to the egress log below ``root``.
 
     Raises
     ------
     OSError
-        The log cannot be written.
+        The log cannot be written; the error has its path.
     """
     which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
-    append(
+    egress_log(root, held.entry["lineage"], held.entry["site"]).append(
         {
             "entry": what,
             "time": now(),

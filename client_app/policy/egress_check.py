@@ -31,8 +31,6 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
 
     Parameters
     ----------
-    site : site that answers; it has the request and its contract
-    letter : reply of the handler
     waits_until : time at which the server stops waiting, on the clock of ``hold``
 
     Returns
@@ -98,7 +96,6 @@ def _failed(site: Site, reason: str) -> RecordDict:
 
 
 def _log(site: Site, body: MessageBody, entry: dict[str, object]) -> None:
-    """Append one entry to the site's egress log."""
     try:
         egress_log(site.node.state_root(), body.header.lineage, site.name).append(
             {"time": now(), **entry}

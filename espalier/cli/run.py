@@ -1,18 +1,22 @@
 """``espalier run``: simulate a federation here, or start a run on a SuperLink."""
 
 import argparse
+import json
 import os
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from espalier.cli.arguments import add_app, add_root_certificates, add_words
-from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError, InputError
+from espalier.cli.app_commands import add_root_certificates, add_words
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.control_api import warn_of_open_control_api
 from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.addresses import require_address
@@ -26,12 +30,59 @@ from espalier.launch.superlink import (
     own_superlink,
     running_superlink,
 )
-from espalier.launch.watched_run import COMPLETED, WatchedRun
 
 BEFORE_START = "server_app.preflight"
 """Module of the app that opens all that a simulation reads."""
 RAY_STARTS = 3
 """Maximum number of starts of a simulation, if Ray fails to start."""
+COMPLETED = "finished:completed"
+
+
+@dataclass
+class WatchedRun:
+    """Run as seen in its log and by its SuperLink."""
+
+    arguments: Sequence[str]
+    """Arguments of the command."""
+    directory: str = ""
+    """Run directory on the SuperLink's machine; empty until the ServerApp has created it."""
+    status: str = ""
+    """Flower's status; empty until the run has ended."""
+    said_why: bool = False
+    """True if the ServerApp reported why the run failed."""
+
+    def note(self, line: str) -> None:
+        """Process a line of the log."""
+        if line.startswith(RUN_DIRECTORY):
+            self.directory = line.removeprefix(RUN_DIRECTORY).strip()
+        self.said_why = self.said_why or line.startswith(FLOWER_REPORTS_IT_TOO)
+
+    @property
+    def completed(self) -> bool:
+        """True if the run is completed.
+
+        Flower reports it, or, if the run was stopped before that, the summary in the run directory
+        does.
+        """
+        if self.status == COMPLETED:
+            return True
+        if not self.directory:
+            return False
+        try:
+            summary = json.loads((Path(self.directory) / "summary.json").read_text())
+            return bool(summary["status"] == "completed")
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def how_to_go_on(self) -> str:
+        """Return the command that resumes the run, in a message for the user."""
+        if not self.directory:
+            return "the run had not started; give the same command again"
+        words = [word for word in self.arguments if not word.startswith("resume-from=")]
+        command = shlex.join(["espalier", *words, f"resume-from={self.directory}"])
+        return (
+            f"finished rounds are in {self.directory}; to resume after the last one:\n  {command}"
+        )
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,7 +91,6 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "run", help="simulate a federation on this machine, or start a run on a SuperLink"
     )
     add_words(parser, "a preset in conf/, and settings that differ from it")
-    add_app(parser)
     parser.add_argument(
         "--gpus-per-client",
         type=float,
@@ -75,7 +125,13 @@ def run(given: argparse.Namespace) -> int:
             warn_of_open_control_api(given.superlink)
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
-        _require_ray()
+        if find_spec("ray") is None:
+            # Images for sites have no Ray.
+            raise InputError(
+                "Ray is not installed here, and simulated clients need it: `pip install -e .`"
+                " installs it (README, 'Set up and run'); container images do not contain it. With"
+                " --superlink the run uses the sites that are connected there"
+            )
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "
@@ -104,16 +160,6 @@ def _refused_before_start(app: Path, config: dict[str, Any]) -> int:
         )
         return 1
     return refused
-
-
-def _require_ray() -> None:
-    """Raise InputError without Ray, which runs simulated clients; images for sites have no Ray."""
-    if find_spec("ray") is None:
-        raise InputError(
-            "Ray is not installed here, and simulated clients need it: `pip install -e .` installs"
-            " it (README, 'Set up and run'); container images do not contain it. With --superlink"
-            " the run uses the sites that are connected there"
-        )
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
@@ -172,7 +218,8 @@ def _run(
 ) -> tuple[str, str, str]:
     """Submit the run, show its log while it works, and return its status, details and log."""
     config_file = superlink.folder / "run-config.toml"
-    config_file.write_text(tomli_w.dumps(_nest(config)))
+    # The keys are dotted, as Flower makes them from a file with tables.
+    config_file.write_text(tomli_w.dumps(config))
     watched.directory = ""
     watched.status = ""
     watched.said_why = False
@@ -227,14 +274,3 @@ def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
     with uninterrupted(), suppress(EspalierError, SuperLinkLost):
         superlink.stop_run(run_id)
         watched.status = superlink.status(run_id)[0]
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        table, dot, name = key.partition(".")
-        if dot:
-            nested.setdefault(table, {})[name] = value
-        else:
-            nested[key] = value
-    return nested

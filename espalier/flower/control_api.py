@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 SECONDS = 2.0
 """Seconds for a connection; after that it counts as refused."""

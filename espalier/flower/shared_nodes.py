@@ -18,6 +18,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
 
 PLAYED = "played"
@@ -25,13 +26,7 @@ PLAYED = "played"
 
 
 def with_enough_nodes(grid: Grid, clients: int) -> Grid:
-    """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than clients.
-
-    Parameters
-    ----------
-    grid : the run's grid
-    clients : ``num-clients``
-    """
+    """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than ``clients``."""
     if not isinstance(grid, InMemoryGrid) or len(list(grid.get_node_ids())) >= clients:
         return grid
     return SharedNodes(grid, clients)
@@ -107,3 +102,17 @@ Tests and benchmarks that run all nodes in one process add their own.
 def is_simulation(grid: Grid) -> bool:
     """Return whether the nodes of this grid are simulated on this machine."""
     return isinstance(grid, GRIDS)
+
+
+def play_task() -> None:
+    """Let this process create messages as if it were a task of run 1, unless it is a task already.
+
+    A ``Message`` records the run of the task that creates it, and raises RuntimeError without a
+    task. Tests and benchmarks that run all nodes need this.
+    """
+    try:
+        # The access raises if no run is set.
+        TaskIdentity.run_id  # noqa: B018
+    except RuntimeError:
+        TaskIdentity.task_id = TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0

@@ -20,14 +20,8 @@ from espalier.errors import InputError
 def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` when the block ends without an error.
 
-    The temporary file is in the same directory as ``path``.
-
-    Parameters
-    ----------
-    path
-        File to replace. Missing parent directories are created.
-    mode
-        Permissions of the new file.
+    The temporary file is in the same directory as ``path``, which is created if it is missing. The
+    new file has the permissions ``mode``.
 
     Raises
     ------
@@ -51,16 +45,14 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         os.replace(name, path)
         # The rename survives a power failure only after the directory is synced.
         sync_directory(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
+        if not isinstance(error, OSError):
+            raise
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; the file is unchanged"
         ) from error
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -25,8 +25,6 @@ class BlobStore:
     ----------
     root
         Directory of the blobs. It is created when the first blob is stored.
-    mode
-        Permissions of the files.
     remedy
         Advice that is appended to the error for a damaged or missing blob.
     """
@@ -74,7 +72,7 @@ class BlobStore:
         InputError
             If there is no such blob, or its bytes do not have its hash.
         """
-        if not self.path(key).exists():
+        if not self.has(key):
             raise self._missing(key)
         with open(self.path(key), "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != key:

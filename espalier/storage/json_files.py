@@ -19,18 +19,11 @@ class JsonLines:
     """Append-only file of JSON objects.
 
     A line is written whole, by one system call, and never joined to an incomplete line before it.
-
-    Parameters
-    ----------
-    path
-        The file. Missing parent directories are created with the first entry.
-    mode
-        Permissions of a new file.
+    Missing parent directories are created with the first entry.
     """
 
-    def __init__(self, path: Path, mode: int = 0o644) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._mode = mode
 
     def append(self, entry: dict[str, Any]) -> None:
         """Append one entry.
@@ -43,7 +36,7 @@ class JsonLines:
         """
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._mode)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(handle).st_size
             # A machine that went down may leave an incomplete last line.
@@ -100,22 +93,14 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
         raise Damaged(f"{path}: is damaged: it is not a JSON document") from None
     if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it contains no document")
-    found = document.get("version", 1)
-    # Documents of version 1 have no checksum.
-    if SEAL not in document and isinstance(found, int) and found < version:
-        raise _other_version(path, found, version)
     if document.pop(SEAL, None) != _digest(document):
         raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
-    if found != version:
-        raise _other_version(path, found, version)
+    if (found := document.get("version")) != version:
+        raise InputError(
+            f"{path}: has version {found}, but this program reads version {version}; resume with"
+            " the release that wrote it"
+        )
     return document
-
-
-def _other_version(path: Path, found: int, version: int) -> EspalierError:
-    return InputError(
-        f"{path}: has version {found}, but this program reads version {version}; resume with the"
-        " release that wrote it"
-    )
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import Any
 from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import BlobStore
-from espalier.storage.client_state import HELD, OWNER_ONLY_FILE, is_ours, private_folder
+from espalier.storage.client_state import HELD, is_ours, private_folder
+from espalier.storage.directory_lock import OWNER_ONLY_FILE
 from espalier.storage.hash_chain import digest
 from espalier.storage.json_files import read_sealed, sealed
 
@@ -90,31 +91,23 @@ class HeldReplies:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __iter__(self) -> Iterator[Held]:
-        """Yield all replies, decided or not, oldest first.
-
-        Raises
-        ------
-        InputError
-            If a document is damaged.
-        """
-        yield from in_order([self._read(path) for path in self._documents()])
-
     def undecided(self) -> tuple[list[Held], list[EspalierError]]:
         """Return the waiting replies, oldest first, and the errors of unreadable ones."""
-        found = list[Held]()
-        damaged = list[EspalierError]()
-        for path in self._documents():
-            try:
-                held = self._read(path)
-                if self.decision(held) is None:
-                    found.append(held)
-            except EspalierError as error:
-                damaged.append(error)
-        return in_order(found), damaged
+        found, damaged = self._read_all()
+        return [held for held, decision in found if decision is None], damaged
 
-    def _documents(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH)
+    def blobs_decided(self, server_round: int) -> dict[str, bool]:
+        """Return the decisions on the blobs of a round, by hash: True if released, else False.
+
+        If a blob belongs to several replies, one refusal is enough to refuse it. A reply with a
+        damaged document needs a new decision.
+        """
+        found: dict[str, bool] = {}
+        for held, decision in self._read_all()[0]:
+            if decision is not None and held.entry["round"] == server_round:
+                for blob in held.blobs:
+                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
+        return found
 
     def has(self, held: Held) -> bool:
         """Return True if the reply is stored here; it may wait or be decided."""
@@ -123,16 +116,8 @@ class HeldReplies:
     def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
         """Store a reply with copies of its blobs.
 
-        The copies keep the originals safe from a person who opens and overwrites one.
-
-        Parameters
-        ----------
-        held
-            The reply.
-        blobs
-            Blobs of the first part by hash.
-        kept
-            Store of the blobs of later parts.
+        The copies keep the originals safe from a person who opens and overwrites one. ``blobs``
+        are those of the first part by hash, ``kept`` has those of later parts.
         """
         store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
         for blob in held.blobs:
@@ -213,31 +198,25 @@ class HeldReplies:
         )
         shutil.rmtree(self.folder / held.id, ignore_errors=True)
 
-    def blobs_decided(self, server_round: int) -> dict[str, bool]:
-        """Return the decisions on the blobs of a round, by hash: True if released, else False.
-
-        If a blob belongs to several replies, one refusal is enough to refuse it.
-        """
-        found: dict[str, bool] = {}
-        for held, decision in self._decided_ones():
-            if held.entry["round"] == server_round:
-                for blob in held.blobs:
-                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
-        return found
-
-    def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
-        """Yield the readable decisions; a reply with a damaged document needs a new decision."""
-        for path in self._documents():
-            with suppress(EspalierError):
-                held = self._read(path)
-                if (decision := self.decision(held)) is not None:
-                    yield held, decision
-
     def _document(self, held: Held) -> Path:
         return self.folder / f"{held.id}.json"
 
     def _decided(self, held: Held) -> Path:
         return self.folder / f"{held.id}-decided.json"
+
+    def _read_all(self) -> tuple[list[tuple[Held, Decision | None]], list[EspalierError]]:
+        found = list[tuple[Held, Decision | None]]()
+        damaged = list[EspalierError]()
+        for path in self.folder.glob("*.json"):
+            if len(path.stem) != ID_LENGTH:
+                continue
+            try:
+                held = self._read(path)
+                found.append((held, self.decision(held)))
+            except EspalierError as error:
+                damaged.append(error)
+        found.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
+        return found, damaged
 
     def _read(self, path: Path) -> Held:
         found = read_sealed(path, VERSION)
@@ -248,11 +227,6 @@ class HeldReplies:
                 " waits again when the server repeats its request"
             )
         return held
-
-
-def in_order(found: Sequence[Held]) -> list[Held]:
-    """Sort replies by time, oldest first."""
-    return sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
 
 
 def held_at(root: Path) -> list[HeldReplies]:

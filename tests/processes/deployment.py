@@ -20,7 +20,7 @@ from flwr.cli.app import app as flwr_command
 from typer.testing import CliRunner
 
 from espalier.flower import programs
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 from espalier.launch.addresses import free_port
 
 BIN = Path(sys.executable).parent

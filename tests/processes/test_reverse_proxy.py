@@ -19,7 +19,7 @@ from tiny_model import save_tiny_llama
 from typer.testing import CliRunner
 
 from espalier.flower import programs
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 ROOT = Path(__file__).parent.parent.parent
 SITE = "hospital-a"

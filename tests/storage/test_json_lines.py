@@ -43,15 +43,6 @@ def test_text_that_looks_like_a_line_end_to_some_readers_stays_in_its_line(tmp_p
     assert log.entries() == [{"text": "a\u2028b\u0085c\x0bd\re"}]
 
 
-def test_an_owner_only_log_is_for_the_owner_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        JsonLines(tmp_path / "log.jsonl", 0o600).append({})
-    finally:
-        os.umask(before)
-    assert (tmp_path / "log.jsonl").stat().st_mode & 0o777 == 0o600
-
-
 def test_what_is_no_json_is_refused_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "log.jsonl")
     log.append({"loss": 1.0})
