@@ -12,7 +12,6 @@ Does not cover: traffic that networks allow between other machines.
 import ipaddress
 import socket
 import sys
-from pathlib import Path
 
 import psutil
 
@@ -26,32 +25,25 @@ REFUSED = (403, 404)
 
 
 def listens_elsewhere(address: str) -> list[str]:
-    """Return the non-loopback addresses at which a SuperLink's port accepts connections.
+    """Return the non-loopback addresses at which the port of ``host:port`` accepts connections.
 
-    Parameters
-    ----------
-    address : ``host:port`` given for the SuperLink; if the host is not this machine's loopback, it
-        is the result
+    If the host is not this machine's loopback, it is the result.
     """
     host, _, port = address.rpartition(":")
     if not _is_loopback(host):
         return [host]
-    return [own for own in _own_addresses() if _listens(own, int(port))]
+    return [own for own in _own_addresses() if listens(f"{own}:{port}", SECONDS)]
 
 
 def answers(superlink: str, root_certificates: str | None) -> bool:
-    """Return whether a Control API answers at the address that sites use.
+    """Return whether a Control API answers at the address ``host:port`` that sites use.
 
-    Parameters
-    ----------
-    superlink : ``host:port``
-    root_certificates : file with which its certificate is verified; None: no TLS
+    Its certificate is verified with ``root_certificates``; None: no TLS.
     """
     import httpx
 
-    scheme, verify = (
-        ("https", str(Path(root_certificates))) if root_certificates else ("http", False)
-    )
+    scheme = "https" if root_certificates else "http"
+    verify = root_certificates or False
     try:
         with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:
             status = client.post(f"{scheme}://{superlink}{PATH}", content=b"").status_code
@@ -105,9 +97,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listens(host: str, port: int) -> bool:
+def listens(address: str, seconds: float = 5.0) -> bool:
+    """Return whether a server accepts connections at ``host:port`` within some seconds."""
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, port), SECONDS):
-            return True
-    except OSError:
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    except (OSError, OverflowError, UnicodeError):
+        # No server listens yet, the host is unknown so far, or the port or name is invalid.
         return False
+    return True

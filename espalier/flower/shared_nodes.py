@@ -33,13 +33,7 @@ def with_enough_nodes(grid: Grid, clients: int) -> Grid:
 
 
 class SharedNodes(Grid):
-    """Grid of a simulation in which node ``number``, from 1 on, is client ``number - 1``.
-
-    Parameters
-    ----------
-    grid : grid with at least one node
-    clients : number of nodes to show
-    """
+    """Grid of a simulation in which node ``number``, from 1 on, is client ``number - 1``."""
 
     def __init__(self, grid: Grid, clients: int) -> None:
         self._grid = grid
@@ -63,26 +57,21 @@ class SharedNodes(Grid):
         return message
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait for their replies."""
         return self._grid.send_and_receive(map(self._addressed, messages), timeout=timeout)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Create a message with Flower's grid."""
         return self._grid.create_message(*args, **kwargs)
 
     def set_run(self, run: Any) -> None:
-        """Set the run on Flower's grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """Flower's description of the run."""
         return self._grid.run
 
 

@@ -71,10 +71,6 @@ def main() -> None:
     flower_supernode()
 
 
-if __name__ == "__main__":
-    main()
-
-
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 DETAILS = re.compile(r'^\s*details = "(.*)"\s*$')
 ERROR_BEGINS = "<_InactiveRpcError of RPC"
@@ -82,9 +78,22 @@ ERROR_ENDS = ">"
 TRACEBACK = "Traceback (most recent call last):"
 NOT_CONNECTED = "RuntimeError: generator didn't yield"
 """End of a traceback of Flower that only repeats the previous error."""
-UNKNOWN_KEY = "No SuperNode found with the given public key"
-KEY_WANTED = "must be registered via the CLI"
-STILL_CONNECTED = "could not be activated"
+REFUSALS = {
+    "No SuperNode found with the given public key": (
+        "does not know this node's key ({key}, {fingerprint}); register it there once: flwr"
+        " supernode register {site}.key.pub CONNECTION"
+    ),
+    "must be registered via the CLI": (
+        "accepts only nodes with a registered key, and this node was started without a key; give"
+        " --auth-supernode-private-key KEY, and register KEY.pub there: flwr supernode register"
+        " KEY.pub CONNECTION"
+    ),
+    "could not be activated": (
+        "still counts a node with this key as connected, for up to a minute after that node was"
+        " killed; start this node again after that minute, and give each node its own key"
+    ),
+}
+"""Reasons for which a SuperLink refuses a node, by a part of Flower's error, with remedies."""
 
 
 class SupernodeLog:
@@ -123,24 +132,29 @@ class SupernodeLog:
         if ERROR_BEGINS in line or line == TRACEBACK:
             self._held.append(line)
             return []
-        if found := CONNECTED.search(line):
-            return [line, self._connected(found[1])]
-        return [line]
+        if (found := CONNECTED.search(line)) is None:
+            return [line]
+        who = f"as {self.site}" if self.site else "as a node without a site name"
+        key = f", with the key {self.fingerprint}" if self.fingerprint else ""
+        return [
+            line,
+            f"espalier: connected to {self.superlink} {who} (node {found[1]}{key}); waiting for runs",
+        ]
 
     def _heard_more(self, line: str) -> list[str]:
+        """Return the lines to print after a further line of an error or traceback."""
         self._held.append(line)
         if self._held[0] != TRACEBACK:
             if found := DETAILS.match(line):
                 self._reason = found[1]
             if line != ERROR_ENDS:
                 return []
-            return self.rest() if not self._reason else self._error_lines()
+            held = self.rest()
+            return [f"espalier: {self._why_refused()}"] if self._reason else held
         if line.startswith((" ", "\t")) or not line:
             return []
-        if self._reason and line == NOT_CONNECTED:
-            self._held.clear()
-            return []
-        return self.rest()
+        held = self.rest()
+        return [] if self._reason and line == NOT_CONNECTED else held
 
     def rest(self) -> list[str]:
         """Return and clear the buffered lines."""
@@ -148,36 +162,15 @@ class SupernodeLog:
         self._held = []
         return held
 
-    def _error_lines(self) -> list[str]:
-        self._held.clear()
-        return [f"espalier: {why_refused(self._reason, self)}"]
-
-    def _connected(self, node_id: str) -> str:
-        who = f"as {self.site}" if self.site else "as a node without a site name"
-        key = f", with the key {self.fingerprint}" if self.fingerprint else ""
-        return (
-            f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
+    def _why_refused(self) -> str:
+        """Return why the SuperLink refused the node, with a remedy."""
+        why = next(
+            (text for part, text in REFUSALS.items() if part in self._reason),
+            "refused this node: {reason}",
         )
+        values = {"key": self.key, "fingerprint": self.fingerprint, "site": self.site or "NAME"}
+        return f"the SuperLink {self.superlink} {why.format(**values, reason=self._reason)}"
 
 
-def why_refused(reason: str, node: SupernodeLog) -> str:
-    """Return why the SuperLink refused a node, with a remedy, from the details of its error."""
-    at = f"the SuperLink {node.superlink}"
-    if UNKNOWN_KEY in reason:
-        return (
-            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); register it"
-            f" there once: flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
-        )
-    if KEY_WANTED in reason:
-        return (
-            f"{at} accepts only nodes with a registered key, and this node was started without a"
-            " key; give --auth-supernode-private-key KEY, and register KEY.pub there: flwr"
-            " supernode register KEY.pub CONNECTION"
-        )
-    if STILL_CONNECTED in reason:
-        return (
-            f"{at} still counts a node with this key as connected, for up to a minute after that"
-            " node was killed; start this node again after that minute, and give each node its"
-            " own key"
-        )
-    return f"{at} refused this node: {reason}"
+if __name__ == "__main__":
+    main()

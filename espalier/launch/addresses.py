@@ -8,9 +8,11 @@ import socket
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from random import SystemRandom
 
 from espalier.errors import InputError
+from espalier.flower.control_api import listens
 
 PORTS = range(20000, 32768)
 """Ports below the ephemeral ports of Linux (from 32768), macOS and Windows (from 49152).
@@ -18,6 +20,11 @@ PORTS = range(20000, 32768)
 A connection of another process could otherwise get the same port before the server listens.
 """
 TRIES = 1000
+WAIT_SECONDS = 120.0
+POLL_SECONDS = 0.5
+ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
+"""Name or IPv4 address, or IPv6 address in brackets, and port."""
+MAX_PORT = 65535
 
 
 def free_port(avoid: Collection[int] = ()) -> int:
@@ -40,20 +47,10 @@ def free_port(avoid: Collection[int] = ()) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-WAIT_SECONDS = 120.0
-POLL_SECONDS = 0.5
-CONNECT_SECONDS = 5.0
-ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
-"""Name or IPv4 address, or IPv6 address in brackets, and port."""
-MAX_PORT = 65535
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def require_address(address: str) -> None:
@@ -73,22 +70,16 @@ def require_address(address: str) -> None:
 
 
 def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
-    """Wait until a server listens at an address, with one line on standard error.
-
-    Parameters
-    ----------
-    address : ``host:port``, see ``require_address``
-    seconds : maximum waiting time
+    """Wait ``seconds`` until a server listens at ``host:port``, with one line on standard error.
 
     Returns
     -------
     True if a server listens. If none does, callers try Flower nevertheless: a proxy may be the only
     way to the SuperLink.
     """
-    host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     announced = False
-    while not _listens(host.strip("[]"), int(port)):
+    while not listens(address):
         if time.monotonic() >= end:
             return False
         if not announced:
@@ -99,13 +90,4 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
                 file=sys.stderr,
             )
         time.sleep(POLL_SECONDS)
-    return True
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError):
-        # No server listens yet, the host is unknown so far, or the port or name is invalid.
-        return False
     return True
