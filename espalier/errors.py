@@ -30,11 +30,9 @@ Rust library raises ``PanicException``, which derives from ``BaseException``.
 class EspalierError(ValueError):
     """Error that a person can fix: it names the key or file, the value and the remedy.
 
-    Parameters
-    ----------
-    text : message for the machine on which the error occurred; never quotes a line of data
-    told : message that leaves a real site in place of ``text``, if ``text`` states something that
-        was counted or found in the site's data
+    ``text`` is for the machine on which the error occurred, and never quotes a line of data. If it
+    states something that was counted or found in a site's data, ``told`` leaves the site in its
+    place.
     """
 
     def __init__(self, text: str, told: str | None = None) -> None:

@@ -75,13 +75,7 @@ def accepts(site: Site) -> Iterator[str]:
 
 
 def device(site: Site) -> Iterator[str]:
-    """Yield the device of this site and its memory.
-
-    Raises
-    ------
-    InputError
-        The configured device does not exist.
-    """
+    """Yield the device of this site and its memory; InputError if the device does not exist."""
     computing = site.computing
     yield (
         f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
@@ -185,13 +179,7 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
 
 
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Go through everything that a node would do in a run, and yield the findings line by line.
-
-    Raises
-    ------
-    InputError
-        The node would refuse the run, for the reason given.
-    """
+    """Yield the findings on what a node would do; InputError if it would refuse the run."""
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
     # `UNREAD` is a header without a run, because no run exists yet.
@@ -261,10 +249,7 @@ def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
 def main(given: Mapping[str, Any]) -> int:
     """Check the node configuration ``node`` against the run configuration ``run``, both flat.
 
-    Returns
-    -------
-    int
-        0 if the node would accept the run, 2 if it would refuse it.
+    Returns 0 if the node would accept the run, 2 if it would refuse it.
     """
     try:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):

@@ -33,14 +33,10 @@ TRIES = 3
 class Worker:
     """Process of the worker, if there is one.
 
-    Parameters
-    ----------
-    command : command that starts the process. The process reads tokens, one per line, and writes a
-        line after each answer. It writes ``leaving`` when it would like to end, and ends when its
-        standard input does.
-    lost : function that gets the token and the envelope of a task whose process the system killed
-        for lack of memory
-    kills : function that returns the number of processes that the system killed for lack of memory
+    ``command`` starts the process. It reads tokens, one per line, and writes a line after each
+    answer. It writes ``leaving`` when it would like to end, and ends when its standard input does.
+    ``lost`` gets the token and the envelope of a task whose process the system killed for lack of
+    memory; ``kills`` returns the number of processes that it killed.
     """
 
     def __init__(
@@ -123,12 +119,7 @@ class Worker:
 
 
 def main(order: dict[str, Any]) -> int:
-    """Serve a SuperNode.
-
-    Parameters
-    ----------
-    order : has ``address``, ``warm-seconds``, ``max-idle-bytes`` and ``secret`` (hexadecimal)
-    """
+    """Serve a SuperNode: ``address``, ``warm-seconds``, ``max-idle-bytes``, ``secret`` (in hex)."""
     # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = json.dumps(

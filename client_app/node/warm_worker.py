@@ -40,13 +40,7 @@ class AnotherProgramError(NoAnswerError):
 
 
 def work(bundle: bytes, message: Message, context: Context) -> Message:
-    """Answer a message with the installed ClientApp.
-
-    Raises
-    ------
-    AnotherProgramError
-        The bundle contains another program.
-    """
+    """Answer a message with the installed ClientApp; AnotherProgramError if the bundle differs."""
     own = code_sha256()
     sent = bundle_sha256(bundle)
     if own != sent:
@@ -70,10 +64,7 @@ def told(error: BaseException) -> str:
 
 
 def main(order: dict[str, Any]) -> NoReturn:
-    """Answer tasks until standard input ends.
-
-    After ``warm-seconds`` without a task, the worker asks to be dismissed.
-    """
+    """Answer tasks; after ``warm-seconds`` without a task, ask to be dismissed."""
     address = order["address"]
     warm_seconds = float(order["warm-seconds"])
     max_idle = int(order["max-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
@@ -124,10 +115,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:
-    """Read tokens while others are answered.
-
-    When standard input ends, there is no receiver of answers, and the process exits.
-    """
+    """Read tokens while others are answered; without input there is no receiver of answers."""
     for line in sys.stdin:
         tokens.put(line.rstrip("\n"))
     # This is a thread, in which ``sys.exit`` would not end the process.

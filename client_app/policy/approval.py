@@ -1,10 +1,10 @@
 """Approval of replies: with ``require-approval``, a reply waits at the site until a person approves it.
 
-A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and recorded in
-the egress log. The process waits until ``espalier release`` decides, or until the server stops
-waiting for this attempt. In the second case there is no answer; the next attempt produces the same
-reply from the stored work of the round, and finds the decision. A restarted node continues in the
-same way.
+A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and
+recorded in the egress log. The process waits until ``espalier release`` decides, or until the
+server stops waiting for this attempt. In the second case there is no answer; the next attempt
+produces the same reply from the stored work of the round, and finds the decision. A restarted node
+continues in the same way.
 
 Covers: the reply that leaves is the reply that was shown, verified by a hash of all its contents.
 The approval of a ``train`` reply includes the blobs of its further parts, and ``fetch`` returns no
@@ -59,19 +59,15 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
-    reply. It returns the text ``with its first part`` then.
-
-    Parameters
-    ----------
-    entry : entry of the egress log for this reply
-    waits_until : time at which the server stops waiting, on ``clock``
+    reply. It returns the text ``with its first part`` then. ``entry`` is the reply's entry of the
+    egress log.
 
     Raises
     ------
     Refused
         The reply was refused.
     StillHeldError
-        There was no decision in time.
+        There was no decision until ``waits_until``, a time on ``clock``.
     """
     state = site.state(body.header)
     replies = HeldReplies(state.held())
@@ -104,13 +100,9 @@ pause: Callable[[float], None] = time.sleep
 def deadline(lifetime: float, started: float, kind: str) -> float:
     """Return the time at which the server stops waiting for the answer to a message.
 
-    The server begins to wait before the message arrives, so its real deadline is not later than
-    this one. A ``fetch`` may have been sent in advance; its lifetime counts twice.
-
-    Parameters
-    ----------
-    lifetime : seconds that Flower keeps the message
-    started : time of its arrival, on ``clock``
+    The server begins to wait before the message arrives at ``started``, so its real deadline is not
+    later than this one. ``lifetime`` is the number of seconds that Flower keeps the message. A
+    ``fetch`` may have been sent in advance; its lifetime counts twice.
     """
     return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
 
@@ -133,11 +125,7 @@ def _of(
     hashes: Mapping[str, str],
     kept: BlobStore,
 ) -> Held:
-    """Return the reply with descriptions of all its blobs.
-
-    They include the blobs of further parts: a report lists all hashes, and the blobs are at the
-    site.
-    """
+    """Return the reply with descriptions of all its blobs, including those of further parts."""
     others = body.fields.get("blob_sha256", [])
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
@@ -148,10 +136,7 @@ def _of(
 def note_hold(root: Path, held: Held, what: str, **more: str) -> None:
     """Append the state of a reply that needs approval to the egress log below ``root``.
 
-    Raises
-    ------
-    OSError
-        The log cannot be written; the error has its path.
+    OSError names the log if it cannot be written.
     """
     which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
     egress_log(root, held.entry["lineage"], held.entry["site"]).append(

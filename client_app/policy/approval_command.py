@@ -42,13 +42,7 @@ def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
 
 
 def _chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
-    """Return the replies whose ids begin with the given characters.
-
-    Raises
-    ------
-    InputError
-        No reply or several replies match, or an id has fewer than ``MIN_OF_ID`` characters.
-    """
+    """Return the replies whose ids begin with the given characters, each exactly one."""
     chosen = {}
     for word in ids:
         if len(word) < MIN_OF_ID:
@@ -141,8 +135,8 @@ def _listed(found: Iterable[Held]) -> list[str]:
         tensors = sum(len(blob["tensors"]) for blob in held.blobs)
         rows.append(
             (
-                held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]), entry["kind"],
-                str(tensors), f"{held.num_bytes:,}", entry["time"],
+                held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]),
+                entry["kind"], str(tensors), f"{held.num_bytes:,}", entry["time"],
             )
         )  # fmt: skip
     return aligned(rows)
@@ -175,13 +169,7 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 
 def main(given: Mapping[str, Any]) -> int:
-    """List, show, approve or refuse replies as the command's arguments say.
-
-    Returns
-    -------
-    int
-        0, or 2 if a step failed.
-    """
+    """List, show, approve or refuse replies; return 0, or 2 if a step failed."""
     try:
         return _release(at_home(given["state_dir"]), given)
     except EspalierError as error:

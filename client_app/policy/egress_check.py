@@ -29,20 +29,13 @@ from espalier.messages.records import write
 def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     """Check, approve and log a reply, and return the records that leave the site.
 
-    Parameters
-    ----------
-    waits_until : time at which the server stops waiting, on the clock of ``hold``
-
-    Returns
-    -------
-    RecordDict
-        The reply, or a failure reply with the reason why it does not leave.
+    They are the reply, or a failure reply with the reason why it does not leave.
 
     Raises
     ------
     StillHeldError
-        There was no decision on the reply in time, and the server stops waiting. Flower reports an
-        error to the server, which asks again.
+        There was no decision on the reply until ``waits_until``, on the clock of ``hold``. Flower
+        reports an error to the server, which asks again.
     """
     assert site.request is not None
     try:
@@ -79,10 +72,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _failed(site: Site, reason: str) -> RecordDict:
-    """Return a failure reply with a reason, in place of the reply itself.
-
-    It is sent even if the log cannot be written, so that the server learns of that error.
-    """
+    """Return a failure reply with a reason; it is sent even if the log cannot be written."""
     assert site.request is not None
     body = failure(site.request.header, reason)
     content = write(body)

@@ -45,16 +45,10 @@ def now() -> str:
 def reply_entry(
     body: MessageBody, content: RecordDict, side: Side, fields: Fields
 ) -> dict[str, Any]:
-    """Return the log entry of a reply.
+    """Return the log entry of a reply, with descriptions of its contents but no values.
 
-    It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
-    its contents, but no values.
-
-    Parameters
-    ----------
-    content : the reply as it is sent
-    side : side of the contract against which it was checked
-    fields : fields that the check returned
+    ``content`` is the reply as it is sent, ``side`` the side of the contract against which it was
+    checked, and ``fields`` are the fields that the check returned.
     """
     header = body.header
     specs = side.specs(fields)
@@ -93,13 +87,7 @@ TORN = 3
 
 
 def _logs_of(where: Path) -> list[Path]:
-    """Return the egress logs of a state directory, or the log file itself if ``where`` is one.
-
-    Raises
-    ------
-    InputError
-        There is no log, or the directory cannot be read.
-    """
+    """Return the egress logs of a state directory, or the log file itself."""
     try:
         found = [where] if where.is_file() else sorted((where / FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -149,13 +137,7 @@ def _findings(path: Path, checked: Checked) -> Iterator[str]:
 
 
 def _noted(word: str) -> str:
-    """Return a noted hash in lower case, as it appears in the logs.
-
-    Raises
-    ------
-    InputError
-        ``word`` is not a complete SHA-256 in hexadecimal.
-    """
+    """Return a noted SHA-256 in lower case, as it appears in the logs."""
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
         raise InputError(
             f"--head {word[:80]!r}: is not a hash; give all 64 characters that check-log printed"
@@ -165,10 +147,7 @@ def _noted(word: str) -> str:
 
 
 def _is_renamed(path: Path, checked: Checked) -> bool:
-    """Return whether a log in an egress folder has the name of another run or site.
-
-    A copy outside an egress folder may have any name.
-    """
+    """Return whether a log in an egress folder has the name of another run or site."""
     return (
         checked.origin is not None
         and path.parent.name == FOLDER
@@ -188,12 +167,9 @@ def _code_of(path: Path, checked: Checked) -> int:
 def main(given: Mapping[str, Any]) -> int:
     """Check logs, print the findings, and return the exit code.
 
-    Returns
-    -------
-    int
-        0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no
-        entry or cannot be read. 3 if the only problem is a log with torn lines, which might be
-        damaged entries.
+    0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no entry
+    or cannot be read. 3 if the only problem is a log with torn lines, which might be damaged
+    entries.
     """
     codes = set[int]()
     try:

@@ -39,8 +39,6 @@ from espalier.launch.configuration import explain_options
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    Returns
-    -------
     0 if the run completed or the node is fine, 1 if it failed, 2 for a wrong request, 130 after an
     interrupt.
     """

@@ -137,13 +137,8 @@ class Keys:
 def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> Iterator[str]:
     """Make keys and certificates, and yield one line for each that names its recipient.
 
-    Parameters
-    ----------
-    root : directory of keys
-    servers : names and addresses of the server; empty to make no certificate
-    sites : sites that get a key pair; the public keys also go to the server's folder if there is
-        one
-    days : validity of the server's certificate in days
+    Without ``servers`` no certificate is made; it is valid for ``days``. The public keys of the
+    sites also go to the server's folder if there is one.
 
     Raises
     ------
@@ -250,10 +245,7 @@ def _make_pair(keys: Keys, name: str) -> None:
 
 
 def _hand_on(file: Path, to: Path) -> None:
-    """Copy a public file unless it exists already.
-
-    A certificate of another authority is replaced.
-    """
+    """Copy a public file unless it exists; a certificate of another authority is replaced."""
     if file.name == "ca.crt" and to.exists() and _read(to) != _read(file):
         to.unlink()
     if not to.exists():

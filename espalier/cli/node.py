@@ -1,8 +1,8 @@
 """``espalier node``: a SuperNode with one warm process that runs the installed program.
 
 The command starts two processes, which end with it in every case: Flower's ``flower-supernode`` in
-process isolation, and ``client_app.node.warm_node``, which claims the SuperNode's tasks. They share a
-secret that is made for this run of the command.
+process isolation, and ``client_app.node.warm_node``, which claims the SuperNode's tasks. They share
+a secret that is made for this run of the command.
 """
 
 import argparse
@@ -96,19 +96,8 @@ def run_node(
 ) -> int:
     """Run a node until it ends or is ended, and return the SuperNode's exit code.
 
-    Parameters
-    ----------
-    app : directory of the installed app
-    words : further options, for ``flower-supernode``
-    port : loopback port on which the SuperNode hands out tasks; 0 for a free one
-    warm_seconds : seconds for which a worker waits for the next task before it ends
-    max_idle_megabytes : memory above which an idle worker drops its model or ends; 0 for half of
-        the machine's memory
-
-    Raises
-    ------
-    InputError
-        The command sets one of the options itself, or a number is out of range.
+    ``words`` are options for ``flower-supernode``; InputError if the command sets one of them
+    itself, or if a number is out of range.
     """
     _check(words, port, warm_seconds, max_idle_megabytes)
     port = port or free_port()

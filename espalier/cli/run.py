@@ -107,13 +107,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the app and return the exit code of the command.
-
-    Raises
-    ------
-    InputError
-        The settings, the app or the SuperLink's address are wrong.
-    """
+    """Run the app and return the exit code; InputError if settings, app or address are wrong."""
     take_interrupts()
     watched = WatchedRun(given.arguments)
     try:
@@ -265,10 +259,7 @@ def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -
 
 
 def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
-    """Stop a run on a shared SuperLink, unless it has already ended.
-
-    Our own SuperLink ends with all that it started.
-    """
+    """Stop a run on a shared SuperLink, unless it has ended; our own ends with all its runs."""
     if superlink.process is not None or watched.status:
         return
     with uninterrupted(), suppress(EspalierError, SuperLinkLost):

@@ -33,12 +33,8 @@ def read_json(
 ) -> Any:
     """Parse a JSON text.
 
-    Raises
-    ------
-    ValueError
-        The text is not JSON.
-    UnboundedJsonError
-        The text is longer than ``most_characters`` or nested deeper than ``MAX_DEPTH``.
+    ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
+    ``max_characters`` or nested deeper than ``MAX_DEPTH``.
     """
     if isinstance(text, bytes):
         require_short(len(text), max_characters)

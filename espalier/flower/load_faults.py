@@ -81,10 +81,8 @@ def where_to_mend(log: str) -> str:
 def unshared_app(app: Path, folder: Path) -> Path:
     """Copy the app into a directory below ``folder``, so that its bundle gets a unique hash.
 
-    Returns
-    -------
-    Directory of the copy. Its program is the same. Only a table in pyproject.toml is added, which
-    no program reads.
+    The program of the copy is the same. Only a table in pyproject.toml is added, which no program
+    reads.
     """
     copy = folder / f"app-{secrets.token_hex(4)}"
     project = (app / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,8 +1,7 @@
 """Command lines of Flower's programs.
 
-Our SuperLinks never install what a submitted app names
-(``--disable-runtime-dependency-installation``): that would query a package registry and run what it
-returns.
+Our SuperLinks never install what a submitted app names: that would query a package registry and run
+what it returns.
 """
 
 import re
@@ -44,17 +43,13 @@ The latter would let a run's submitter install software.
 """
 
 
-def sites_share_port(flower: tuple[int, ...] | None = None) -> bool:
+def sites_share_port() -> bool:
     """Return whether sites reach a SuperLink on the port of its Control API.
 
     Before 1.40 SuperNodes use gRPC on a separate port (``--fleet-api-address``). Since then
     everybody who reaches the sites' port also reaches the Control API, which has no authentication.
-
-    Parameters
-    ----------
-    flower : major and minor version; None: the installed one
     """
-    return (flower or tuple(map(int, version("flwr").split(".")[:2]))) >= ONE_PORT
+    return tuple(map(int, version("flwr").split(".")[:2])) >= ONE_PORT
 
 
 def simulating_superlink(port: int) -> list[str]:
@@ -64,27 +59,10 @@ def simulating_superlink(port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def superlink(control: int, fleet: str, flower: tuple[int, ...] | None = None) -> list[str]:
-    """Return the options of a SuperLink for sites.
-
-    Parameters
-    ----------
-    control : loopback port of the Control API
-    fleet : ``host:port`` for SuperNodes; unused from Flower 1.40 on, where they use ``control``
-    flower : major and minor version; None: the installed one
-    """
-    options = [NO_INSTALLATION, HOST, DEFAULT_HOST, PORT, str(control)]
-    return options if sites_share_port(flower) else [*options, "--fleet-api-address", fleet]
-
-
 def process_supernode(words: Sequence[str], port: int, secret_file: str) -> list[str]:
     """Return the options of a SuperNode whose tasks another process claims.
 
-    Parameters
-    ----------
-    words : further options
-    port : loopback port of its Runtime API
-    secret_file : file with the secret that both processes share
+    That process asks for them at the loopback port ``port``; both share the secret in the file.
     """
     place = [HOST, DEFAULT_HOST, PORT, str(port)]
     return [*words, "--isolation", "process", *place, "--superexec-auth-secret-file", secret_file]
@@ -103,10 +81,7 @@ def value_of(option: str, words: Sequence[str], default: str = "") -> str:
 def read_node_config(text: str) -> dict[str, Any]:
     """Return the keys and values of ``flower-supernode --node-config``: pairs, or a TOML file.
 
-    Raises
-    ------
-    InputError
-        Flower could not read the text or would ignore a part.
+    InputError if Flower could not read the text or would ignore a part.
     """
     from flwr.common.config import parse_config_args
 

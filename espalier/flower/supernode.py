@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.flower.pulls import ask_again_soon
@@ -30,13 +31,7 @@ LONG = 1.0
 
 
 class Waits:
-    """Replacement of the module ``time`` in Flower's loop; only ``sleep`` differs.
-
-    Parameters
-    ----------
-    now : clock in seconds
-    sleep : function that waits for some seconds
-    """
+    """Replacement of the module ``time`` in Flower's loop; only ``sleep`` differs."""
 
     def __init__(
         self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -96,25 +91,21 @@ REFUSALS = {
 """Reasons for which a SuperLink refuses a node, by a part of Flower's error, with remedies."""
 
 
+@dataclass
 class SupernodeLog:
-    """Log of one SuperNode.
+    """Log of one SuperNode."""
 
-    Parameters
-    ----------
-    site : site name in its configuration; empty if it has none
-    superlink : address of the SuperLink
-    key : path of the private key by which the SuperLink knows the node; empty without a key
-    fingerprint : fingerprint of that key
-    """
-
-    def __init__(self, site: str, superlink: str, key: str, fingerprint: str) -> None:
-        self.site = site
-        self.superlink = superlink
-        self.key = key
-        self.fingerprint = fingerprint
-        self._reason = ""
-        self._held: list[str] = []
-        """Buffered lines of an error or traceback that a sentence may replace."""
+    site: str
+    """Site name in its configuration; empty if it has none."""
+    superlink: str
+    """Address of the SuperLink."""
+    key: str
+    """Path of the private key by which the SuperLink knows the node; empty without a key."""
+    fingerprint: str
+    """Fingerprint of that key."""
+    _reason: str = ""
+    _held: list[str] = field(default_factory=list)
+    """Buffered lines of an error or traceback that a sentence may replace."""
 
     def pass_on(self, lines: Iterable[str]) -> None:
         """Print the filtered lines until the input ends."""

@@ -62,9 +62,7 @@ def claim_tasks(
     ----------
     is_free : returns whether a worker is free
     hand_on : receives the token of a claimed task
-    secret : secret shared with the SuperNode, so that no other program on the machine can claim its
-        tasks
-    sleep : function that waits for some seconds
+    secret : shared with the SuperNode, so that no other program on the machine can claim its tasks
     """
     signed = SuperExecAuthHttpInterceptor(
         master_secret=secret, protected_methods=frozenset({CLAIM})
@@ -156,12 +154,9 @@ def answer_task(
 
 
 def answer_with_error(address: str, token: str, envelope: bytes, reason: str) -> None:
-    """Answer a task with an error in place of the process that died with it.
+    """Answer a task with an error, the text ``reason``, in place of the process that died with it.
 
-    Parameters
-    ----------
-    envelope : metadata of the message, as ``answer_task`` passed it to ``note``
-    reason : text for the server
+    ``envelope`` is the metadata of the message, as ``answer_task`` passed it to ``note``.
     """
     message = message_from_proto(ProtoMessage.FromString(envelope))
     TaskIdentity.run_id = message.metadata.run_id
@@ -194,13 +189,10 @@ def _client(
     invoker: RetryInvoker | None,
     component: str = "flwr-clientapp",
 ) -> RuntimeHttpClient:
-    """Return a connection to a SuperNode.
+    """Return a connection to a SuperNode; ``proof`` authenticates the caller.
 
-    Parameters
-    ----------
-    proof : authenticates the caller to the SuperNode
-    invoker : retries while the SuperNode does not answer, and interrupts this process if a token
-        has become invalid (Flower's ``http_retry``); None: errors are raised
+    ``invoker`` retries while the SuperNode does not answer, and interrupts this process if a token
+    has become invalid (Flower's ``http_retry``). Without it errors are raised.
     """
     return RuntimeHttpClient.from_server_address(
         server_address=address,

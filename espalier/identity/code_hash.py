@@ -77,9 +77,8 @@ def bundle_sha256(bundle: bytes) -> str:
     Raises
     ------
     zipfile.BadZipFile
-        If the bundle is not a ZIP file, is damaged, uses a compression method that cannot be
-        unpacked in pieces, is larger than ``MAX_BYTES``, has more than ``MAX_ENTRIES`` files, or
-        if its program is larger than ``MAX_BYTES``.
+        The bundle is not a ZIP file that Flower would make, is damaged, or exceeds ``MAX_BYTES`` or
+        ``MAX_ENTRIES``.
     """
     if len(bundle) > MAX_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MAX_BYTES} bytes")
@@ -108,13 +107,7 @@ def _verdict(bundle: bytes) -> tuple[str, str]:
 def _require_few_entries(bundle: bytes) -> None:
     """Check the list of files of a ZIP file before Python's reader sees it.
 
-    Python's reader relies on the size of the list, not on the number of entries that the end record
-    claims.
-
-    Raises
-    ------
-    zipfile.BadZipFile
-        If the list is longer than that of any Flower bundle, or if the file has another form.
+    That reader relies on the size of the list, not on the number that the end record claims.
     """
     start = len(bundle) - END_RECORD.size
     # The last two bytes are the length of a comment, which Flower's bundles do not have.

@@ -30,10 +30,7 @@ MAX_PORT = 65535
 def free_port(avoid: Collection[int] = ()) -> int:
     """Return a port that is free at all addresses of this machine and not among ``avoid``.
 
-    Raises
-    ------
-    OSError
-        No free port was found in ``TRIES`` tries.
+    OSError if none was found in ``TRIES`` tries.
     """
     # Processes with the same seed would otherwise choose the same port.
     chance = SystemRandom()
@@ -54,13 +51,7 @@ def _is_free(port: int) -> bool:
 
 
 def require_address(address: str) -> None:
-    """Refuse text that is not the address of a SuperLink.
-
-    Raises
-    ------
-    InputError
-        It is not of the form ``host:port``, or there is no such port.
-    """
+    """Raise InputError for text that is not ``host:port`` of a SuperLink."""
     found = ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found[1]) <= MAX_PORT:
         raise InputError(

@@ -27,25 +27,15 @@ from espalier.errors import InputError
 
 
 def installed_app() -> Path:
-    """Return the directory of the installed app, ignoring the current directory.
-
-    Raises
-    ------
-    InputError
-        The app is not installed.
-    """
+    """Return the directory of the installed app; InputError if there is none."""
     return _first_app(_installed())
 
 
 def find_app(given: str | None) -> Path:
     """Return the app's directory: the given, the current or the installed one.
 
-    Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app.
-
-    Raises
-    ------
-    InputError
-        No candidate contains the app.
+    Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app. InputError
+    if none of them contains the app.
     """
     return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
 
@@ -83,10 +73,7 @@ def default_config(app: Path) -> dict[str, Any]:
 def read_preset(app: Path, name: str) -> dict[str, Any]:
     """Read a preset by name (``conf/<name>.toml``) or path, nested.
 
-    Raises
-    ------
-    InputError
-        The file does not exist or is not TOML.
+    InputError if the file does not exist or is not TOML.
     """
     path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
     try:

@@ -30,15 +30,9 @@ def kept(
 ) -> Iterator[subprocess.Popen[Any]]:
     """Run a command under a keeper, which ends it with the block or with this process.
 
-    Descendants of the command are ended too.
-
-    Parameters
-    ----------
-    folder : directory that the keeper removes if this process is killed
-    environment : environment variables of the command
-    cwd : working directory of the command
-    grace : seconds between SIGTERM and SIGKILL
-    streams : ``stdout``, ``stderr``, ``text``, ``bufsize`` and others, as for ``subprocess.Popen``
+    Descendants of the command are ended too, with SIGTERM and, ``grace`` seconds later, SIGKILL.
+    The keeper removes ``folder`` if this process is killed. ``streams`` are ``stdout``, ``bufsize``
+    and others, as for ``subprocess.Popen``.
 
     Yields
     ------

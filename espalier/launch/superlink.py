@@ -77,10 +77,7 @@ class SuperLink:
     def start_run(self, app: Path, config_file: Path, *options: str) -> str:
         """Submit a run and return Flower's run id.
 
-        Raises
-        ------
-        InputError
-            Flower refused the run, or our own SuperLink did not start; its message is quoted.
+        InputError quotes Flower if it refused the run, or if our own SuperLink did not start.
         """
         if self.process is not None:
             self._await_start(self.process)
@@ -107,8 +104,9 @@ class SuperLink:
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log line by line until the run ends."""
         with kept(
-            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder,
+            self.environment, self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, bufsize=1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
             yield from process.stdout
@@ -116,10 +114,7 @@ class SuperLink:
     def status(self, run_id: str) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:completed``, and its details.
 
-        Raises
-        ------
-        SuperLinkLost
-            The SuperLink does not answer or does not know the run.
+        SuperLinkLost if the SuperLink does not answer or does not know the run.
         """
         answer: dict[str, Any] = {}
         try:

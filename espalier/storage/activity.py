@@ -37,14 +37,9 @@ class AtWork:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count this process as working until the end of the block.
+        """Count this process, next to any others, as working until the end of the block.
 
-        Any number of processes may work at the same time.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be created, or the directory holds files of another program.
+        InputError if the file cannot be created, or the directory holds files of another program.
         """
         marked_folder(self._root, FOLDER)
         try:
@@ -101,10 +96,7 @@ class AtWork:
 
 
 def collect_old_work(root: Path, older_than: float) -> None:
-    """Delete the files of runs that were last used before ``older_than``.
-
-    ``older_than`` is in seconds since the epoch.
-    """
+    """Delete the files of runs last used before ``older_than``, in seconds since the epoch."""
     for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
         if file.stat().st_mtime < older_than:
             file.unlink(missing_ok=True)

@@ -21,12 +21,8 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` when the block ends without an error.
 
     The temporary file is in the same directory as ``path``, which is created if it is missing. The
-    new file has the permissions ``mode``.
-
-    Raises
-    ------
-    InputError
-        If the file system refuses, for lack of space or permission. ``path`` is then unchanged.
+    new file has the permissions ``mode``. InputError, with ``path`` unchanged, if the file system
+    refuses, for lack of space or permission.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,11 +60,8 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Write a JSON file atomically, with keys in the given order.
 
-    Raises
-    ------
-    InputError
-        If a number is NaN or infinite, which JSON cannot represent; the error names its key. Also
-        in the cases of ``replacing``.
+    InputError names the key of a number that is NaN or infinite, which JSON cannot represent. Also
+    in the cases of ``replacing``.
     """
     if (key := next(not_finite_keys(value), None)) is not None:
         raise InputError(f"cannot write {path}: {key} is NaN or infinite; the file is unchanged")

@@ -48,12 +48,7 @@ ROUNDS_KEPT = 2
 def private_folder(root: Path, *parts: str) -> Path:
     """Create ``root/parts...`` with owner-only permissions and return it.
 
-    Directories that exist keep their permissions.
-
-    Raises
-    ------
-    InputError
-        If this process may not write there.
+    Directories that exist keep their permissions. InputError if this process may not write there.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +76,7 @@ def marked_folder(root: Path, *parts: str, **more: Any) -> Path:
 def mark_as_ours(folder: Path, **more: Any) -> None:
     """Write the version file, with ``more`` in it, so that Espalier may delete the directory later.
 
-    Raises
-    ------
-    InputError
-        If the directory holds files of another program.
+    InputError if the directory holds files of another program.
     """
     # A directory without a mark may hold our lock or an unfinished version file. List the files
     # before reading the mark: another process of ours that adds files at this moment has marked the
@@ -146,17 +138,10 @@ def lineages_of(root: Path, site: str) -> set[str]:
 
 
 class PrivateState:
-    """Private state of one site in one run.
+    """Private state of one site in the run ``lineage``, below the node's ``state-dir``.
 
-    Parameters
-    ----------
-    root
-        The node's ``state-dir``.
-    lineage
-        Name of the run.
-    client
-        Identity of the site in this run, which must not change: its number and its settings. The
-        keys are the words that an error uses for them.
+    ``client`` is the identity of the site in this run, which must not change: its number and its
+    settings. The keys are the words that an error uses for them.
     """
 
     def __init__(
@@ -191,15 +176,8 @@ class PrivateState:
     def require_same_client(self) -> dict[str, Any]:
         """Check that the site has the same number and settings as before in this run.
 
-        Returns
-        -------
-        dict
-            The identity with which the site began the run; empty if it is new.
-
-        Raises
-        ------
-        InputError
-            If they differ, or if the state is damaged or of another version.
+        Returns the identity with which the site began the run, empty if it is new. InputError if
+        they differ, or if the state is damaged or of another version.
         """
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):

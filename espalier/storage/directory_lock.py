@@ -35,11 +35,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a directory for the duration of the block.
 
-    Raises
-    ------
-    InputError
-        If another process holds the lock, which the error names, or if the lock file cannot be
-        written.
+    InputError names the process that holds the lock, or says that the lock file cannot be written.
     """
     path = folder / LOCK
     with open(_opened(path, os.O_RDWR, 0o644), "r+") as file:
@@ -68,12 +64,8 @@ def locked(folder: Path) -> Iterator[None]:
 def in_turn(folder: Path) -> Iterator[None]:
     """Wait for the lock of a directory and hold it for the duration of the block.
 
-    The modification time of the lock file becomes the time of this use.
-
-    Raises
-    ------
-    InputError
-        If the lock file cannot be written.
+    The modification time of the lock file becomes the time of this use. InputError if it cannot be
+    written.
     """
     with open(_opened(folder / LOCK, os.O_WRONLY, OWNER_ONLY_FILE), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -82,13 +74,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Check that ``locked`` would succeed now, without writing anything.
-
-    Raises
-    ------
-    InputError
-        If another process holds the lock, or if the directory or the lock file is not writable.
-    """
+    """Check that ``locked`` would succeed now, without writing anything; InputError if not."""
     path = folder / LOCK
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise _cannot_be_opened(path, os.strerror(errno.EACCES))
@@ -97,14 +83,9 @@ def require_free(folder: Path) -> None:
 
 
 def holder_of(folder: Path) -> str:
-    """Return a description of the process that holds the lock of a directory.
+    """Return a description of the process that holds the lock of a directory; empty if none does.
 
-    The description is empty if there is none. Nothing is written.
-
-    Raises
-    ------
-    InputError
-        If the lock file exists and cannot be read.
+    Nothing is written. InputError if the lock file exists and cannot be read.
     """
     path = folder / LOCK
     if not path.exists():

@@ -97,10 +97,7 @@ class _End(NamedTuple):
 class HashChain:
     """Writer of a hash chain, which creates a log with owner-only permissions.
 
-    Parameters
-    ----------
-    origin
-        Run and site of the log. Every entry contains them, and the first one is bound to them.
+    Every entry contains the ``origin``, its run and site, and the first one is bound to it.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
@@ -110,13 +107,8 @@ class HashChain:
     def append(self, entry: Mapping[str, Any]) -> str:
         """Append one entry and return its hash.
 
-        Only the end of the log is read, so the time does not grow with its length.
-
-        Raises
-        ------
-        OSError
-            If the entry could not be written; the error has the path. Nothing of the entry is then
-            in the log.
+        Only the end of the log is read, so the time does not grow with its length. OSError has the
+        path of the log; nothing of the entry is then in it.
         """
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -229,15 +221,8 @@ class _Torn:
 def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
     """Verify a log up to its end or its first fault, with one line in memory at a time.
 
-    Parameters
-    ----------
-    wanted
-        Hashes of entries to look for; ``Checked.seen`` has those that were found.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
+    ``wanted`` are hashes of entries; ``Checked.seen`` has those that were found. InputError if the
+    file cannot be read.
     """
     checked = Checked()
     torn = _Torn(1)
