@@ -1,4 +1,4 @@
-"""Readable text of counts, durations, sizes and tables: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
+"""Readable text of counts, durations, sizes and tables: ``1 round``, ``15.3 MB``."""
 
 from collections.abc import Sequence
 

@@ -75,7 +75,7 @@ def accepts(site: Site) -> Iterator[str]:
 
 
 def device(site: Site) -> Iterator[str]:
-    """Yield the device of this site and its memory; InputError if the device does not exist."""
+    """Yield the device of this site and its memory; raise InputError if there is none."""
     computing = site.computing
     yield (
         f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
@@ -179,7 +179,7 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
 
 
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the findings on what a node would do; InputError if it would refuse the run."""
+    """Yield the findings on what a node would do; raise InputError if it would refuse the run."""
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
     # `UNREAD` is a header without a run, because no run exists yet.

@@ -40,7 +40,7 @@ class AnotherProgramError(NoAnswerError):
 
 
 def work(bundle: bytes, message: Message, context: Context) -> Message:
-    """Answer a message with the installed ClientApp; AnotherProgramError if the bundle differs."""
+    """Answer with the installed ClientApp, or raise AnotherProgramError if the bundle differs."""
     own = code_sha256()
     sent = bundle_sha256(bundle)
     if own != sent:

@@ -1,4 +1,4 @@
-"""Approval of replies: with ``require-approval``, a reply waits at the site until a person approves it.
+"""Approval of replies: with ``require-approval``, a reply waits at the site for a person.
 
 A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and
 recorded in the egress log. The process waits until ``espalier release`` decides, or until the

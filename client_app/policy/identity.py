@@ -19,7 +19,7 @@ from espalier.messages.signed_name import sign, statement
 
 
 def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
-    """Return the site's private key; InputError if the site names none, or an unusable one."""
+    """Return the site's private key; raise InputError if there is none, or an unusable one."""
     if not site.node.site_key:
         raise InputError(
             "site-key: sites of this run prove their names with keys (site-keys), but this site"

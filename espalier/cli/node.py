@@ -96,7 +96,7 @@ def run_node(
 ) -> int:
     """Run a node until it ends or is ended, and return the SuperNode's exit code.
 
-    ``words`` are options for ``flower-supernode``; InputError if the command sets one of them
+    ``words`` are options for ``flower-supernode``; raise InputError if the command sets one of them
     itself, or if a number is out of range.
     """
     _check(words, port, warm_seconds, max_idle_megabytes)

@@ -107,7 +107,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the app and return the exit code; InputError if settings, app or address are wrong."""
+    """Run the app and return the exit code of the command."""
     take_interrupts()
     watched = WatchedRun(given.arguments)
     try:

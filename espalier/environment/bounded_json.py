@@ -33,7 +33,7 @@ def read_json(
 ) -> Any:
     """Parse a JSON text.
 
-    ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
+    Raises ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
     ``max_characters`` or nested deeper than ``MAX_DEPTH``.
     """
     if isinstance(text, bytes):

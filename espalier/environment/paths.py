@@ -7,7 +7,7 @@ from espalier.errors import InputError
 
 
 def at_home(path: str) -> Path:
-    """Return a path with the home directory for ``~`` or ``~user``; InputError if there is none."""
+    """Return a path with the home directory for ``~``; raise InputError if there is none."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

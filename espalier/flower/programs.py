@@ -81,7 +81,7 @@ def value_of(option: str, words: Sequence[str], default: str = "") -> str:
 def read_node_config(text: str) -> dict[str, Any]:
     """Return the keys and values of ``flower-supernode --node-config``: pairs, or a TOML file.
 
-    InputError if Flower could not read the text or would ignore a part.
+    Raises InputError if Flower could not read the text or would ignore a part.
     """
     from flwr.common.config import parse_config_args
 

@@ -43,8 +43,8 @@ PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
 def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
-    InputError if the file cannot be read, other users can read it, or a SuperNode does not accept
-    the key. Nothing of its content is quoted.
+    Raises InputError if the file cannot be read, other users can read it, or a SuperNode does not
+    accept the key. Nothing of its content is quoted.
     """
     try:
         with open(at_home(path), "rb") as file:
@@ -117,7 +117,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
 
 
 def public_key(file: Path) -> ec.EllipticCurvePublicKey:
-    """Read a public key from a file named after its site; InputError if it is none."""
+    """Read a public key from a file named after its site; raise InputError if it is none."""
     if not _site(file):
         raise InputError(
             f"{file.name}: is not named NAME{PUBLIC} after a site; rename or remove it"

@@ -30,7 +30,7 @@ MAX_PORT = 65535
 def free_port(avoid: Collection[int] = ()) -> int:
     """Return a port that is free at all addresses of this machine and not among ``avoid``.
 
-    OSError if none was found in ``TRIES`` tries.
+    Raises OSError if none was found in ``TRIES`` tries.
     """
     # Processes with the same seed would otherwise choose the same port.
     chance = SystemRandom()

@@ -27,7 +27,7 @@ from espalier.errors import InputError
 
 
 def installed_app() -> Path:
-    """Return the directory of the installed app; InputError if there is none."""
+    """Return the directory of the installed app; raise InputError if there is none."""
     return _first_app(_installed())
 
 
@@ -73,7 +73,7 @@ def default_config(app: Path) -> dict[str, Any]:
 def read_preset(app: Path, name: str) -> dict[str, Any]:
     """Read a preset by name (``conf/<name>.toml``) or path, nested.
 
-    InputError if the file does not exist or is not TOML.
+    Raises InputError if the file does not exist or is not TOML.
     """
     path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
     try:

@@ -89,7 +89,7 @@ def new_server_certificate(
 ) -> x509.Certificate:
     """Return a server certificate for these names.
 
-    InputError if it would be valid for longer than the authority's certificate.
+    Raises InputError if it would be valid for longer than the authority's certificate.
     """
     issuer, signing_key = authority
     end = datetime.now(UTC) + timedelta(days=days)
@@ -123,7 +123,8 @@ def read_authority(
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Load an existing authority.
 
-    InputError if a file is damaged or of another kind, or if key and certificate do not match.
+    Raises InputError if a file is damaged or of another kind, or if key and certificate do not
+    match.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate)

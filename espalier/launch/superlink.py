@@ -114,7 +114,7 @@ class SuperLink:
     def status(self, run_id: str) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:completed``, and its details.
 
-        SuperLinkLost if the SuperLink does not answer or does not know the run.
+        Raises SuperLinkLost if the SuperLink does not answer or does not know the run.
         """
         answer: dict[str, Any] = {}
         try:

@@ -39,7 +39,8 @@ class AtWork:
     def working(self) -> Iterator[None]:
         """Count this process, next to any others, as working until the end of the block.
 
-        InputError if the file cannot be created, or the directory holds files of another program.
+        Raises InputError if the file cannot be created, or the directory holds files of another
+        program.
         """
         marked_folder(self._root, FOLDER)
         try:

@@ -61,7 +61,7 @@ class BlobStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[BinaryIO]:
-        """Open a blob for reading after its hash is verified; InputError if missing or damaged."""
+        """Open a blob, or raise InputError if it is missing or does not have its hash."""
         if not self.has(key):
             raise self._missing(key)
         with open(self.path(key), "rb") as file:
@@ -91,7 +91,7 @@ class BlobStore:
     def get(self, key: str) -> bytes:
         """Return the bytes of a blob.
 
-        InputError if ``key`` is not a SHA-256, or if the blob is missing or damaged.
+        Raises InputError if ``key`` is not a SHA-256, or if the blob is missing or damaged.
         """
         try:
             data = self.path(key).read_bytes() if _SHA256.fullmatch(key) else None

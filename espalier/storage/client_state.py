@@ -48,7 +48,8 @@ ROUNDS_KEPT = 2
 def private_folder(root: Path, *parts: str) -> Path:
     """Create ``root/parts...`` with owner-only permissions and return it.
 
-    Directories that exist keep their permissions. InputError if this process may not write there.
+    Directories that exist keep their permissions. Raises InputError if this process may not write
+    there.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def marked_folder(root: Path, *parts: str, **more: Any) -> Path:
 def mark_as_ours(folder: Path, **more: Any) -> None:
     """Write the version file, with ``more`` in it, so that Espalier may delete the directory later.
 
-    InputError if the directory holds files of another program.
+    Raises InputError if the directory holds files of another program.
     """
     # A directory without a mark may hold our lock or an unfinished version file. List the files
     # before reading the mark: another process of ours that adds files at this moment has marked the
@@ -176,8 +177,8 @@ class PrivateState:
     def require_same_client(self) -> dict[str, Any]:
         """Check that the site has the same number and settings as before in this run.
 
-        Returns the identity with which the site began the run, empty if it is new. InputError if
-        they differ, or if the state is damaged or of another version.
+        Returns the identity with which the site began the run, empty if it is new. Raises
+        InputError if they differ, or if the state is damaged or of another version.
         """
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):

@@ -64,8 +64,8 @@ def locked(folder: Path) -> Iterator[None]:
 def in_turn(folder: Path) -> Iterator[None]:
     """Wait for the lock of a directory and hold it for the duration of the block.
 
-    The modification time of the lock file becomes the time of this use. InputError if it cannot be
-    written.
+    The modification time of the lock file becomes the time of this use. Raises InputError if it
+    cannot be written.
     """
     with open(_opened(folder / LOCK, os.O_WRONLY, OWNER_ONLY_FILE), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Check that ``locked`` would succeed now, without writing anything; InputError if not."""
+    """Check that ``locked`` would succeed now, without writing anything; raise InputError if not."""
     path = folder / LOCK
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise _cannot_be_opened(path, os.strerror(errno.EACCES))
@@ -85,7 +85,7 @@ def require_free(folder: Path) -> None:
 def holder_of(folder: Path) -> str:
     """Return a description of the process that holds the lock of a directory; empty if none does.
 
-    Nothing is written. InputError if the lock file exists and cannot be read.
+    Nothing is written. Raises InputError if the lock file exists and cannot be read.
     """
     path = folder / LOCK
     if not path.exists():

@@ -21,7 +21,6 @@ from deployment import (
     federation,
     process,
     submit,
-    superlink_options,
 )
 from devices import NEEDS_CUDA
 from interrupted import (
@@ -38,6 +37,7 @@ from interrupted import (
 )
 from slow_network import SERVER, Ends, slow_network
 
+from espalier.flower import programs
 from espalier.flower.programs import sites_share_port
 
 pytestmark = pytest.mark.faults
@@ -63,8 +63,7 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
     env = environment(tmp_path / "flower")
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(tmp_path / "superlink.db"),
-        *superlink_options(9093, FLEET), *(["--host", SERVER, "--port", "9092"] if
-        sites_share_port() else []),
+        *programs.superlink(9093, FLEET), *(["--host", SERVER, "--port", "9092"] if sites_share_port() else []),
     ]  # fmt: skip
     with slow_network(delay=0.1, loss=0.02, megabits=2.0) as ends, ExitStack() as stack:
         stack.enter_context(process([*ends.server, *superlink], tmp_path, "superlink", env))

@@ -65,19 +65,19 @@ Lines = list[bytes]
 @pytest.mark.parametrize(
     ("tamper", "line", "why"),
     [
-        (lambda lines: [lines[0], lines[1].replace(b'"bytes":20', b'"bytes":21'), *lines[2:]], 2,
-        "was changed"), (lambda lines: [*lines[:3], lines[3].replace(b'"bytes":40', b'"bytes":41')],
-        4, "does not match its own hash"), (lambda lines: [lines[0], lines[1].replace(b",", b", ",
-        1), *lines[2:]], 2, "was written again in another form"), (lambda lines: [lines[0],
-        *lines[2:]], 2, "is entry 3, and entry 2 is missing before it"), (lambda lines: lines[1:],
-        1, "is entry 2, and entry 1 is missing"), (lambda lines: lines[3:], 1, "is entry 4, and
-        entries 1 to 3 are missing"), (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2,
-        "is entry 3, and entry 2 is missing"), (lambda lines: [*lines, lines[1]], 5, "is entry 2,
-        but follows entry 4"), (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3, "is entry 2,
-        but follows entry 2"), (lambda lines: [*lines[:2], b'{"bytes": 3}\n', *lines[2:]], 3, "an
-        entry of the chain"), (lambda lines: [*lines[:2], b"\n", *lines[2:]], 3, "an entry of the
-        chain"), (lambda lines: [*lines, b'{"bytes": 3}\n'], 5, "an entry of the chain"), (lambda
-        lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "an entry of the chain"),
+        (lambda lines: [lines[0], lines[1].replace(b'"bytes":20', b'"bytes":21'), *lines[2:]], 2, "was changed"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"bytes":40', b'"bytes":41')], 4, "does not match its own hash"),
+        (lambda lines: [lines[0], lines[1].replace(b",", b", ", 1), *lines[2:]], 2, "was written again in another form"),
+        (lambda lines: [lines[0], *lines[2:]], 2, "is entry 3, and entry 2 is missing before it"),
+        (lambda lines: lines[1:], 1, "is entry 2, and entry 1 is missing"),
+        (lambda lines: lines[3:], 1, "is entry 4, and entries 1 to 3 are missing"),
+        (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2, "is entry 3, and entry 2 is missing"),
+        (lambda lines: [*lines, lines[1]], 5, "is entry 2, but follows entry 4"),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3, "is entry 2, but follows entry 2"),
+        (lambda lines: [*lines[:2], b'{"bytes": 3}\n', *lines[2:]], 3, "an entry of the chain"),
+        (lambda lines: [*lines[:2], b"\n", *lines[2:]], 3, "an entry of the chain"),
+        (lambda lines: [*lines, b'{"bytes": 3}\n'], 5, "an entry of the chain"),
+        (lambda lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "an entry of the chain"),
     ],
 )  # fmt: skip
 def test_what_is_done_to_a_log_by_hand_is_found(
