@@ -74,7 +74,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Check that ``locked`` would succeed now, without writing anything; raise InputError if not."""
+    """Raise InputError if ``locked`` would fail now; nothing is written."""
     path = folder / LOCK
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise _cannot_be_opened(path, os.strerror(errno.EACCES))
