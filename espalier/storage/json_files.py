@@ -51,12 +51,6 @@ class JsonLines:
         finally:
             os.close(handle)
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return all entries; an empty list if the file does not exist."""
-        if not self.path.exists():
-            return []
-        return [read_json(line) for line in self.path.read_text().splitlines() if line]
-
 
 SEAL = "sha256"
 """Key of the checksum."""
