@@ -28,11 +28,7 @@ class JsonLines:
     def append(self, entry: dict[str, Any]) -> None:
         """Append one entry.
 
-        Raises
-        ------
-        OSError
-            If the entry could not be written whole; the error has the path. Nothing of the entry is
-            then in the file.
+        If it cannot be written whole, nothing of it is in the file, and the OSError has the path.
         """
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +68,8 @@ def sealed(document: dict[str, Any]) -> bytes:
 def read_sealed(path: Path, version: int) -> dict[str, Any]:
     """Read a document, verify it and return it without its checksum.
 
-    Raises
-    ------
-    Damaged
-        If the file is not a JSON document, or if its content does not have its checksum.
-    InputError
-        If the file cannot be read, or if another release wrote it in another version.
+    Raises Damaged if the file is not a JSON document with its checksum, and InputError if it cannot
+    be read or has another version.
     """
     try:
         document = read_json(path.read_bytes().decode())

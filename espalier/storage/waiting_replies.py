@@ -10,13 +10,10 @@ made; a decision applies to one reply, which is identified by the hash of its co
 Does not cover: a person with the right to write there, who can also decide.
 """
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import HELD, is_ours, private_folder
-from espalier.storage.directory_lock import OWNER_ONLY_FILE
+from espalier.storage.directory_lock import OWNER_ONLY_FILE, in_turn
 from espalier.storage.hash_chain import digest
 from espalier.storage.json_files import read_sealed, sealed
 
@@ -135,13 +132,7 @@ class HeldReplies:
         write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
 
     def decision(self, held: Held) -> Decision | None:
-        """Return the decision on exactly this reply; None if there is none yet.
-
-        Raises
-        ------
-        InputError
-            If the decision is damaged or belongs to another reply.
-        """
+        """Return the decision on exactly this reply, or None; raise InputError if damaged."""
         path = self._decided(held)
         if not path.exists():
             return None
@@ -152,17 +143,8 @@ class HeldReplies:
 
     @contextmanager
     def deciding(self, held: Held) -> Iterator[None]:
-        """Lock the decisions of this directory for the duration of the block.
-
-        Raises
-        ------
-        InputError
-            If there is a decision on this reply already; a decision is final.
-        """
-        with open(
-            self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)
-        ) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """Lock the decisions in the block; raise InputError if this reply is decided already."""
+        with in_turn(self.folder):
             if (decision := self.decision(held)) is not None:
                 word = "released" if decision.released else "refused"
                 raise InputError(
@@ -172,13 +154,7 @@ class HeldReplies:
             yield
 
     def require_as_shown(self, held: Held) -> None:
-        """Check that every blob is still the one that the document names.
-
-        Raises
-        ------
-        InputError
-            If a blob has changed or is missing.
-        """
+        """Raise InputError if a blob is missing or no longer the one that the document names."""
         store = BlobStore(self.folder / held.id)
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
