@@ -90,14 +90,14 @@ def configuration(
         errors are reported together. On this machine also: a library is missing, or the name of a
         model or file looks like a name on the hub.
     """
-    defaults = _flatten(default_config(app))
+    defaults = flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
     require_pairs(words, defaults)
     if len(presets) > 1:
         raise InputError(
             f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
         )
-    preset = _flatten(read_preset(app, presets[0])) if presets else {}
+    preset = flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given
     # A preset's settings for its own method, task and source are no error if the user chose others.
@@ -122,11 +122,12 @@ def configuration(
     return flat, parse(flat, simulation=True)
 
 
-def _flatten(nested: Mapping[str, Any]) -> Config:
+def flatten(nested: Mapping[str, Any]) -> Config:
+    """Return settings with dotted keys, as Flower passes them on."""
     flat: Config = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": given for inner, given in _flatten(value).items()}
+            flat |= {f"{key}.{inner}": given for inner, given in flatten(value).items()}
         else:
             flat[key] = value
     return flat
