@@ -10,9 +10,8 @@ import sys
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
-from espalier.flower.control_api import warn_of_answering_control_api
 from espalier.flower.programs import read_node_config
-from espalier.launch.addresses import require_address
+from espalier.launch.addresses import require_address, warn_of_answering_control_api
 from espalier.launch.app import find_app, installed_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration

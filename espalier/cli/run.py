@@ -17,9 +17,8 @@ import tomli_w
 
 from espalier.cli.app_commands import add_root_certificates, add_words
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
-from espalier.flower.control_api import warn_of_open_control_api
 from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
-from espalier.launch.addresses import require_address
+from espalier.launch.addresses import require_address, warn_of_open_control_api
 from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import interrupted_later, take_interrupts, uninterrupted
 from espalier.launch.configuration import configuration

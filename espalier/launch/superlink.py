@@ -21,9 +21,8 @@ from typing import Any
 
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import EspalierError, InputError
-from espalier.flower.control_api import listens
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
-from espalier.launch.addresses import await_superlink, free_port
+from espalier.launch.addresses import await_superlink, free_port, listens
 from espalier.launch.child_processes import kept
 
 CONNECTION = "espalier"
