@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from espalier.storage.json_files import JsonLines
+from espalier.storage.atomic import JsonLines
 
 
 def entries(log: JsonLines) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
-from espalier.storage.json_files import Damaged, read_sealed, sealed
+from espalier.storage.atomic import Damaged, read_sealed, sealed
 
 VALUES = st.recursive(
     st.none()
