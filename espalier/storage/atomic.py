@@ -144,6 +144,19 @@ class JsonLines:
             os.close(handle)
 
 
+def canonical(value: Any) -> bytes:
+    """Return the canonical form of a JSON value, in which it is hashed.
+
+    Raises ValueError if a number is NaN or infinite.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(value: Any) -> str:
+    """Return the hexadecimal SHA-256 of the canonical form of a value."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
 class Damaged(EspalierError):
     """Error for a document whose content no longer has its checksum."""
 
@@ -152,9 +165,8 @@ def sealed(document: dict[str, Any]) -> bytes:
     """Return the bytes of a document with its checksum, with keys in sorted order."""
     # The checksum covers the values as they will be read, for instance tuples as lists.
     as_read = json.loads(json.dumps(document, allow_nan=False))
-    return (
-        json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"
-    ).encode()
+    document = {**as_read, SEAL: digest(as_read)}
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read_sealed(path: Path, version: int) -> dict[str, Any]:
@@ -165,13 +177,15 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     """
     try:
         document = read_json(path.read_bytes().decode())
+        seal = document.pop(SEAL, None) if isinstance(document, dict) else None
+        is_unchanged = digest(document) == seal
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise Damaged(f"{path}: is damaged: it is not a JSON document") from None
     if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it contains no document")
-    if document.pop(SEAL, None) != _digest(document):
+    if not is_unchanged:
         raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
     if (found := document.get("version")) != version:
         raise InputError(
@@ -179,9 +193,3 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
             " the release that wrote it"
         )
     return document
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(
-        json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()

@@ -19,7 +19,6 @@ before the next entry is appended. Noting the last hash elsewhere protects again
 import errno
 import fcntl
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
-from espalier.storage.atomic import sync_directory
+from espalier.storage.atomic import canonical, digest, sync_directory
 
 NUMBER = "number"
 BEFORE = "before"
@@ -46,16 +45,6 @@ MIN_READ = 65_536
 """Number of bytes that are read from the end of a log at first."""
 
 
-def canonical(value: Any) -> bytes:
-    """Return the canonical JSON form of a value, in which it is written and hashed."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def digest(value: Any) -> str:
-    """Return the hexadecimal SHA-256 of the canonical form of a value."""
-    return hashlib.sha256(canonical(value)).hexdigest()
-
-
 def _own_hash(entry: Mapping[str, Any]) -> str:
     return digest({key: value for key, value in entry.items() if key != OWN})
 
@@ -63,14 +52,12 @@ def _own_hash(entry: Mapping[str, Any]) -> str:
 def _read_entry(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; None if the line is not a JSON object."""
     try:
-        entry = read_json(line, parse_constant=_no_number)
+        entry = read_json(line)
+        # NaN and infinite numbers are not JSON; Python's parser accepts them.
+        canonical(entry)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _whole_entry(line: bytes) -> dict[str, Any] | None:

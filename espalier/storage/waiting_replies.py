@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
-from espalier.storage.atomic import read_sealed, sealed, write_bytes
+from espalier.storage.atomic import digest, read_sealed, sealed, write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import HELD, is_ours, private_folder
 from espalier.storage.directory_lock import OWNER_ONLY_FILE, in_turn
-from espalier.storage.hash_chain import digest
 
 VERSION = 1
 """Version of the documents."""

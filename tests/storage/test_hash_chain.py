@@ -157,13 +157,19 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
 
 @pytest.mark.parametrize(
     "line",
-    [b"garbage", b"\x00" * 40, b'{"\x1b[2J', b'{"before":1,"number":NaN,"sha256":"x"}'],
-    ids=["words", "zeros", "control", "NaN"],
+    [
+        b"garbage",
+        b"\x00" * 40,
+        b'{"\x1b[2J',
+        b'{"before":1,"number":NaN,"sha256":"x"}',
+        b'{"before":1,"number":1e999,"sha256":"x"}',
+    ],
+    ids=["words", "zeros", "control", "NaN", "infinite"],
 )
 def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
     """A later valid entry that mentions the line does not hide the fault; the site can go on.
 
-    The case ``NaN`` begins like an entry, so it counts as a torn line and gives a note.
+    The last two cases begin like an entry, so they count as torn lines and give a note.
     """
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes() + line + b"\n")
