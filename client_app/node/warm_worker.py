@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from flwr.app import Context, Message
 
 from client_app.node.warm_node import LEAVING, PULLED
-from client_app.protocol.errors import NoAnswerError
+from espalier.errors import NoAnswerError
 from espalier.flower.pulls import ask_again_soon
 from espalier.flower.tasks import answer_task
 from espalier.hf.machine.machine_memory import machine_memory, resident

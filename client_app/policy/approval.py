@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from client_app.policy.egress_log import described, egress_log, now
-from client_app.protocol.errors import NoAnswerError
 from client_app.site import Site
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, NoAnswerError
 from espalier.messages.ledger import seconds_of
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import tensor_specs

@@ -153,7 +153,7 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megaby
             " omit it"
         )
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
-    if config := value_of(NODE_CONFIG, words):
+    if (config := value_of(NODE_CONFIG, words)) is not None:
         parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MAX_WARM_SECONDS:
         raise InputError(
@@ -171,14 +171,14 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megaby
 def _log_of(words: Sequence[str]) -> SupernodeLog:
     """Return the filter for the SuperNode's log, which states as whom the node connects."""
     config = value_of(NODE_CONFIG, words)
-    key = value_of(PRIVATE_KEY, words)
+    key = value_of(PRIVATE_KEY, words) or ""
     shown = ""
     # ``flower-supernode`` itself reports what is wrong with the key.
     with suppress(EspalierError):
         shown = fingerprint(private_key(key).public_key()) if key else ""
     return SupernodeLog(
         claimed_name(read_node_config(config)) if config else "",
-        value_of("--superlink", words, "at Flower's default address"),
+        value_of("--superlink", words) or "at Flower's default address",
         key,
         shown,
     )

@@ -67,8 +67,8 @@ def local_superlink() -> LocalSuperLink | None:
         words = _words(pid)
         for word in words[:2]:
             if Path(word).name == SUPERLINK:
-                host = value_of(HOST, words, DEFAULT_HOST)
-                port = value_of(PORT, words, DEFAULT_PORT)
+                host = value_of(HOST, words) or DEFAULT_HOST
+                port = value_of(PORT, words) or DEFAULT_PORT
                 if host in LOOPBACK and port.isdigit():
                     return LocalSuperLink(pid, int(port), Path(word))
                 return None

@@ -68,13 +68,13 @@ def process_supernode(words: Sequence[str], port: int, secret_file: str) -> list
     return [*words, "--isolation", "process", *place, "--superexec-auth-secret-file", secret_file]
 
 
-def value_of(option: str, words: Sequence[str], default: str = "") -> str:
+def value_of(option: str, words: Sequence[str]) -> str | None:
     """Return the last value of an option, which may be abbreviated as argparse allows."""
-    found = default
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    found = None
+    for place, word in enumerate(words):
         name, is_joined, value = word.partition("=")
         if len(name) > 2 and option.startswith(name):
-            found = value if is_joined else following
+            found = value if is_joined else "".join(words[place + 1 : place + 2])
     return found
 
 
