@@ -1,5 +1,7 @@
 """Errors that a user or a site's owner can fix, and the log lines that tell why a run failed."""
 
+import sys
+
 FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 """Line that the ServerApp prints after it has reported why a run failed.
 
@@ -25,6 +27,11 @@ INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 Any other exception concerns only the current work, even if it is not an ``Exception``: a panic in a
 Rust library raises ``PanicException``, which derives from ``BaseException``.
 """
+
+
+def tell(message: object) -> None:
+    """Print a message of the program to standard error."""
+    print(f"espalier: {message}", file=sys.stderr, flush=True)
 
 
 class EspalierError(ValueError):

@@ -27,7 +27,7 @@ from client_app.protocol.readiness import require_ready
 from client_app.site import Site
 from espalier.amounts import aligned, count, size
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint
@@ -256,6 +256,6 @@ def main(given: Mapping[str, Any]) -> int:
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
         return 2
     return 0

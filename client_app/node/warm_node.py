@@ -16,6 +16,7 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any
 
+from espalier.errors import tell
 from espalier.flower.tasks import answer_with_error, claim_tasks
 from espalier.hf.machine.machine_memory import machine_memory, memory_kills
 
@@ -137,8 +138,6 @@ def main(order: dict[str, Any]) -> int:
 def answer_short_of_memory(address: str, token: str, envelope: bytes) -> None:
     """Report to the node's log and to the server that the system killed the working process."""
     megabytes = machine_memory()[0] // MEGA
-    print(
-        f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
-    )
+    tell(f"{KILLED}; this node has {megabytes} MB. {REMEDY}")
     if envelope:
         answer_with_error(address, token, envelope, f"{KILLED}; see the node's log")

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from flwr.app import Context, Message
 
 from client_app.node.warm_node import LEAVING, PULLED
-from espalier.errors import NoAnswerError
+from espalier.errors import NoAnswerError, tell
 from espalier.flower.pulls import ask_again_soon
 from espalier.flower.tasks import answer_task
 from espalier.hf.machine.machine_memory import machine_memory, resident
@@ -57,7 +57,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
 def told(error: BaseException) -> str:
     """Return the error text for the server. The full error is in the node's log only."""
     if isinstance(error, NoAnswerError):
-        print(f"espalier: {error}", file=sys.stderr, flush=True)
+        tell(error)
         return str(error)
     traceback.print_exception(error)
     return f"unexpected {type(error).__name__} before the message was read; see this node's log"
@@ -101,10 +101,9 @@ def fits_idle(most: int) -> bool:
         shelf.forget_model()
     if (held := resident()) <= most:
         return True
-    print(
-        f"espalier: the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
-        " may use between tasks, and ends",
-        file=sys.stderr,
+    tell(
+        f"the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
+        " may use between tasks, and ends"
     )
     return False
 

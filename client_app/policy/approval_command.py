@@ -9,7 +9,6 @@ Does not cover: who may decide. Everybody with write access to the site's state 
 
 import os
 import pwd
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from client_app.policy.approval import note_hold
 from client_app.policy.egress_log import now
 from espalier.amounts import aligned
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "waiting since")
@@ -173,13 +172,10 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         return _release(at_home(given["state_dir"]), given)
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
     except OSError as error:
         where = error.filename or given["state_dir"]
-        print(
-            f"espalier: release: {where}: {error.strerror}; run the command as the node's user",
-            file=sys.stderr,
-        )
+        tell(f"release: {where}: {error.strerror}; run the command as the node's user")
     return 2
 
 
@@ -198,7 +194,7 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
     found, errors = waiting(root)
     # The other replies can still be decided on.
     for error in errors:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
     for replies, held in _chosen(found, given["show"]):
         print("\n".join(_shown(replies, held)))
     refused = _chosen(found, given["refuse"])
@@ -213,7 +209,7 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
             for line in decide(root, pairs, is_released, given["reason"]):
                 print(line, flush=True)
         except EspalierError as error:
-            print(f"espalier: {error}", file=sys.stderr)
+            tell(error)
             errors.append(error)
     if not (given["show"] or refused or released) and (found or not errors):
         lines = _listed(held for _, held in found) if found else [f"No reply waits in {root}."]

@@ -8,7 +8,6 @@ passes the check. ``--head`` detects such a removal, with a hash that was noted 
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from flwr.app import RecordDict
 
 from espalier.amounts import count
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.names import without_control
 from espalier.messages.contract import Side
 from espalier.messages.message import Fields, MessageBody
@@ -176,14 +175,14 @@ def main(given: Mapping[str, Any]) -> int:
         missing = {_noted(word) for word in given["heads"]}
         logs = _logs_of(at_home(given["where"]))
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
         return UNKNOWN
     wanted = sorted(missing)
     for path in logs:
         try:
             checked = chain_check(path, wanted)
         except EspalierError as error:
-            print(f"espalier: {error}", file=sys.stderr)
+            tell(error)
             codes.add(UNKNOWN)
         else:
             # A manipulated log may contain control characters.

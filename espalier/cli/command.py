@@ -32,7 +32,7 @@ from espalier.cli.app_commands import add_app_commands
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, tell
 from espalier.launch.configuration import explain_options
 
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = given.execute(given)
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
         return 2
     except KeyboardInterrupt:
         return 130

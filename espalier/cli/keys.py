@@ -16,7 +16,6 @@ made where it stays: the command makes a site's key pair without an authority to
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.site_keys import PRIVATE, PUBLIC
 from espalier.launch.authority import (
     AUTHORITY_DAYS,
@@ -88,7 +87,7 @@ def show_made_keys(given: argparse.Namespace) -> int:
             print(line)
     except OSError as error:
         where = error.filename or given.directory
-        print(f"espalier: keys: {where}: {error.strerror}", file=sys.stderr)
+        tell(f"keys: {where}: {error.strerror}")
         return 2
     return 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Thread
 
 from espalier.environment.loopback import past_proxies
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.flower.programs import (
     DEFAULT_HOST,
     NODE_CONFIG,
@@ -132,11 +132,7 @@ def run_node(
             with started_in_app(app, "client_app.node.warm_node", order) as desk:
                 while supernode.poll() is None:
                     if desk.poll() is not None:
-                        print(
-                            "espalier: the process that handles the node's tasks ended; the node"
-                            " ends too",
-                            file=sys.stderr,
-                        )
+                        tell("the process that handles the node's tasks ended; the node ends too")
                         return 1
                     time.sleep(POLL_SECONDS)
             log.join(LOG_SECONDS)

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from espalier.cli.app_commands import add_root_certificates, add_words
-from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError, tell
 from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.addresses import require_address, warn_of_open_control_api
 from espalier.launch.app import find_app, run_in_app
@@ -132,7 +132,8 @@ def run(given: argparse.Namespace) -> int:
         )
         return _simulate(watched, app, config, federation)
     except SuperLinkLost as lost:
-        print(f"espalier: {lost}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        tell(lost)
+        tell(watched.how_to_go_on())
         return 1
     except KeyboardInterrupt:
         if watched.completed:
@@ -146,10 +147,9 @@ def _refused_before_start(app: Path, config: dict[str, Any]) -> int:
     print("opening the model and the clients' data", flush=True)
     refused = run_in_app(app, BEFORE_START, config)
     if refused < 0:
-        print(
-            f"espalier: the check of model and data was ended by signal {-refused}; the machine may"
-            " have too little memory",
-            file=sys.stderr,
+        tell(
+            f"the check of model and data was ended by signal {-refused}; the machine may"
+            " have too little memory"
         )
         return 1
     return refused
@@ -170,10 +170,7 @@ def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation
         if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
             break
         if start < RAY_STARTS:
-            print(
-                f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})",
-                file=sys.stderr,
-            )
+            tell(f"Ray did not start; trying again ({start} of {RAY_STARTS - 1})")
     return _report(watched, status, details, log)
 
 
@@ -187,11 +184,10 @@ def _run_whole(
     status, details, log = _run(superlink, watched, app, config)
     if status == COMPLETED or not is_incomplete(text := f"{log}\n{details}"):
         return status, details, log
-    print(
-        "espalier: the run's program was incomplete: another run was installing it, or an"
+    tell(
+        "the run's program was incomplete: another run was installing it, or an"
         " installation was interrupted. Trying again with a new bundle. Other runs need a complete"
-        f" bundle: while no run works, remove {where_to_mend(text)}",
-        file=sys.stderr,
+        f" bundle: while no run works, remove {where_to_mend(text)}"
     )
     return _run(superlink, watched, unshared_app(app, superlink.folder), config)
 
@@ -200,9 +196,10 @@ def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
     """Return the exit code of a run that has ended, and print why it failed."""
     if status == COMPLETED:
         return 0
-    print(f"espalier: the run ended as {status}", file=sys.stderr)
+    tell(f"the run ended as {status}")
     if FLOWER_REPORTS_IT_TOO not in log:
-        print(f"espalier: {details}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        tell(details)
+        tell(watched.how_to_go_on())
     return 1
 
 

@@ -6,7 +6,6 @@ inspected. The names that are imported here are private to Flower. ``address`` i
 of the SuperNode's Runtime API on this machine; a loopback address, so without TLS.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from espalier.errors import INTERRUPTS
+from espalier.errors import INTERRUPTS, tell
 
 ASK_SECONDS = 0.1
 """Seconds between two requests for a task."""
@@ -178,7 +177,7 @@ def answer_with_error(address: str, token: str, envelope: bytes, reason: str) ->
         pass
     except httpx.HTTPError as error:
         # The SuperNode reports the lost task to the server itself, a minute later.
-        print(f"espalier: the SuperNode does not answer: {error}", file=sys.stderr, flush=True)
+        tell(f"the SuperNode does not answer: {error}")
     finally:
         client.close()
 

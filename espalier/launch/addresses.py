@@ -12,7 +12,6 @@ Does not cover: traffic that networks allow between other machines.
 import ipaddress
 import re
 import socket
-import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -20,7 +19,7 @@ from random import SystemRandom
 
 import psutil
 
-from espalier.errors import InputError
+from espalier.errors import InputError, tell
 from espalier.flower.programs import sites_share_port
 
 PORTS = range(20000, 32768)
@@ -88,10 +87,8 @@ def await_superlink(address: str, seconds: float = 120.0) -> bool:
             return False
         if not announced:
             announced = True
-            print(
-                f"espalier: nothing listens at {address} yet; waiting at most {seconds:g} s for"
-                " the SuperLink",
-                file=sys.stderr,
+            tell(
+                f"nothing listens at {address} yet; waiting at most {seconds:g} s for the SuperLink"
             )
         time.sleep(POLL_SECONDS)
     return True
@@ -140,23 +137,21 @@ def answers(superlink: str, root_certificates: str | None) -> bool:
 def warn_of_open_control_api(address: str) -> None:
     """Print a warning if the Control API used for a run can be reached from another machine."""
     if elsewhere := listens_elsewhere(address):
-        print(
-            "espalier: warning: other machines can reach the SuperLink's Control API at"
+        tell(
+            "warning: other machines can reach the SuperLink's Control API at"
             f" {', '.join(elsewhere)}. Everyone who can reach it can start runs at all sites;"
-            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/deployment.md)",
-            file=sys.stderr,
+            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/deployment.md)"
         )
 
 
 def warn_of_answering_control_api(superlink: str, root_certificates: str | None) -> None:
     """Print a warning if runs can be started at the address that a site uses."""
     if answers(superlink, root_certificates):
-        print(
-            f"espalier: warning: {superlink}, to which this site connects, also accepts runs"
+        tell(
+            f"warning: {superlink}, to which this site connects, also accepts runs"
             " from everyone who can reach it. Ask the operator of the federation to make the"
             f" Control API reachable only from their own machine{_proxy_remedy()}"
-            " (docs/deployment.md)",
-            file=sys.stderr,
+            " (docs/deployment.md)"
         )
 
 
