@@ -296,11 +296,6 @@ def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "--nods", "3", "--app", str(APP)])
 
 
-def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "fedprlm", "--app", str(APP)]) == 2
-    assert "known presets are fedbiot, fedot, fedpetuning, fedprllm" in capsys.readouterr().err
-
-
 def test_a_preset_that_cannot_be_read_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

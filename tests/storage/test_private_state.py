@@ -199,13 +199,6 @@ def test_state_of_another_version_is_refused(state: PrivateState) -> None:
         pass
 
 
-def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
-    filled(state)
-    (state.folder / VERSION_FILE).write_text("")
-    with pytest.raises(EspalierError), state.locked():
-        pass
-
-
 # ----- the lock -----------------------------------------------------------------------------------
 
 
