@@ -47,12 +47,10 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
         if hold.is_to_be_held(site, body):
             entry["released"] = hold.released(site, body, entry, waits_until)
         _log(site, body, entry)
-    except hold.StillHeldError:
+    except (hold.StillHeldError, *INTERRUPTS):
         raise
     except hold.Refused as refused:
         return _failed(site, f"blocked by the site: {refused}")
-    except INTERRUPTS:
-        raise
     # A reply that cannot be checked does not leave, for whatever reason.
     except BaseException as error:
         logging.getLogger("espalier").warning(
