@@ -33,14 +33,13 @@ from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
     VERSION_FILE,
     PrivateState,
-    mark_as_ours,
+    marked_folder,
     private_folder,
     remove_ours,
 )
-from espalier.storage.directory_lock import FILE, in_turn
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 MODELS = "models"
 RESERVED = "reserved.json"
@@ -78,9 +77,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
                 f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
                 " in --node-config, or remove models below models/ in the site's state-dir"
             )
-        private_folder(models, manifest.sha256)
-        if not (folder / VERSION_FILE).exists():
-            mark_as_ours(folder)
+        marked_folder(models, manifest.sha256)
         # Taking the folder's lock updates the time of last use.
         with in_turn(folder):
             if not (folder / RESERVED).exists():
@@ -106,14 +103,14 @@ def _taken(folder: Path) -> int:
     return max(reserved, there)
 
 
-OUR_OWN = (RESERVED, FOUND, VERSION_FILE, FILE)
+OUR_OWN = (RESERVED, FOUND, VERSION_FILE, LOCK)
 """Names of files in a model's folder that no server sent."""
 
 
 def _remove_abandoned(own: Path) -> None:
     """Delete incomplete models without messages for ``ABANDONED_SECONDS``."""
     for folder in own.parent.iterdir():
-        lock = folder / FILE
+        lock = folder / LOCK
         if folder == own or not folder.is_dir() or (folder / FOUND).exists() or not lock.exists():
             continue
         if lock.stat().st_mtime < time.time() - ABANDONED_SECONDS:
@@ -155,9 +152,7 @@ class ModelFolder:
     """Model in the site's state directory. Callers hold the folder's lock."""
 
     def __init__(self, state_root: Path, folder_sha256: str) -> None:
-        self.folder = private_folder(state_root, MODELS, folder_sha256)
-        if not (self.folder / VERSION_FILE).exists():
-            mark_as_ours(self.folder)
+        self.folder = marked_folder(state_root, MODELS, folder_sha256)
         self.files = self.folder / FILES
         self.store = BlobStore(private_folder(self.folder, PIECES), OWNER_ONLY_FILE)
 

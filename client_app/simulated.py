@@ -19,8 +19,7 @@ from contextvars import ContextVar
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from espalier.flower.outside_task import play_task
-from espalier.flower.shared_nodes import taken_out
+from espalier.flower.shared_nodes import play_task, taken_out
 
 _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 

@@ -12,6 +12,7 @@ from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
+from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
@@ -22,9 +23,6 @@ from espalier.messages.message import Fields, Header, MessageBody
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
-
-DEMO = "demo"
-"""Name of the model that is installed with Espalier."""
 
 if TYPE_CHECKING:
     from espalier.hf.machine.computing import Computing

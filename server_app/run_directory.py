@@ -31,9 +31,8 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import lineage_of, printable
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
-from espalier.storage.atomic import write_bytes
+from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.directory_lock import holder_of, locked, require_free
-from espalier.storage.json_files import Damaged, read_sealed, sealed
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.run import identity
 from strategies.base.run_folder import RunFolder

@@ -6,7 +6,6 @@ process. Documents of models, settings, records and messages are nested only a f
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
@@ -26,32 +25,20 @@ class UnboundedJsonError(ValueError):
     """Error for a text that is larger or nested deeper than allowed."""
 
 
-def read_json(
-    text: str | bytes,
-    max_characters: int = MAX_CHARACTERS,
-    parse_constant: Callable[[str], Any] | None = None,
-) -> Any:
+def read_json(text: str | bytes) -> Any:
     """Parse a JSON text.
 
-    Raises
-    ------
-    ValueError
-        The text is not JSON.
-    UnboundedJsonError
-        The text is longer than ``most_characters`` or nested deeper than ``MAX_DEPTH``.
+    Raises ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
+    ``MAX_CHARACTERS`` or nested deeper than ``MAX_DEPTH``.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise UnboundedJsonError(
+            f"it has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
+        )
     if isinstance(text, bytes):
-        require_short(len(text), max_characters)
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    require_short(len(text), max_characters)
     require_flat(text)
-    return json.loads(text, parse_constant=parse_constant)
-
-
-def require_short(characters: int, most: int) -> None:
-    """Raise UnboundedJsonError if a document has more than ``most`` characters."""
-    if characters > most:
-        raise UnboundedJsonError(f"it has {characters} characters; at most {most} are allowed")
+    return json.loads(text)
 
 
 def require_flat(text: str) -> None:

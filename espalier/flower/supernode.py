@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from espalier.flower.pulls import ask_again_soon
@@ -29,13 +30,7 @@ LONG = 1.0
 
 
 class Waits:
-    """Replacement of the module ``time`` in Flower's loop; only ``sleep`` differs.
-
-    Parameters
-    ----------
-    now : clock in seconds
-    sleep : function that waits for some seconds
-    """
+    """Replacement of the module ``time`` in Flower's loop; only ``sleep`` differs."""
 
     def __init__(
         self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -70,10 +65,6 @@ def main() -> None:
     flower_supernode()
 
 
-if __name__ == "__main__":
-    main()
-
-
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 REFUSED = re.compile(r"^\[code: \d+\] (.*)$")
 """Pattern of the line with the SuperLink's reason in Flower's error."""
@@ -82,22 +73,18 @@ NOT_ACTIVATED = "Failed to activate SuperNode"
 KEY_WANTED = "must be registered via the CLI"
 
 
+@dataclass
 class SupernodeLog:
-    """Log of one SuperNode.
+    """Log of one SuperNode."""
 
-    Parameters
-    ----------
-    site : site name in its configuration; empty if it has none
-    superlink : address of the SuperLink
-    key : path of the private key by which the SuperLink knows the node; empty without a key
-    fingerprint : fingerprint of that key
-    """
-
-    def __init__(self, site: str, superlink: str, key: str, fingerprint: str) -> None:
-        self.site = site
-        self.superlink = superlink
-        self.key = key
-        self.fingerprint = fingerprint
+    site: str
+    """Site name in its configuration; empty if it has none."""
+    superlink: str
+    """Address of the SuperLink."""
+    key: str
+    """Path of the private key by which the SuperLink knows the node; empty without a key."""
+    fingerprint: str
+    """Fingerprint of that key."""
 
     def pass_on(self, lines: Iterable[str]) -> None:
         """Print the lines, and a sentence after some of them, until the input ends."""
@@ -109,17 +96,13 @@ class SupernodeLog:
         """Return the lines to print after a new line."""
         line = line.rstrip("\n")
         if found := CONNECTED.search(line):
-            return [line, self._connected(found[1])]
+            who = f"as {self.site}" if self.site else "as a node without a site name"
+            key = f", with the key {self.fingerprint}" if self.fingerprint else ""
+            to = f"connected to {self.superlink} {who} (node {found[1]}{key})"
+            return [line, f"espalier: {to}; waiting for runs"]
         if found := REFUSED.match(line):
             return [line, f"espalier: {why_refused(found[1], self)}"]
         return [line]
-
-    def _connected(self, node_id: str) -> str:
-        who = f"as {self.site}" if self.site else "as a node without a site name"
-        key = f", with the key {self.fingerprint}" if self.fingerprint else ""
-        return (
-            f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
-        )
 
 
 def why_refused(reason: str, node: SupernodeLog) -> str:
@@ -139,3 +122,7 @@ def why_refused(reason: str, node: SupernodeLog) -> str:
             " supernode register KEY.pub CONNECTION"
         )
     return f"{at} refused this node: {reason}"
+
+
+if __name__ == "__main__":
+    main()

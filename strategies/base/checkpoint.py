@@ -2,7 +2,7 @@
 
 ``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash. It is written after the
 blobs, so a crash leaves the previous checkpoint intact. It carries its own checksum
-(``espalier/storage/json_files.py``). The state of the round before stays as ``previous.json``, so that
+(``espalier/storage/atomic.py``). The state of the round before stays as ``previous.json``, so that
 a person can go back to it if the last one is damaged. Round 0 is the end of enrolment: a site keeps
 its client number even if no round was finished.
 """
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
-from espalier.storage.atomic import replacing, write_bytes
+from espalier.storage.atomic import Damaged, read_sealed, replacing, sealed, write_bytes
 from espalier.storage.blobs import BlobStore
-from espalier.storage.json_files import Damaged, read_sealed, sealed
 
 VERSION = 4
 NAMED = 3

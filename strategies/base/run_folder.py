@@ -11,8 +11,7 @@ from typing import Any
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.messages.ledger import Ledger, timed_in
-from espalier.storage.atomic import write_json
-from espalier.storage.json_files import JsonLines
+from espalier.storage.atomic import JsonLines, write_json
 
 SECONDS = "seconds.json"
 

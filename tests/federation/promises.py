@@ -44,7 +44,7 @@ from espalier.messages.records import address, num_bytes, read, write
 from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
 from espalier.settings.run import parse
-from espalier.storage.chain_check import chain_check
+from espalier.storage.hash_chain import chain_check
 from server_app.estimate.traffic import RunTraffic, asked_of
 from server_app.public_tests import public_tests
 from server_app.run_directory import run_status

@@ -15,6 +15,7 @@ from tiny_model import save_tiny_llama
 from espalier.cli.command import main
 from espalier.cli.run import BEFORE_START
 from espalier.errors import EspalierError, InputError
+from espalier.launch.app import run_in_app as run_in_process
 from espalier.progress import Pace, heard_by
 from server_app import preflight
 from server_app.preflight import open_all
@@ -173,7 +174,7 @@ def test_the_command_ends_before_a_run_is_submitted(
 
     def run_in_app(app: Path, module: str, document: Any) -> int:
         asked.append(module)
-        return app.run_in_app(app, module, json.loads(json.dumps(document)))
+        return run_in_process(app, module, json.loads(json.dumps(document)))
 
     monkeypatch.setattr("espalier.cli.run.run_in_app", run_in_app)
     monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)

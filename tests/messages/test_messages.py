@@ -8,7 +8,7 @@ from pydantic import Field
 from run_names import BY_HAND
 
 from espalier.errors import EspalierError
-from espalier.flower.outside_task import play_task
+from espalier.flower.shared_nodes import play_task
 from espalier.messages.message import (
     SCHEMA_VERSION,
     Failure,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy_method import ROW
 
-from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.methods.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, settings_of

@@ -14,12 +14,11 @@ Covers:
 Does not cover: an attacker who uses the owner's account and writes matching hashes.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -42,18 +41,13 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
 from espalier.storage.atomic import replacing
-from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
-    VERSION_FILE,
-    mark_as_ours,
-    private_folder,
-)
+from espalier.storage.client_state import marked_folder
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 VERSION = 2
 """Version of the file layout and of the quantisation; part of the key."""
 HASH_BYTES = 32
 TABLES = "tables"
-LOCK = "lock"
 
 Sizes = dict[str, tuple[str, tuple[int, ...], int]]
 
@@ -95,16 +89,14 @@ def quantised_linears(
     if cache_folder is None:
         yield from _quantised(model, device)
         return
-    folder = private_folder(cache_folder, cache_key(model))
-    if not (folder / VERSION_FILE).exists():
-        mark_as_ours(folder)
+    folder = marked_folder(cache_folder, cache_key(model))
     with suppress(FileNotFoundError):
         # The node deletes entries that were not used for its number of days.
         os.utime(folder / LOCK)
     try:
         yield from _kept(model, folder, device)
     except _DamagedError:
-        with _locked(folder):
+        with in_turn(folder):
             # Another process may have created the entry while this one waited for the lock.
             try:
                 yield from _kept(model, folder, device)
@@ -255,14 +247,3 @@ def _read(file: Checkpoint, group: str, sizes: Sizes) -> dict[str, Tensor]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of one cached model; other processes wait until it is released.
-
-    The kernel releases the lock of a process that dies.
-    """
-    with open(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
