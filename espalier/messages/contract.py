@@ -85,12 +85,7 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
 
     Parameters
     ----------
-    letter
-        The message.
-    side
-        Side of the contract.
-    keep
-        True to keep in ``letter.tensors`` what the check of values decoded. Otherwise only the
+    keep : True to keep in ``body.tensors`` what the check of values decoded. Otherwise only the
         tensors of one blob are in memory.
 
     Raises

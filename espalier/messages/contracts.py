@@ -26,13 +26,8 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
 
     Parameters
     ----------
-    request
-        The request.
-    plan_of
-        Function that returns the plan of the clients' model. It is called only if the contract
-        depends on the plan, so that a site without the model can take part.
-    settings
-        Settings of the run.
+    plan_of : function that returns the plan of the clients' model. It is called only if the
+        contract depends on the plan, so that a site without the model can take part.
 
     Raises
     ------

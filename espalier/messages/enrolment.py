@@ -99,10 +99,7 @@ def contract(method: str, *, signed: bool) -> Contract:
 
     Parameters
     ----------
-    method
-        Method of the run.
-    signed
-        True if the server has the sites' public keys.
+    signed : True if the server has the sites' public keys
     """
     return Contract(
         kind="enrol",

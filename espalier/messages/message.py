@@ -113,12 +113,8 @@ def failure(header: Header, reason: str, lost: bool = False) -> MessageBody:
 
     Parameters
     ----------
-    header
-        Header of the request.
-    reason
-        Error text. It is cut to 4000 characters, and control characters are replaced.
-    lost
-        True if the client lost state of earlier rounds.
+    reason : error text. It is cut to 4000 characters, and control characters are replaced.
+    lost : True if the client lost state of earlier rounds
     """
     # Unicode normalization may lengthen the text, so cut it again afterwards.
     told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)

@@ -252,13 +252,10 @@ def hashes_of_part(
 
     Parameters
     ----------
-    request
-        A ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which names
-        those of its part.
-    reply
-        Keys of all blobs of the reply, in the order of the report.
-    part
-        Keys of the blobs of the part.
+    request : a ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which
+        names those of its part
+    reply : keys of all blobs of the reply, in the order of the report
+    part : keys of the blobs of the part
     """
     fetched = request.header.kind == "fetch"
     # A ``fetch`` names the hashes of its part, a report those of the whole reply.
@@ -285,12 +282,8 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
 
     Parameters
     ----------
-    header
-        Header of the request.
-    ends
-        Rounds after which the run may end. They are not used for requests before the first round.
-    run
-        Settings of the run.
+    ends : rounds after which the run may end. They are not used for requests before the first
+        round.
 
     Raises
     ------

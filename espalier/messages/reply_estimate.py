@@ -114,10 +114,7 @@ def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
 
     Parameters
     ----------
-    plan
-        Plan of the client's model; None if the server has yet to push it.
-    run
-        Settings of the run.
+    plan : plan of the client's model; None if the server has yet to push it
     """
 
     def plan_of() -> ModelPlan:
@@ -142,7 +139,7 @@ def _answers(
     for server_round in range(1, rounds + 1):
         for kind, fields in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, fields)
-    evaluated = run.clients_evaluate or run.evaluation.own_text
+    evaluated = run.evaluation.local_baseline or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.has_local_baseline and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
@@ -154,7 +151,9 @@ def _answers(
 
 def _texts(run: RunSettings) -> Texts:
     names = (
-        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
+        list(run.evaluation.named_texts())
+        if run.evaluation.local_baseline and run.task.name == TEXT
+        else []
     )
     chosen = run.evaluation
     return Texts(

@@ -148,16 +148,7 @@ def request(
 
     Parameters
     ----------
-    run
-        Settings of the run.
-    kind
-        Kind of message.
-    server_round
-        Round of the request.
-    fields
-        Fields of the request.
-    part
-        Part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
+    part : part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
     """
     header = Header(
         schema_version=SCHEMA_VERSION,

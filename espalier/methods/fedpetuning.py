@@ -320,18 +320,9 @@ def delivery_of(
 
     Parameters
     ----------
-    request
-        The request.
-    plan_of
-        Function that returns the plan of the clients' model.
-    run
-        Settings of the run.
-    trained
-        Function that returns the trained tensors.
-    beside
-        Blobs that every request includes.
-    first
-        Number of the first part.
+    trained : function that returns the trained tensors
+    beside : blobs that every request includes
+    first : number of the first part
 
     Raises
     ------
@@ -434,8 +425,7 @@ def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
 
     Parameters
     ----------
-    tensors
-        Adapter tensors by canonical name; the largest number of all tensors counts.
+    tensors : adapter tensors by canonical name; the largest number of all tensors counts
     """
     largest = 0
     for name, tensor in tensors.items():

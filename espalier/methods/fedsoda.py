@@ -153,7 +153,6 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
             "accumulation": 1,
             "learning-rate": self.align_learning_rate,
             "schedule": "constant",
-            "warmup-steps": 0,
             "weight-decay": 0.0,
             "proximal": 0.0,
         }
@@ -202,15 +201,6 @@ class EmulatorPart(Fields):
 
 def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> AdapterPlan:
     """Return the LoRA adapters of some blocks of the emulator.
-
-    Parameters
-    ----------
-    plan
-        Plan of the sub-model.
-    run
-        Settings of the run.
-    blocks
-        Numbers of the blocks.
 
     Raises
     ------

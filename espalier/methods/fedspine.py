@@ -333,14 +333,9 @@ def trained(
 
     Parameters
     ----------
-    plan
-        Plan of the uncut model.
-    run
-        Settings of the run.
-    rank_limit
-        Maximum rank; None for the ranks of the settings.
-    structure
-        Blob with the device's cut; None for the uncut model.
+    plan : plan of the uncut model
+    rank_limit : maximum rank; None for the ranks of the settings
+    structure : blob with the device's cut; None for the uncut model
     """
     adapters = tuning.trained(plan, run, rank_limit)
     if structure is None:

@@ -214,13 +214,9 @@ def equation_specs(
 
     Parameters
     ----------
-    plan
-        Plan of the uncut model.
-    cut
-        Cut of the request. If it is None, the specs are those of equations for all groups, which
+    plan : plan of the uncut model
+    cut : cut of the request. If it is None, the specs are those of equations for all groups, which
         are an upper limit.
-    job
-        Settings of the method.
     """
     groups = Groups.of(plan)
     if cut is None:
@@ -319,14 +315,8 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
 
     Parameters
     ----------
-    key
-        Key of the blob.
-    blob
-        The blob.
-    lowest
-        Minimum of a score.
-    rearranged
-        Kinds with a factor.
+    lowest : minimum of a score
+    rearranged : kinds with a factor
 
     Raises
     ------

@@ -131,13 +131,9 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         1e-3,
         gt=0,
         le=MAX_LEARNING_RATE,
-        description="Learning rate of generator and embedding; their weight decay is 0.05.",
-    )
-    schedule: Literal["constant", "training"] = Field(
-        "constant",
         description=(
-            "Schedule of the learning rate of generator and embedding: constant, as in the paper,"
-            " or `training.schedule`, which applies to LoRA."
+            "Learning rate of generator and embedding, constant as in the paper; their weight decay"
+            " is 0.05. `training.schedule` applies to LoRA."
         ),
     )
     masks: Literal["budget", "sign"] = Field(

@@ -137,12 +137,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
 
     Parameters
     ----------
-    plan
-        Plan of the model.
-    lora
-        Table ``[lora]`` of the settings.
-    num_classes
-        Number of classes of the task; used only for an encoder.
+    num_classes : number of classes of the task; used only for an encoder
 
     Raises
     ------

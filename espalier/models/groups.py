@@ -96,10 +96,7 @@ class Groups:
 
         Parameters
         ----------
-        cut
-            Removed groups.
-        biases
-            Canonical names of the matrices that get a bias.
+        biases : canonical names of the matrices that get a bias
         """
         kept = {
             block.index: {

@@ -146,8 +146,7 @@ class Structure:
 
         Parameters
         ----------
-        sources
-            Numbers of the blocks in the base, ascending. All must be kept by this structure.
+        sources : numbers of the blocks in the base, ascending. All must be kept by this structure.
 
         Raises
         ------
@@ -164,9 +163,8 @@ class Structure:
 
         Parameters
         ----------
-        kept
-            Kept numbers by number of the block in the base and kind. Other blocks and
-            kinds stay the same.
+        kept : kept numbers by number of the block in the base and kind. Other blocks and kinds stay
+            the same.
         """
 
         def numbers(block: BlockStructure, kind: str) -> Numbers:
@@ -256,10 +254,7 @@ class Structure:
 
         Parameters
         ----------
-        document
-            JSON value.
-        where
-            Origin of the document, for errors.
+        where : origin of the document, for errors
 
         Raises
         ------
@@ -385,16 +380,7 @@ def kept_indices(
 
     Parameters
     ----------
-    plan
-        Plan of the base.
-    structure
-        Structure to keep.
-    block
-        Block of the structure.
-    linear
-        Canonical name of the matrix.
-    kinds
-        ``ROWS`` or ``COLUMNS``.
+    kinds : ``ROWS`` or ``COLUMNS``
     """
     kind = kinds[linear]
     kept = block.kept(kind)

@@ -89,9 +89,7 @@ class MethodSettings(Table):
 
         Parameters
         ----------
-        federation : the run's federation settings
         num_blocks : returns the number of blocks of the run's model
-        num_clients : number of clients of the run
         """
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -14,8 +14,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.pruning import PersonalModelSettings
-from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
+from espalier.settings.table import Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -74,13 +73,6 @@ class DataSettings(Table):
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
     hub_config: str = Field("", description="Configuration name of the Hugging Face dataset.")
-    hub_split: str = Field(
-        "",
-        description=(
-            "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
-            " training split for a task."
-        ),
-    )
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid",
         description=(
@@ -119,8 +111,6 @@ class DataSettings(Table):
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: public texts and baselines with which models are compared."""
 
-    READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
-
     texts: str = Field(
         "documentation",
         description=(
@@ -132,15 +122,6 @@ class EvaluationSettings(Table):
     sequence_length: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
     max_samples: int = Field(
         48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
-    )
-    baselines: bool = Field(
-        True,
-        description=(
-            "Compare the result with the local baselines and the centralized baseline. `false`"
-            " leaves both out, like `local-baseline = false` and `centralized = 'off'` together. The"
-            " dense model is always evaluated. With `sft-p` and `fedspine` so are the clients' own"
-            " models, because they are the result."
-        ),
     )
     local_baseline: bool = Field(
         True,
@@ -160,11 +141,11 @@ class EvaluationSettings(Table):
             " configuration."
         ),
     )
-    centralized: Literal["auto", "on", "off"] = Field(
+    centralized: Literal["auto", "off"] = Field(
         "auto",
         description=(
             "Compute the centralized baseline, which uses the data of all clients in one place."
-            " `auto`: only in a simulation. `on` is refused in a deployment."
+            " `auto`: only in a simulation."
         ),
     )
     every: int = Field(
@@ -315,18 +296,9 @@ class RunSettings(Table):
         """
         return METHODS[self.method].tunes
 
-    @property
-    def clients_evaluate(self) -> bool:
-        """True if clients evaluate local baselines or models of their own on public texts or items.
-
-        Models of their own are the result and no baseline.
-        """
-        wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
-        return self.evaluation.local_baseline and wanted
-
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""
-        return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
+        return simulation and self.evaluation.centralized == "auto"
 
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.
@@ -383,7 +355,6 @@ def parse(
 
     Parameters
     ----------
-    flat : all keys and values
     simulation : nodes have no data of their own, so that ``[data]`` must name the source of all
         data
     by_hand : keys that the user gave explicitly; the run must read each of them, while other keys

@@ -53,7 +53,7 @@ def not_read(
     if source not in ("jsonl", "hub"):
         note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":
-        note("data.source", "data.source = 'hub'", "data.hub-config", "data.hub-split")
+        note("data.source", "data.source = 'hub'", "data.hub-config")
     if "{client}" in str(flat["data.path"]):
         note(
             "data.path",

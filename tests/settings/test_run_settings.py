@@ -139,7 +139,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
         ("data.source", "web", "'documentation', 'code', 'text', 'jsonl' or 'hub'"),
         ("evaluation.local-baseline", "yes", "write true or false"),
-        ("evaluation.baselines", 1, "write true or false"),
+        ("evaluation.own-text", 1, "write true or false"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
         ("fedprllm.sparsity", 0.0, "greater than 0"),
@@ -248,27 +248,6 @@ def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
         line
         == f"data.partition = 'quantity': '{source}' has one source per client; set data.source"
     )
-
-
-@pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
-def test_one_setting_turns_all_baselines_off(method: str) -> None:
-    usual = parse({"method": method})
-    without = parse({"method": method, "evaluation.baselines": False})
-    assert (usual.clients_evaluate, usual.makes_centralized(simulation=True)) == (True, True)
-    assert (without.clients_evaluate, without.makes_centralized(simulation=True)) == (False, False)
-
-
-def test_the_clients_own_models_are_evaluated_without_baselines() -> None:
-    assert parse({"method": "sft-p", "evaluation.baselines": False}).clients_evaluate
-
-
-def test_the_centralized_baseline_without_baselines_is_refused() -> None:
-    given = {"evaluation.baselines": False, "evaluation.centralized": "on"}
-    with pytest.raises(
-        EspalierError,
-        match=r"evaluation.centralized = 'on': evaluation.baselines = False does not read it",
-    ):
-        parse(given, simulation=True, by_hand=given.keys())
 
 
 def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:

@@ -37,16 +37,10 @@ def require_exact_sparsity(
 
     Parameters
     ----------
-    key
-        Key of the blob, for errors.
-    linear
-        Plan of the matrix.
-    words
-        Packed mask: 1 = pruned.
-    sparsity
-        Fraction of the weights that are pruned.
-    group
-        Comparison group: "layer", "row" or a pattern such as "2:4".
+    key : key of the blob, for errors
+    words : packed mask: 1 = pruned
+    sparsity : fraction of the weights that are pruned
+    group : comparison group: "layer", "row" or a pattern such as "2:4"
 
     Raises
     ------
@@ -88,10 +82,7 @@ def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, Tenso
 
     Parameters
     ----------
-    block
-        Plan of the block.
-    num_kept
-        Number of weights that each matrix keeps, by canonical name.
+    num_kept : number of weights that each matrix keeps, by canonical name
     """
     specs = {
         mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))

@@ -47,7 +47,6 @@ def keys_of(table: type[Table], name: str = "") -> list[Key]:
 
     Parameters
     ----------
-    table : schema of the table
     name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
