@@ -197,6 +197,37 @@ def values_within(most: float) -> CheckValues:
     return check
 
 
+def require_samples(name: str, samples: int, run: RunSettings) -> None:
+    """Check that a client tells its number of samples if it is its weight, and only then.
+
+    Raises
+    ------
+    ProtocolError
+        If it is not so; the error begins with ``name``, the report and its field.
+    """
+    if (samples > 0) != (run.federation.client_weights == "samples"):
+        raise ProtocolError(f"{name} are sent only with federation.client-weights = 'samples'")
+
+
+def require_some_steps(name: str, skipped: int, steps: int) -> None:
+    """Check that not all steps of a round were skipped; an error begins with the report's name."""
+    if skipped >= steps:
+        raise ProtocolError(f"{name}: skipped_steps must be below the {steps} steps of a round")
+
+
+def require_tokens(name: str, tokens: int, run: RunSettings) -> None:
+    """Check that a client's samples can have so many tokens.
+
+    Raises
+    ------
+    ProtocolError
+        If no client has as many; the error begins with the report's name.
+    """
+    most = MAX_SAMPLES * run.data.sequence_length
+    if tokens > most:
+        raise ProtocolError(f"{name}: {tokens} tokens, no client has more than {most}")
+
+
 MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
 """Function of a request, of a function that returns the plan, and of the settings."""
 

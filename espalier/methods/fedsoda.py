@@ -8,7 +8,6 @@ files, and the emulator's LoRA, before the first round and after each alignment.
 round on it also pushes the adapter's LoRA. Clients send the same as in all tuning methods.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -217,8 +216,7 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    made = fedpetuning.training_contract(request, plan_of, run, SubModelOrder)
-    return replace(made, observer=TRAINED) if made.observer == fedpetuning.OBSERVER else made
+    return fedpetuning.contract(request, plan_of, run, SubModelOrder, observer=TRAINED)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:

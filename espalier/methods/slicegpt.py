@@ -22,7 +22,6 @@ from espalier.messages.parts import (
     Delivery,
     Reply,
     Report,
-    parts_of,
     require_result_wanted,
 )
 from espalier.messages.tensor_blobs import TensorSpec, views
@@ -142,11 +141,6 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
     return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
 
 
-def moment_parts(plan: ModelPlan, run: RunSettings) -> list[list[str]]:
-    """Return the blob keys of each part of a reply."""
-    return parts_of(moment_specs(plan, run), run.part_bytes)
-
-
 def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs that describe a sliced model, one per place.
 
@@ -184,36 +178,31 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
+    tells = bool(specs) and run.federation.client_weights == "samples"
+
+    def check_report(report: Fields) -> None:
+        if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
+            raise ProtocolError(
+                "MomentsReport: samples are sent with moments, only with"
+                " federation.client-weights = 'samples'"
+            )
+
     reply = Reply(
         report=MomentsReport,
         specs=specs,
         observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
         more="The second moments at further norms, as in train.",
         check_values=partial(possible, width=dense_width(plan)),
-        check_report=partial(
-            _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
-        ),
+        check_report=check_report,
     )
     return reply.contract(request, run)
-
-
-def _require_report(report: Fields, tells: bool) -> None:
-    if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
-        raise ProtocolError(
-            "MomentsReport: samples are sent with moments, only with federation.client-weights ="
-            " 'samples'"
-        )
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
     require_result_wanted(run)
-    specs = basis_specs(plan_of(), run)
-    delivered = Delivery(
-        specs=specs,
-        check_values=_are_directions,
-    )
-    return delivered.contract(request, run)
+    bases = Delivery(specs=basis_specs(plan_of(), run), check_values=_are_directions)
+    return bases.contract(request, run)
 
 
 def _are_directions(key: str, blob: bytes) -> None:

@@ -233,10 +233,10 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"loss_before": 2.1251}, "loss_before has more than 3 decimals"),
+        ({"loss_before": 2.1251}, "SpineReport: .* out of range: loss_before"),
         ({"loss_after": -1.0}, "loss_after"),
         ({"loss_after": float("inf")}, "loss_after"),
-        ({"taylor": 1.2345e-7}, "taylor has more than 3 digits"),
+        ({"taylor": 1.2345e-7}, "SpineReport: .* out of range: taylor"),
         ({"taylor": -1.0}, "taylor"),
         ({"taylor": 1e31}, "taylor"),
         ({"samples": 4}, "samples are sent only with"),
