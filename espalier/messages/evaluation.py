@@ -43,6 +43,16 @@ class Texts(Fields):
     test_tokens: int = Field(0, ge=0)
     """Number of tokens of all requests."""
 
+    @staticmethod
+    def of_run(run: RunSettings, names: list[str], num_samples: int) -> "Texts":
+        """Return the fields for texts with as many samples each and without test items."""
+        return Texts(
+            names=names,
+            num_samples=[num_samples] * len(names),
+            sequence_length=run.evaluation.sequence_length,
+            own_text=run.evaluation.own_text,
+        )
+
 
 class Losses(Fields):
     """Fields of the reply: mean losses per token in nats, and scores."""

@@ -107,10 +107,6 @@ class AdapterAveraging(MethodSettings):
         """True if the server may ask clients to train adapters of lower ranks."""
         return False
 
-    def largest_limit(self, lora: LoraSettings) -> int:
-        """Return the largest rank that a client may be asked to train."""
-        return lora.rank
-
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the largest rank of a client's adapters; here it is the same for all clients."""
         return lora.rank
@@ -296,7 +292,7 @@ def largest_orders(
 
     A client then trains all ranks.
     """
-    return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
+    return {"train": {"rank_limit": run.lora.rank}}
 
 
 def sizes_vary(run: RunSettings) -> bool:

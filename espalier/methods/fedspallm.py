@@ -243,10 +243,10 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             require_samples("PruneReport: calibration_samples", report.calibration_samples, run)
 
     def pruned_exactly(key: str, blob: bytes) -> None:
-        block = next(block for block in plan.blocks if block_key(block.index) == key)
+        block = plan.block(key)
         for name, words in require_kept(block, key, blob).items():
-            linear = next(linear for linear in block.linears if linear.name == name)
-            require_exact_sparsity(key, linear, words, sparsity, settings.local_group)
+            group = settings.local_group
+            require_exact_sparsity(key, block.linear(name), words, sparsity, group)
 
     reply = Reply(
         order=SampledBlocks,
@@ -317,9 +317,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Co
         raise ProtocolError("Update: a matrix keeps more weights than it has")
 
     def masks_fit(key: str, blob: bytes) -> None:
-        require_kept(
-            next(block for block in plan.blocks if block_key(block.index) == key), key, blob
-        )
+        require_kept(plan.block(key), key, blob)
 
     return Contract(
         kind="deliver",

@@ -194,11 +194,8 @@ class Replace(Fields):
     """Number of the first block that the layer replaces."""
 
 
-class ReplacePart(PartRequest):
+class ReplacePart(Replace, PartRequest):
     """Fields of a request for blobs of an earlier reply."""
-
-    start: int = Field(ge=0)
-    """Number of the first block that the layer replaces."""
 
 
 class LayerReport(Report):
@@ -252,9 +249,8 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     plan = plan_of()
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run)
-    order: Replace | ReplacePart = validate(
-        ReplacePart if request.header.kind == "fetch" else Replace, request.fields
-    )  # type: ignore[assignment]
+    kind = ReplacePart if request.header.kind == "fetch" else Replace
+    order = validate(kind, request.fields)
     _require_start(order.start, plan, run)
     specs = layer_specs(plan, run, order.start)
     parts = layer_parts(plan, run, order.start)

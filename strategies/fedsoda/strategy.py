@@ -266,8 +266,8 @@ class FedSoda(Tuning):
             # files again.
             save()
         self._push_sub_model(server_round, clients)
-        limit = self.job.largest_limit(self.run.settings.lora)
-        return self.averager.prepare(server_round, dict.fromkeys(clients, limit))
+        limits = dict.fromkeys(clients, self.run.settings.lora.rank)
+        return self.averager.prepare(server_round, limits)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None]:
         """Return a function that pushes sub-model, alignment and LoRA to clients that lost them."""

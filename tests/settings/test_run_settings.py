@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from toy_method import ROW
 
 import espalier
@@ -14,8 +13,7 @@ from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
-from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse, tables
-from espalier.settings.table import Table
+from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
@@ -27,17 +25,6 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         values |= (
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
         )
-    return values
-
-
-def schema_defaults() -> dict[str, Any]:
-    """Return the default of every field by its dotted, hyphenated key."""
-    values: dict[str, Any] = {}
-    for table, kind in {"": RunSettings, **tables()}.items():
-        for name, field in kind.model_fields.items():
-            inner = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-            if not inner:
-                values[f"{table}.{name}".lstrip(".").replace("_", "-")] = field.default
     return values
 
 
@@ -55,17 +42,6 @@ def mistake_lines(config: dict[str, Any]) -> list[str]:
 # ----- defaults -----------------------------------------------------------------------------------
 
 
-def test_pyproject_and_schema_have_the_same_keys() -> None:
-    assert set(DEFAULTS) == set(schema_defaults())
-
-
-@pytest.mark.parametrize("key", sorted(DEFAULTS))
-def test_pyproject_and_schema_have_the_same_default(key: str) -> None:
-    expected = schema_defaults()[key]
-    assert DEFAULTS[key] == expected
-    assert type(DEFAULTS[key]) is type(expected)
-
-
 def test_pyprojects_defaults_are_valid() -> None:
     assert parse(DEFAULTS) == parse({})
 
@@ -79,21 +55,6 @@ def test_no_settings_at_all_are_the_defaults() -> None:
 
 def test_pyproject_and_package_have_the_same_version() -> None:
     assert PYPROJECT["project"]["version"] == espalier.__version__
-
-
-def test_every_setting_is_described() -> None:
-    def undescribed(model: type[BaseModel]) -> list[str]:
-        tables = [field.annotation for field in model.model_fields.values()]
-        own = [
-            name
-            for name, field in model.model_fields.items()
-            if not field.description
-            and not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
-        ]
-        nested = [table for table in tables if isinstance(table, type) and issubclass(table, Table)]
-        return own + [name for table in nested for name in undescribed(table)]
-
-    assert undescribed(RunSettings) == []
 
 
 # ----- errors -------------------------------------------------------------------------------------

@@ -30,6 +30,14 @@ def mask_name(linear: str) -> str:
     return f"{linear}.prune_mask"
 
 
+def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
+    """Return the specs of a block's blob of masks: a flat packed mask per matrix."""
+    return {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
+
+
 def require_exact_sparsity(
     key: str, linear: LinearPlan, words: Words, sparsity: float, group: str
 ) -> None:
@@ -84,11 +92,7 @@ def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, Tenso
     ----------
     num_kept : number of weights that each matrix keeps, by canonical name
     """
-    specs = {
-        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
-        for linear in block.linears
-    }
-    return specs | {
+    return mask_specs(block) | {
         kept_name(linear.name): TensorSpec(linear.dtype, (num_kept[linear.name],))
         for linear in block.linears
     }

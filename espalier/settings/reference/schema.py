@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from espalier.settings.federation import FederationSettings
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import RunSettings, concerns, tables
+from espalier.settings.run import RunSettings, tables
 from espalier.settings.table import Table
 from espalier.settings.task import TEXT, TaskSettings, tasks
 
@@ -56,11 +56,6 @@ def keys_of(table: type[Table], name: str = "") -> list[Key]:
 def keys_of_a_run() -> list[Key]:
     """Return all keys of a run's settings, in the order of the schema."""
     return [key for name, table in tables_of_a_run().items() for key in keys_of(table, name)]
-
-
-def readers_of(table: str) -> list[str]:
-    """Return the methods that read a table; the empty name stands for the top-level keys."""
-    return [method for method in METHODS if concerns(table, method)]
 
 
 def _is_table(field: FieldInfo) -> bool:
