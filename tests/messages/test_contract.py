@@ -14,7 +14,7 @@ from run_names import BY_HAND, named
 from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, MessageBody, NoFields, failure
+from espalier.messages.message import UNREAD, Header, MessageBody, NoFields, failure, request_header
 from espalier.methods.fedprllm import decided_parts, decided_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -75,18 +75,8 @@ def good_masks() -> dict[str, NDArray]:
 
 
 def header(**changes: Any) -> Header:
-    values: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "train",
-        "method": "fedprllm",
-        "lineage": BY_HAND,
-        "server_round": 1,
-        "client": 3,
-        "attempt": 1,
-        "part": 0,
-        "num_parts": 1,
-    }
-    return Header(**values | changes)
+    usual = request_header("fedprllm", "train", 1, client=3, lineage=BY_HAND)
+    return usual.model_copy(update=changes)
 
 
 REQUEST = MessageBody(header())

@@ -15,7 +15,7 @@ from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, MessageBody
+from espalier.messages.message import Header, MessageBody, request_header
 from espalier.methods.fedpetuning import parts, trained
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -60,13 +60,8 @@ def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str,
     return {key: pack_adapters(block_of(rank), settings.federation.wire_dtype)[0] for key in keys}
 
 
-def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
-    return Header.model_validate(
-        {
-            "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": BY_HAND, "server_round": server_round,
-            "client": 0, "attempt": 1, "part": part, "num_parts": num_parts,
-        }
-    )  # fmt: skip
+def header_of(kind: Any, server_round: int = 1, part: int = 0) -> Header:
+    return request_header("fedpetuning", kind, server_round, part=part, lineage=BY_HAND)
 
 
 def order(
