@@ -39,11 +39,8 @@ class Side:
 
     fields: type[Fields]
     """Description of the fields."""
-    blobs: BlockSpecs | Callable[[Fields], BlockSpecs] = field(default_factory=dict)
-    """Specs of the blobs and tensors of the message, all of which are required.
-
-    It is a function if they depend on the fields.
-    """
+    blobs: BlockSpecs = field(default_factory=dict)
+    """Specs of the blobs and tensors of the message, all of which are required."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
     check_fields: Callable[[Fields], None] | None = None
@@ -53,10 +50,6 @@ class Side:
 
     It may name further blobs.
     """
-
-    def specs(self, fields: Fields) -> BlockSpecs:
-        """Return the specs of the blobs for these validated fields."""
-        return self.blobs(fields) if callable(self.blobs) else self.blobs
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
         value.
     """
     fields = validate(side.fields, body.fields)
-    expected = side.specs(fields)
+    expected = side.blobs
     surplus = set(body.blobs) - set(expected)
     missing = set(expected) - set(body.blobs)
     if surplus or missing:

@@ -108,15 +108,6 @@ class Reply:
             if self.check_order is not None:
                 self.check_order(asked)
 
-        def check_up(told: Fields) -> None:
-            if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
-                raise ProtocolError(
-                    f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
-                    " blobs"
-                )
-            if self.check_report is not None:
-                self.check_report(told)
-
         brought = self.fetched_with if fetched else self.brought
         return Contract(
             kind=header.kind,
@@ -129,7 +120,7 @@ class Reply:
                 NoFields if fetched else self.report,
                 {key: self.specs[key] for key in part},
                 self.check_values,
-                check_up,
+                self.check_report,
                 hashes_of_part(request, self.specs, part),
             ),
             observer=self.more if fetched else self.observer,
@@ -296,7 +287,7 @@ def hashes_of_part(
         hashes = (request.fields if fetched else fields.model_dump()).get("blob_sha256", [])
         if len(hashes) != len(keys):
             raise ProtocolError(
-                f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs"
+                f"{type(fields).__name__}: {len(hashes)} hashes for {len(keys)} blobs"
             )
         return dict(zip(keys, hashes, strict=True))
 

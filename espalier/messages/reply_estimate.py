@@ -19,7 +19,7 @@ from typing import Any
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import Kind, MessageBody, NoFields, request_header
+from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.parts import last_rounds, parts_of
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
@@ -176,7 +176,7 @@ def _answer(
             (),
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
-    specs = contract.up.specs(NoFields())
+    specs = contract.up.blobs
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
     return Answer(
         kind,

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from espalier.messages.blobs.cuts import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Kind, NoFields
+from espalier.messages.message import Kind
 from espalier.methods.examples import (
     KINDS,
     PART_BYTES,
@@ -120,10 +120,7 @@ def _fields(sides: list[Side]) -> str:
     """Return the text on tensors, grouped by dtype, and on fields."""
     dtypes: dict[str, set[str]] = {}
     for name, spec in (
-        pair
-        for side in sides
-        for specs in side.specs(NoFields()).values()
-        for pair in specs.items()
+        pair for side in sides for specs in side.blobs.values() for pair in specs.items()
     ):
         dtypes.setdefault(_shown(name), set()).add(spec.dtype)
     together: dict[tuple[bool, str], list[str]] = {}

@@ -14,7 +14,7 @@ from run_names import BY_HAND, named
 from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import UNREAD, Header, MessageBody, NoFields, failure, request_header
+from espalier.messages.message import UNREAD, Header, MessageBody, failure, request_header
 from espalier.methods.fedprllm import decided_parts, decided_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -219,7 +219,7 @@ def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
 
 def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
     """Each of two blobs has three words of 8 bytes."""
-    assert byte_limit(contract().up.specs(NoFields())) == 2 * (24 + 64 * 1024)
+    assert byte_limit(contract().up.blobs) == 2 * (24 + 64 * 1024)
 
 
 SMUGGLED = {
