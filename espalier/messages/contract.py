@@ -109,7 +109,13 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
     if side.check_fields is not None:
         side.check_fields(fields)
     if side.blob_sha256 is not None:
-        _check_hashes(body.blobs, side.blob_sha256(fields))
+        # Without the comparison each hash would be 32 bytes in which a reply could send any data.
+        named = side.blob_sha256(fields)
+        for key, blob in body.blobs.items():
+            if sha256(blob).hexdigest() != named[key]:
+                raise ProtocolError(
+                    f"{key}: the bytes do not have the SHA-256 that was named for them"
+                )
     return fields
 
 
@@ -140,16 +146,6 @@ def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) ->
         ]
         raise ProtocolError(f"header: {', '.join(wrong)} not as the request demands")
     return check(reply, FAILED if failed else contract.up)
-
-
-def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
-    """Compare the hashes of blobs with the named ones.
-
-    Without the comparison each hash would be 32 bytes in which a reply could send any data.
-    """
-    for key, blob in blobs.items():
-        if sha256(blob).hexdigest() != expected[key]:
-            raise ProtocolError(f"{key}: the bytes do not have the SHA-256 that was named for them")
 
 
 def byte_limit(specs: BlockSpecs) -> int:

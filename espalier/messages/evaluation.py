@@ -186,11 +186,6 @@ def test_specs(texts: Texts) -> dict[str, TensorSpec]:
     return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
 
 
-def _is_score(metric: str, value: float) -> bool:
-    """Return True if a metric can have the value: a loss is at least 0, another score is 0 to 1."""
-    return value >= 0 and (metric == "loss" or value <= 1)
-
-
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     """Return the contract of an evaluation by a client.
 
@@ -256,7 +251,8 @@ def _require_figures(report: Losses, texts: Texts) -> None:
         )
     if any(not 0 <= loss <= MAX_LOSS for loss in report.losses):
         raise ProtocolError(f"Losses: losses are not between 0 and {MAX_LOSS}")
-    if not all(map(_is_score, texts.test_metrics, report.test_scores)):
+    scores = zip(texts.test_metrics, report.test_scores, strict=True)
+    if any(score < 0 or (score > 1 and metric != "loss") for metric, score in scores):
         raise ProtocolError(
             "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
         )

@@ -29,9 +29,7 @@ class FedPrLLMSettings(PruningSettings):
         for key in ("sparsity", "local-comparison-group", "comparison-group")
     }
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
-        "strategy": "iterative"
-    }
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"strategy": "iterative"}
 
     strategy: Literal["one-shot", "iterative"] = Field(
         "one-shot",

@@ -406,10 +406,11 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 def _beside(plan: ModelPlan) -> Along:
     groups = Groups.of(plan)
-    return Along({STRUCTURE: bit_specs(groups)}, lambda _, blob: _read(groups, blob))
+    return Along({STRUCTURE: bit_specs(groups)}, partial(_require_bits, groups))
 
 
-def _read(groups: Groups, blob: bytes) -> None:
+def _require_bits(groups: Groups, _: str, blob: bytes) -> None:
+    """Check a cut; the result is not kept, because only tensors are."""
     read_bits(groups, blob)
 
 
@@ -434,7 +435,7 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
     return Contract(
         kind="deliver",
         method=run.method,
-        down=Side(CutOrder, specs, lambda _, blob: _read(groups, blob), within_the_share),
+        down=Side(CutOrder, specs, partial(_require_bits, groups), within_the_share),
         up=Side(NoFields, specs, is_a_step),
         observer=ASKED,
     )

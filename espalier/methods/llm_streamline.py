@@ -255,6 +255,13 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     specs = layer_specs(plan, run, order.start)
     parts = layer_parts(plan, run, order.start)
     check = _values_of(plan, run, order.start)
+
+    def check_report(report: Fields) -> None:
+        if isinstance(report, LayerReport):
+            require_samples("LayerReport: samples", report.samples, run)
+            steps = run.of(LlmStreamlineSettings).steps
+            require_some_steps("LayerReport", report.skipped_steps, steps)
+
     return Reply(
         order=Replace,
         part_order=ReplacePart,
@@ -266,7 +273,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
         check_brought=check,
         check_values=check,
-        check_report=lambda report: _require_report(report, run),
+        check_report=check_report,
     ).contract(request, run)
 
 
@@ -303,13 +310,6 @@ def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
         raise ProtocolError(
             f"message: start is above {starts - 1}, where the last stretch of blocks begins"
         )
-
-
-def _require_report(report: Fields, run: RunSettings) -> None:
-    if isinstance(report, LayerReport):
-        require_samples("LayerReport: samples", report.samples, run)
-        steps = run.of(LlmStreamlineSettings).steps
-        require_some_steps("LayerReport", report.skipped_steps, steps)
 
 
 def largest_orders(

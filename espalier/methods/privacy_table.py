@@ -71,13 +71,11 @@ def privacy_table() -> str:
         "|---|---|---|---|",
     ]
     for (shown, fields, observer), methods in methods_by_row.items():
-        lines.append(f"| {shown} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
+        names = ", ".join(f"`{method}`" for method in methods)
+        named = "all" if len(methods) == len(METHODS) else names
+        lines.append(f"| {shown} | {named} | {fields or 'nothing'} | {observer} |")
     lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
-
-
-def _named(methods: list[str]) -> str:
-    return "all" if len(methods) == len(METHODS) else ", ".join(f"`{method}`" for method in methods)
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
@@ -139,17 +137,10 @@ def _shown(name: str) -> str:
     """Return the name of a tensor without its matrix, or the description of its kind."""
     if name == CUT:
         return UNITS
-    return (
-        HEAD
-        if name.startswith("head.")
-        else MASKS
-        if name.startswith(PREFIX)
-        else _of_a_matrix(name)
-    )
-
-
-def _of_a_matrix(name: str) -> str:
-    """Return the name of a tensor without its matrix."""
+    if name.startswith("head."):
+        return HEAD
+    if name.startswith(PREFIX):
+        return MASKS
     matrix = next((matrix for matrix in SHAPES if name.startswith(f"{matrix}.")), None)
     return name.removeprefix(f"{matrix}.") if matrix else name
 

@@ -41,9 +41,7 @@ class SliceGptSettings(PublicTextSettings):
         "max-update-ratio",
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
-        "covariances": "public"
-    }
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
         key: {"covariances": ("public",)} for key in ("public-text", "public-samples")
     }

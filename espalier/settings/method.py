@@ -39,7 +39,7 @@ class MethodSettings(Table):
 
     It checks at enrolment that the run can use what the site's owner chose.
     """
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """Values of this table's keys that make ``makes_alone`` true if it is false by default.
 
     A tuple lists several such values.

@@ -7,7 +7,6 @@ matrix takes 16.
 
 from collections.abc import Mapping
 
-import numpy as np
 from numpy.typing import NDArray
 
 from espalier import amounts
@@ -63,17 +62,18 @@ def require_exact_sparsity(
             f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for"
             f" {expected}"
         )
+    if group == "layer":
+        return
     per_group = pruned_per_group(linear.shape, sparsity, group)
-    if group != "layer" and (_pruned_by_group(words, linear.shape, group) != per_group).any():
+    found = (
+        count_rows(words, linear.shape)
+        if group == "row"
+        else pruned_by_group(unpack(words, linear.shape), group)
+    )
+    if (found != per_group).any():
         raise ProtocolError(
             f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights"
         )
-
-
-def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
-    return (
-        count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
-    )
 
 
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}

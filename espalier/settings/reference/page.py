@@ -77,14 +77,11 @@ def _rows(keys: Sequence[Key]) -> Iterator[str]:
     yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
     for key in keys:
         allowed = key.allowed or "text"
+        default = "" if key.default == "" else f"`{as_text(key.default)}`"
         yield (
-            f"| `{key.dotted}` | {_default(key)} | {allowed} |"
+            f"| `{key.dotted}` | {default} | {allowed} |"
             f" {key.description.replace('|', chr(92) + '|')} |"
         )
-
-
-def _default(key: Key) -> str:
-    return "" if key.default == "" else f"`{as_text(key.default)}`"
 
 
 def app_config() -> str:

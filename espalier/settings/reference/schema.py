@@ -50,16 +50,16 @@ def keys_of(table: type[Table], name: str = "") -> list[Key]:
     name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
-    return [_key(table, name, key, field) for key, field in fields.items() if not _is_table(field)]
+    return [
+        _key(table, name, key, field)
+        for key, field in fields.items()
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
+    ]
 
 
 def keys_of_a_run() -> list[Key]:
     """Return all keys of a run's settings, in the order of the schema."""
     return [key for name, table in tables_of_a_run().items() for key in keys_of(table, name)]
-
-
-def _is_table(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Table)
 
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
