@@ -67,8 +67,6 @@ class Reply:
     """Fields of ``fetch``."""
     report: type[Report] = Report
     """Fields of the reply to ``train``; later parts have none."""
-    parts: Sequence[Sequence[str]] | None = None
-    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     brought: BlockSpecs = field(default_factory=dict)
     """Specs of the blobs of a ``train`` request."""
     fetched_with: BlockSpecs = field(default_factory=dict)
@@ -92,7 +90,7 @@ class Reply:
         """
         header = request.header
         fetched = request.header.kind == "fetch"
-        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
+        parts = parts_of(self.specs, run.part_bytes)
         if header.part >= len(parts) or (header.part > 0) != fetched:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
@@ -237,8 +235,7 @@ def contracts_of(
     def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         require_result_wanted(run)
         sent = reply(plan_of(), run)
-        result = Delivery(sent.specs, parts=sent.parts, check_values=sent.check_values)
-        return result.contract(request, run)
+        return Delivery(sent.specs, check_values=sent.check_values).contract(request, run)
 
     return contract, delivery
 

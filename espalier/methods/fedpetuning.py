@@ -250,8 +250,8 @@ def contract(
     order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
-    cut = parts(adapters, run)
     specs = blob_specs(adapters, run)
+    last = parts_of(specs, run.part_bytes)[-1]
     # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(adapters, run)
     values = Values(adapters, run)
@@ -269,11 +269,10 @@ def contract(
         part_order=PartOrder,
         report=kind_of_report,
         specs=specs,
-        parts=cut,
         observer=observer,
         more="Further adapter tensors, as in train.",
         brought=(
-            {key: specs[key] for key in cut[-1]} | dict(beside.specs)
+            {key: specs[key] for key in last} | dict(beside.specs)
             if header.server_round > 1
             else {}
         ),
@@ -336,7 +335,6 @@ def delivery_of(
     delivery = Delivery(
         order=Order,
         specs=blob_specs(adapters, run),
-        parts=parts(adapters, run),
         observer="That a part of the global adapters arrived, and nothing else.",
         check_values=_either(beside, Values(adapters, run).check),
         first=first,

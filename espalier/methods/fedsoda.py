@@ -273,7 +273,6 @@ def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contra
     delivery = Delivery(
         order=EmulatorPart,
         specs=fedpetuning.blob_specs(adapters, run),
-        parts=fedpetuning.parts(adapters, run),
         observer="That a part of the emulator's LoRA arrived, and nothing else.",
         check_values=fedpetuning.Values(adapters, run).check,
     )

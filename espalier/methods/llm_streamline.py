@@ -253,7 +253,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     order = validate(kind, request.fields)
     _require_start(order.start, plan, run)
     specs = layer_specs(plan, run, order.start)
-    parts = layer_parts(plan, run, order.start)
+    last = parts_of(specs, run.part_bytes)[-1]
     check = _values_of(plan, run, order.start)
 
     def check_report(report: Fields) -> None:
@@ -267,10 +267,9 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         part_order=ReplacePart,
         report=LayerReport,
         specs=specs,
-        parts=parts,
         observer=OBSERVER_OF_LAYER,
         more="Further tensors of the layer, as in train.",
-        brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
+        brought={key: specs[key] for key in last} if request.header.server_round > 2 else {},
         check_brought=check,
         check_values=check,
         check_report=check_report,
@@ -285,7 +284,6 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
     return Reply(
         report=SimilarityReport,
         specs={SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}},
-        parts=[[SIMILARITY_KEY]],
         observer=OBSERVER,
         more="",
         check_values=values_within(1 + ROUNDING),
@@ -357,7 +355,6 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     delivery = Delivery(
         order=Replace,
         specs=layer_specs(plan, run, order.start) if trained else {},
-        parts=layer_parts(plan, run, order.start) if trained else [[]],
         observer="That a part of the layer arrived, and nothing else.",
         check_values=_values_of(plan, run, order.start),
     )
