@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from espalier.errors import ProtocolError
-from espalier.messages import enrolment, evaluation, local_baseline, refusal
+from espalier.messages import enrolment, evaluation, local_baseline
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import last_rounds, require_round
@@ -39,12 +39,11 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         raise ProtocolError(
             f"message: is of method {header.method!r}, the run's is {settings.method!r}"
         )
-    if header.kind == "enrol":
+    if header.kind in ("enrol", "refused"):
         require_round(header, range(0), settings)
+        if header.kind == "refused":
+            return enrolment.refused_contract(settings.method)
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))
-    if header.kind == "refused":
-        require_round(header, range(0), settings)
-        return refusal.contract(settings.method)
     require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return local_baseline.contract(request, settings)
