@@ -41,9 +41,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     FIRST_DELIVERY = 1
     ROUNDS = 10
     NEEDS_BASE_MODEL = False
-    READ_WITH: ClassVar[ReadWith] = {
-        "uniform-rounding": {"drop": ("uniform",)},
-    }
+    READ_WITH: ClassVar[ReadWith] = {"uniform-rounding": {"drop": ("uniform",)}}
 
     adapter_layers: int = Field(
         3,

@@ -30,11 +30,7 @@ from espalier.settings.run import parse
 
 CLASSIFIER = (
     replace(PLAN, head_features=2),
-    {
-        "task.name": "sst2",
-        "data.source": "jsonl",
-        "data.path": "example",
-    },
+    {"task.name": "sst2", "data.source": "jsonl", "data.path": "example"},
 )
 """Plan and settings of an encoder with the same blocks; its classification head is sent too."""
 BLOCK_AND_HEAD: dict[WireDtype, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}

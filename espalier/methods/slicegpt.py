@@ -17,13 +17,7 @@ from pydantic import Field
 from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
-from espalier.messages.parts import (
-    MAX_SAMPLES,
-    Delivery,
-    Reply,
-    Report,
-    require_result_wanted,
-)
+from espalier.messages.parts import MAX_SAMPLES, Delivery, Reply, Report, require_result_wanted
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size

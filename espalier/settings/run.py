@@ -230,8 +230,7 @@ class RunSettings(Table):
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description=("Device for tensor computations; `auto`: CUDA if there is a device."),
+        "auto", description=("Device for tensor computations; `auto`: CUDA if there is a device.")
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",

@@ -424,12 +424,7 @@ def _down(request: MessageBody) -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_samples": [2, -1]},
-        {"num_samples": [2, 0]},
-        {"names": ["wiki", "wiki"]},
-    ],
+    "changes", [{"num_samples": [2, -1]}, {"num_samples": [2, 0]}, {"names": ["wiki", "wiki"]}]
 )
 def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(EspalierError):
@@ -466,8 +461,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
 
     def ask(**changes: Any) -> None:
         body = MessageBody(
-            header(kind="evaluate", method="fedpetuning", server_round=3),
-            PUBLIC | fields | changes,
+            header(kind="evaluate", method="fedpetuning", server_round=3), PUBLIC | fields | changes
         )
         contract_for(body, lambda: PLAN, parse(given))
 

@@ -160,10 +160,7 @@ def test_a_reply_goes_out_part_by_part(wire_dtype: str) -> None:
 def test_parts_that_do_not_exist() -> None:
     settings = settings_of(part_bytes=768)
     for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
-        fields = {
-            "rank_limit": 4,
-            **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {}),
-        }
+        fields = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
         with pytest.raises(
             EspalierError, match=f"part {part} of a {kind} does not exist, a reply has 4"
         ):

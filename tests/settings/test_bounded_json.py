@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier.environment.bounded_json import (
-    MAX_DEPTH,
-    UnboundedJsonError,
-    read_json,
-    require_flat,
-)
+from espalier.environment.bounded_json import MAX_DEPTH, UnboundedJsonError, read_json, require_flat
 
 
 def nested(depth: int, opening: str, closing: str) -> str:

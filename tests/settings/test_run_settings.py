@@ -157,10 +157,7 @@ def test_what_differs_from_the_defaults() -> None:
     assert changed(DEFAULTS) == set()
     assert changed(
         {"seed": 0, "lora.alpha": 16, "fedspallm.sparsity": 0.7, "fedspallm.depth": 1}
-    ) == {
-        "fedspallm.sparsity",
-        "fedspallm.depth",
-    }
+    ) == {"fedspallm.sparsity", "fedspallm.depth"}
 
 
 def test_an_unknown_method_is_met_with_the_known_ones() -> None:
@@ -173,14 +170,7 @@ def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
 ) -> None:
     """The additional method has only a row in the table of methods."""
     other = Row(
-        "Other",
-        "espalier.methods.fedprllm:FedPrLLMSettings",
-        "",
-        "",
-        "",
-        "",
-        "",
-        tunes=True,
+        "Other", "espalier.methods.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True
     )
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})

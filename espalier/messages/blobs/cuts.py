@@ -179,10 +179,7 @@ def delivery_of_cuts(
     require_result_wanted(run)
     plan = plan_of()
     specs = cut_specs(plan, biases, scaled)
-    delivery = Delivery(
-        specs=specs,
-        check_values=SomeOfEachKindStays(plan),
-    )
+    delivery = Delivery(specs=specs, check_values=SomeOfEachKindStays(plan))
     return delivery.contract(request, run)
 
 
