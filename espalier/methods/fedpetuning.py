@@ -230,8 +230,6 @@ def contract(
 ) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
-    Other methods give what differs in theirs.
-
     Parameters
     ----------
     kind_of_order : fields of ``train``
@@ -245,13 +243,13 @@ def contract(
     ProtocolError
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
-    header = request.header
-    kind: type[Order | PartOrder] = PartOrder if header.kind == "fetch" else kind_of_order
+    fetches = request.header.kind == "fetch"
+    kind: type[Order | PartOrder] = PartOrder if fetches else kind_of_order
     order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     specs = blob_specs(adapters, run)
-    last = parts_of(specs, run.part_bytes)[-1]
+    last = {key: specs[key] for key in parts_of(specs, run.part_bytes)[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(adapters, run)
     values = Values(adapters, run)
@@ -271,11 +269,7 @@ def contract(
         specs=specs,
         observer=observer,
         more="Further adapter tensors, as in train.",
-        brought=(
-            {key: specs[key] for key in last} | dict(beside.specs)
-            if header.server_round > 1
-            else {}
-        ),
+        brought=last | dict(beside.specs) if request.header.server_round > 1 else {},
         fetched_with=beside.specs,
         check_brought=_either(beside, arrived.check),
         check_values=values.check,
