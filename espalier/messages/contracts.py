@@ -13,11 +13,8 @@ from espalier.settings.run import RunSettings
 
 
 def of_method(method: str) -> ModuleType:
-    """Import and return the module with the contracts of a method.
-
-    The import is deferred because the contracts of tuning methods need torch, and others do not.
-    """
-    found: ModuleType = part(METHODS[method].contracts)
+    """Import and return the module with the settings and contracts of a method."""
+    found: ModuleType = part(METHODS[method].settings.partition(":")[0])
     return found
 
 

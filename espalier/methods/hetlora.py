@@ -1,10 +1,14 @@
-"""HetLoRA: settings. LoRA adapters are averaged, with a rank for each client."""
+"""HetLoRA: settings, and the contracts of FedPETuning.
+
+LoRA adapters are averaged, with a rank for each client.
+"""
 
 import re
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
@@ -105,3 +109,10 @@ class HetLoRASettings(AdapterAveraging):
                 f" lora.rank is {lora.rank}; make them equal"
             )
         return lines
+
+
+contract = fedpetuning.contract
+delivery = fedpetuning.delivery
+largest_orders = fedpetuning.largest_orders
+sizes_vary = fedpetuning.sizes_vary
+EXAMPLES = fedpetuning.EXAMPLES

@@ -169,9 +169,8 @@ def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The additional method has only a row in the table of methods."""
-    other = Row(
-        "Other", "espalier.methods.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True
-    )
+    settings = "espalier.methods.fedprllm:FedPrLLMSettings"
+    other = Row("Other", settings, strategy="", job="", tunes=True)
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})
 
