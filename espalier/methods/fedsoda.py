@@ -14,7 +14,13 @@ from pydantic import Field
 
 from espalier.amounts import count
 from espalier.errors import InputError, ProtocolError
-from espalier.messages.blobs.model_pieces import Lacking, Offer, Piece, piece_specs, require_pieces
+from espalier.messages.blobs.model_pieces import (
+    Lacking,
+    Manifest,
+    Piece,
+    piece_specs,
+    require_pieces,
+)
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import Delivery, Sha256
@@ -233,14 +239,14 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if what in ("model", "piece") and header.part:
         raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
-        offered = validate(Offer, request.fields).manifest()
+        offered = Manifest.offered(request.fields)
 
         def of_these(answer: Fields) -> None:
             if isinstance(answer, Lacking):
                 require_pieces(answer.pieces, len(offered.piece_sha256))
 
         return Contract(
-            "deliver", run.method, Side(Offer), Side(Lacking, check_fields=of_these), OFFERED
+            "deliver", run.method, Side(Manifest), Side(Lacking, check_fields=of_these), OFFERED
         )
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.fields)))
