@@ -30,10 +30,9 @@ from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
-from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
+from espalier.messages.enrolment import NO_MODEL, Enrolment, Refusal, refusal
 from espalier.messages.message import UNREAD, MessageBody, NoFields, failure, validate
 from espalier.messages.records import read, write
-from espalier.messages.refusal import Refusal
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import claimed_name

@@ -27,8 +27,7 @@ from typing import Any
 
 from espalier.environment.bounded_json import UnboundedJsonError, read_json, require_flat
 from espalier.errors import InputError, StateLost
-from espalier.messages.blobs.model_pieces import Manifest, Offer
-from espalier.messages.message import validate
+from espalier.messages.blobs.model_pieces import Manifest
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore
@@ -185,8 +184,8 @@ class ModelFolder:
             found = read_json((self.folder / FOUND).read_text())
         if found is None or not self.files.is_dir():
             return False
-        manifest = validate(Offer, found["offer"]).manifest()
-        if sorted(os.listdir(self.files)) != list(manifest.names):
+        manifest = Manifest.offered(found["offer"])
+        if sorted(os.listdir(self.files)) != manifest.names:
             return False
         # Hashing a whole model takes long, so it is skipped while inode, size and time are
         # unchanged.
@@ -244,7 +243,7 @@ class ModelFolder:
             ) from None
 
     def _note(self, manifest: Manifest) -> None:
-        offer = Offer.of(manifest).model_dump()
+        offer = manifest.model_dump()
         write_json(
             self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE
         )

@@ -76,11 +76,6 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
     grid = with_enough_nodes(grid, settings.num_clients)
-    if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
-        raise InputError(
-            "evaluation.centralized = 'on': the centralized baseline needs the data of all"
-            " clients in one place, so it exists only in simulations; set it to 'off' or 'auto'"
-        )
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     computing = set_up(settings, Path(settings.out_dir))
     with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
@@ -224,7 +219,9 @@ def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
     text.
     """
     items = (
-        (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
+        (tests.encoded, tests.metrics)
+        if tests.encoded and run.settings.evaluation.local_baseline
+        else None
     )
     return ClientEvaluation(run, tests.of_clients(run.settings), items)
 

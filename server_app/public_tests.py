@@ -32,7 +32,9 @@ class PublicTests:
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""
-        return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
+        return (
+            self.texts if settings.evaluation.local_baseline and settings.task.name == TEXT else {}
+        )
 
 
 def public_tests(

@@ -50,7 +50,7 @@ def reply_entry(
     checked, and ``fields`` are the fields that the check returned.
     """
     header = body.header
-    specs = side.specs(fields)
+    specs = side.blobs
     hashes = {} if side.blob_sha256 is None else side.blob_sha256(fields)
     return {
         "entry": "reply",

@@ -87,7 +87,7 @@ def answer_once(
         return reply_to(request, told)
     store = state.blobs(header.server_round)
     hashes = side.blob_sha256(told)
-    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.specs(told)})
+    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.blobs})
 
 
 def is_answered(state: PrivateState, header: Header) -> bool:

@@ -18,7 +18,7 @@ sends.
 from client_app.model_folder import MODEL, ModelFolder, offered_sha256, reserve
 from client_app.site import Site, reply_to
 from espalier.errors import InputError, StateLost
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Manifest, Piece
 from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.messages.tensor_blobs import views
 from espalier.storage.blobs import sha256
@@ -33,7 +33,7 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
     InputError
         The model is larger than the site's owner permits, or another model was offered in this run.
     """
-    manifest = validate(Offer, request.fields).manifest()
+    manifest = Manifest.offered(request.fields)
     state = site.state(request.header)
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
@@ -73,7 +73,7 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
         raise StateLost(
             "deliver: this piece is of a model that the server did not offer; offer the model first"
         )
-    manifest = validate(Offer, offered["offer"]).manifest()
+    manifest = Manifest.offered(offered["offer"])
     # Reserve again: the room of an unfinished model may have been given to others meanwhile.
     reserve(site.node, manifest)
     kept = ModelFolder(site.node.state_root(), piece.model_sha256)

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody, NoFields
+from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.parts import last_rounds, parts_of
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
@@ -114,10 +113,7 @@ def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
 
     Parameters
     ----------
-    plan
-        Plan of the client's model; None if the server has yet to push it.
-    run
-        Settings of the run.
+    plan : plan of the client's model; None if the server has yet to push it
     """
 
     def plan_of() -> ModelPlan:
@@ -142,27 +138,17 @@ def _answers(
     for server_round in range(1, rounds + 1):
         for kind, fields in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, fields)
-    evaluated = run.clients_evaluate or run.evaluation.own_text
+    evaluated = run.evaluation.local_baseline or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.has_local_baseline and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
     ):
         yield _answer(run, plan_of, "alone", rounds, {})
     if evaluated:
-        yield _answer(run, plan_of, "evaluate", rounds, _texts(run).model_dump())
-
-
-def _texts(run: RunSettings) -> Texts:
-    names = (
-        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
-    )
-    chosen = run.evaluation
-    return Texts(
-        names=names,
-        num_samples=[1] * len(names),
-        sequence_length=chosen.sequence_length,
-        own_text=chosen.own_text,
-    )
+        on_text = run.evaluation.local_baseline and run.task.name == TEXT
+        names = list(run.evaluation.named_texts()) if on_text else []
+        texts = Texts.of_run(run, names, 1)
+        yield _answer(run, plan_of, "evaluate", rounds, texts.model_dump())
 
 
 def _answer(
@@ -176,10 +162,7 @@ def _answer(
 
     The contract is that of an undivided reply; the number of parts is computed from its specs.
     """
-    header = Header(
-        schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
-        attempt=1, part=0, num_parts=1,
-    )  # fmt: skip
+    header = request_header(run.method, kind, server_round)
     # An undivided reply shows all blobs in one contract.
     whole = run.model_copy(update={"part_bytes": WHOLE})
     try:
@@ -193,7 +176,7 @@ def _answer(
             (),
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
-    specs = contract.up.specs(NoFields())
+    specs = contract.up.blobs
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
     return Answer(
         kind,

@@ -21,7 +21,11 @@ class Row:
     title: str
     """Name and, in brackets, a short description for users."""
     settings: str
-    """Settings table of the method, a ``MethodSettings`` class."""
+    """Settings table of the method, a ``MethodSettings`` class.
+
+    Its module also has the contracts: ``contract`` (for train and fetch), ``delivery`` and,
+    optionally, ``EXAMPLES``.
+    """
     strategy: str
     """Strategy of the method, a ``strategies.base.method.Method`` class."""
     job: str
@@ -30,8 +34,6 @@ class Row:
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
     """
-    contracts: str
-    """Module with ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``."""
     delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
 
@@ -74,7 +76,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -86,7 +87,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
-        contracts="espalier.methods.fedprllm",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
         work="server_app.estimate.work.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -102,7 +102,6 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        contracts="espalier.methods.fedspallm",
         dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
         work="server_app.estimate.work.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -117,7 +116,6 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda:take_any",
-        contracts="espalier.methods.fedsoda",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
         work="server_app.estimate.work.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
@@ -133,7 +131,6 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine",
         delivery="client_app.methods.fedspine_cut:take_or_cut",
-        contracts="espalier.methods.fedspine",
         dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
         work="server_app.estimate.work.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
@@ -147,7 +144,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        contracts="espalier.methods.flap",
         dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
         work="server_app.estimate.work.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -158,7 +154,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning",
         dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
         work="server_app.estimate.work.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -173,7 +168,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        contracts="espalier.methods.llm_pruner",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
         work="server_app.estimate.work.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -187,7 +181,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        contracts="espalier.methods.llm_streamline",
         dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
         work="server_app.estimate.work.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -201,7 +194,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        contracts="espalier.methods.sft_p",
         dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
         work="server_app.estimate.work.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
@@ -215,7 +207,6 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
-        contracts="espalier.methods.slicegpt",
         dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
         work="server_app.estimate.work.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",

@@ -139,7 +139,7 @@ class Loop:
         if trained.skipped_steps == steps:
             raise InputError(
                 f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss"
-                " and gradient; lower it, or raise training.warmup-steps"
+                " and gradient; lower it"
             )
         trained.moments = {
             name: dict(optimizer.state[value]) for name, value in self.parameters.items()

@@ -25,7 +25,7 @@ class Group:
     names: Collection[str]
     """Names of the parameters, in any order."""
     rate: float = 1.0
-    """Factor on ``training.learning-rate``; the warm-up is the run's."""
+    """Factor on ``training.learning-rate``."""
     weight_decay: float | None = None
     """Weight decay of the group; None: ``training.weight-decay``."""
     schedule: str | None = None
@@ -83,13 +83,10 @@ def grouped(
 def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> float:
     """Return the learning rate of a step, counted from 0, out of ``total_steps``.
 
-    It rises in ``warmup-steps`` equal steps to its maximum. Then it stays constant, or falls
-    linearly or as half a cosine to zero at step ``total_steps`` and after it.
+    It is constant, or falls linearly or as half a cosine to zero at step ``total_steps`` and after
+    it.
     """
-    warmup = settings.warmup_steps
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    done = min(1.0, step / max(1, total_steps))
     if settings.schedule == "linear":
         return settings.learning_rate * (1 - done)
     if settings.schedule == "cosine":

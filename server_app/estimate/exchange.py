@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.message import Fields, Header, Kind, MessageBody, validate
+from espalier.messages.message import Fields, Header, Kind, MessageBody
 from espalier.messages.records import num_bytes, write
 from espalier.messages.tensor_blobs import packed_bytes
 
@@ -38,10 +38,8 @@ class Exchange:
     def of(request: MessageBody, contract: Contract, answer: Mapping[str, Any]) -> "Exchange":
         """Return the sizes of a request without blobs and of a reply with these fields."""
         header = request.header
-        asked = validate(contract.down.fields, request.fields)
-        told = contract.up.fields.model_construct(**answer)
-        down = _num_bytes(header, request.fields, contract.down.specs(asked))
-        up = _num_bytes(header, answer, contract.up.specs(told))
+        down = _num_bytes(header, request.fields, contract.down.blobs)
+        up = _num_bytes(header, answer, contract.up.blobs)
         return Exchange(header.kind, header.server_round, down, up)
 
 

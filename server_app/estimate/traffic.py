@@ -88,7 +88,7 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
 
     Without ``tests`` it follows from the settings.
     """
-    evaluates = settings.clients_evaluate
+    evaluates = settings.evaluation.local_baseline
     if tests is not None:
         numbers = {
             name: len(num_samples) for name, num_samples in tests.of_clients(settings).items()

@@ -25,10 +25,9 @@ from espalier.amounts import count, duration
 from espalier.errors import EspalierError, InputError
 from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.identity.site_keys import PUBLIC, PublicKeys
-from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
+from espalier.messages.enrolment import Challenge, Enrolment, Refusal, SignedEnrolment, refused_by
 from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.messages.records import read
-from espalier.messages.refusal import Refusal
 from espalier.messages.signed_name import is_signed, new_nonce, statement
 from strategies.base.roster import Seat
 from strategies.base.rounds import POLL_SECONDS, Rounds, error_of

@@ -23,7 +23,7 @@ from espalier.identity.names import printable
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.ledger import REQUESTS_AHEAD, lifetime
-from espalier.messages.message import SCHEMA_VERSION, Fields, Header, Kind, MessageBody
+from espalier.messages.message import Fields, Kind, MessageBody, request_header
 from espalier.messages.records import address, read
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
@@ -160,16 +160,8 @@ class Rounds:
         part: int = 0,
     ) -> Message:
         """Return the first attempt of a request to a client."""
-        header = Header(
-            schema_version=SCHEMA_VERSION,
-            kind=kind,
-            method=self.settings.method,
-            lineage=self.lineage,
-            server_round=server_round,
-            client=seat.client,
-            attempt=1,
-            part=part,
-            num_parts=1,
+        header = request_header(
+            self.settings.method, kind, server_round, seat.client, part, self.lineage
         )
         return self._envelope(MessageBody(header, fields.model_dump(), blobs or {}), seat)
 

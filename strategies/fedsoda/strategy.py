@@ -32,7 +32,7 @@ from espalier.hf.group_scores.similar_groups import (
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.fedpetuning import parts
 from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
@@ -266,8 +266,8 @@ class FedSoda(Tuning):
             # files again.
             save()
         self._push_sub_model(server_round, clients)
-        limit = self.job.largest_limit(self.run.settings.lora)
-        return self.averager.prepare(server_round, dict.fromkeys(clients, limit))
+        limits = dict.fromkeys(clients, self.run.settings.lora.rank)
+        return self.averager.prepare(server_round, limits)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None]:
         """Return a function that pushes sub-model, alignment and LoRA to clients that lost them."""
@@ -311,7 +311,7 @@ class FedSoda(Tuning):
         if not without:
             return
         manifest = self.result.manifest
-        answers = self.rounds.push_parts(server_round, [(Offer.of(manifest), {})], without)
+        answers = self.rounds.push_parts(server_round, [(manifest, {})], without)
         lacking = {body.header.client: body.fields["pieces"] for body in answers}
         for index in range(len(manifest.piece_sha256)):
             if wanting := [client for client, pieces in lacking.items() if index in pieces]:

@@ -288,7 +288,9 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     names = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
     sizes = [(folder / name).stat().st_size for name in names]
     hashes = [_sha256_of(folder / name) for name in names]
-    whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
+    whole = Manifest(
+        names=names, sizes=sizes, file_sha256=hashes, piece_bytes=piece_bytes, piece_sha256=[]
+    )
     starts = range(0, whole.num_bytes, piece_bytes)
     if len(starts) > MAX_BLOBS:
         raise InputError(
@@ -299,7 +301,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
         _sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes)))
         for start in starts
     ]
-    return Manifest(whole.names, whole.sizes, whole.file_sha256, piece_bytes, tuple(pieces))
+    return whole.model_copy(update={"piece_sha256": pieces})
 
 
 def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:

@@ -575,7 +575,7 @@ class TestVariants:
             "fedprllm__local_comparison_group": "column",
             "fedprllm__comparison_group": "column",
         }
-        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="on")
+        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="auto")
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
         assert (

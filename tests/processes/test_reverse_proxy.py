@@ -127,7 +127,7 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(
     words = [
         "fedprllm", f"model={tmp_path}/model", "data.source=text", f"data.path={tmp_path}/notes.txt", "num-clients=1",
         "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
-        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.baselines=false", "threads=1",
+        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.local-baseline=false", "threads=1",
     ]  # fmt: skip
     with process(node, tmp_path, "node", environment(tmp_path / "flower")):
         reached = (

@@ -180,15 +180,14 @@ class MaskedTraining(AdapterTraining):
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
     """Return the parameter group of generator and embedding.
 
-    It has its own learning rate, weight decay and schedule.
+    It has its own learning rate, which is constant, and weight decay.
 
     Parameters
     ----------
     names : names of the generator's and the embedding's parameters
     """
-    job = settings.of(SftPSettings)
-    schedule = job.schedule if job.schedule == "constant" else None
-    return Group(names, job.learning_rate / settings.training.learning_rate, WEIGHT_DECAY, schedule)
+    rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
+    return Group(names, rate, WEIGHT_DECAY, "constant")
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:

@@ -240,9 +240,14 @@ class SubModelShapes(SubModelResult):
         files = files_of(self.settings, model)
         size = self.settings.part_bytes
         pieces = -(-sum(files.values()) // size)
-        names = tuple(files)
-        sizes = tuple(files.values())
-        self.begin(model, Manifest(names, sizes, (HASH,) * len(names), size, (HASH,) * pieces))
+        manifest = Manifest(
+            names=list(files),
+            sizes=list(files.values()),
+            file_sha256=[HASH] * len(files),
+            piece_bytes=size,
+            piece_sha256=[HASH] * pieces,
+        )
+        self.begin(model, manifest)
 
     def piece(self, index: int) -> bytes:
         """Return no bytes in place of a piece."""
