@@ -54,11 +54,8 @@ ABANDONED_SECONDS = 3600
 def reserve(node: NodeSettings, manifest: Manifest) -> None:
     """Reserve space for a model, if it has none yet.
 
-    Raises
-    ------
-    InputError
-        The model exceeds the owner's limit, alone or together with the models that are stored or
-        offered here.
+    Raises InputError if the model exceeds the owner's limit, alone or together with the models that
+    are stored or offered here.
     """
     most = node.max_bytes_of_models()
     wanted = manifest.num_bytes
@@ -125,16 +122,11 @@ MODEL = "model"
 FILES = "files"
 PIECES = "pieces"
 
-Stamps = dict[str, list[int]]
-
 
 def downloaded_model(state_root: Path, state: PrivateState) -> Path:
     """Return the directory of the run's model; its files have the hashes in the offer.
 
-    Raises
-    ------
-    StateLost
-        The model was not downloaded yet, or its files were changed.
+    Raises StateLost if the model was not downloaded yet, or its files were changed.
     """
     offered = state.load_lasting(MODEL)
     if offered is None:
@@ -197,21 +189,22 @@ class ModelFolder:
         # unchanged.
         if self._stamps(manifest) == found["stamps"]:
             return True
-        if any(
-            _sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()
-        ):
-            return False
+        for name, wanted in _hashes(manifest).items():
+            try:
+                with open(self.files / name, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError:
+                return False
+            if digest != wanted:
+                return False
         self._note(manifest)
         return True
 
     def put_together(self, manifest: Manifest) -> None:
         """Join the pieces to files, and delete each piece when it is written.
 
-        Raises
-        ------
-        InputError
-            A file does not have the offered hash, or is JSON that is nested too deeply. Files and
-            pieces are deleted.
+        Raises InputError if a file does not have the offered hash, or is JSON that is nested too
+        deeply. Files and pieces are then deleted.
         """
         private_folder(self.folder, FILES)
         bytes_of = _Reader(self.store, manifest)
@@ -222,41 +215,30 @@ class ModelFolder:
                 for chunk in bytes_of.next(size):
                     digest.update(chunk)
                     file.write(chunk)
+            fault = ""
             if digest.hexdigest() != wanted[name]:
+                fault = "differs from the announced hash"
+            elif name.endswith(".json"):
+                try:
+                    require_flat((self.files / name).read_text(errors="replace"))
+                except UnboundedJsonError as error:
+                    fault = f"cannot be used: {error}"
+            if fault:
                 self.store.keep_only([])
                 self.remove_files()
-                raise InputError(
-                    f"deliver: file {name} of the model differs from the announced hash; start a"
-                    " new run"
-                )
-            self._require_flat(name)
+                raise InputError(f"deliver: file {name} of the model {fault}; start a new run")
         for surplus in set(os.listdir(self.files)) - set(manifest.names):
             (self.files / surplus).unlink()
         self._note(manifest)
         self.store.keep_only([])
 
-    def _require_flat(self, name: str) -> None:
-        """Raise InputError and delete everything if a JSON file is nested too deeply for a parser."""
-        if not name.endswith(".json"):
-            return
-        try:
-            require_flat((self.files / name).read_text(errors="replace"))
-        except UnboundedJsonError as error:
-            self.store.keep_only([])
-            self.remove_files()
-            raise InputError(
-                f"deliver: file {name} of the model cannot be used: {error}; start a new run"
-            ) from None
-
     def _note(self, manifest: Manifest) -> None:
-        offer = Offer.of(manifest).model_dump()
-        write_json(
-            self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE
-        )
+        found = {"offer": Offer.of(manifest).model_dump(), "stamps": self._stamps(manifest)}
+        write_json(self.folder / FOUND, found, OWNER_ONLY_FILE)
 
-    def _stamps(self, manifest: Manifest) -> Stamps:
+    def _stamps(self, manifest: Manifest) -> dict[str, list[int]]:
         """Return inode, size and modification time (ns) of each file that exists."""
-        stamps: Stamps = {}
+        stamps: dict[str, list[int]] = {}
         for name in manifest.names:
             try:
                 found = os.stat(self.files / name)
@@ -300,14 +282,6 @@ class _Reader:
 
 def _hashes(manifest: Manifest) -> Mapping[str, str]:
     return dict(zip(manifest.names, manifest.file_sha256, strict=True))
-
-
-def _sha256_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
 
 
 def offered_sha256(state: PrivateState) -> str:

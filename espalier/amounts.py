@@ -1,5 +1,7 @@
 """Readable formats for counts, durations and sizes: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
 
+from collections.abc import Iterator, Sequence
+
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
@@ -52,3 +54,10 @@ def size(num_bytes: float) -> str:
             value = num_bytes / scale
             return f"{value:.3g} {unit}" if value < LARGE else f"{value:,.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table whose rows have the same number of cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

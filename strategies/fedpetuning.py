@@ -5,8 +5,6 @@ The paper averages the factors A and B, which is not the same as averaging the u
 is kept.
 """
 
-from typing import ClassVar
-
 from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.tuning import Tuning
@@ -15,13 +13,7 @@ from strategies.base.run import Run
 
 
 class FedPETuning(Tuning):
-    """Strategy of FedPETuning: federated averaging of adapters.
-
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
-    """Class of the result."""
+    """Strategy of FedPETuning: federated averaging of adapters."""
 
     result: AdapterResult
 
@@ -31,4 +23,3 @@ class FedPETuning(Tuning):
         self.averager = AdapterAverager(
             run, lambda: self.result, brings_result=run.settings.evaluation.own_text
         )
-        self.saved.append(self.averager)

@@ -1,17 +1,11 @@
 """Dry run of a SuperNode's configuration against a run's (``espalier check-node``).
 
-The check reads everything that the node would read, prints its findings, and reports progress if it
-takes long.
+The check reads everything that the node would read, and reports progress if it takes long. Its
+findings are shown only on this terminal.
 
-Covers: the findings are shown only on this terminal.
-
-Does not cover: memory and disk space of the work (the estimate of the run covers them), whether the
-SuperLink can be reached, and whether the server has the same program and model. Their hashes are
-printed for comparison.
-
-Covers: numbers of this machine and of the run's contracts, shown only on this terminal.
-
-Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``).
+Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``), whether
+the SuperLink can be reached, and whether the server has the same program and model. Their hashes
+are printed for comparison.
 """
 
 import os
@@ -24,10 +18,10 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from client_app.policy.identity import own_key
-from client_app.policy.site_policy import amounts, require_allowed, runs_answered
+from client_app.policy.site_policy import amounts, require_allowed
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
-from espalier.amounts import count, size
+from espalier.amounts import count, size, table
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.hf.machine.machine_memory import machine_memory
@@ -40,12 +34,16 @@ from espalier.models.plan import ModelPlan
 from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
 from espalier.settings.node import MOST
-from espalier.storage.client_state import private_folder, require_writable
+from espalier.storage.client_state import lineages_of, private_folder, require_writable
 from espalier.training.client_data import read_client_data
 
 WIDTH = 110
 """Width of an observer sentence, in characters."""
 COLUMNS = ("message", "bytes of tensors", "tensors", "fields")
+SHOWN = 4
+"""Maximum number of tensor names in a line."""
+ANY_CLIENT = 0
+"""Client number of a site, which reads its own file completely whatever its number."""
 HOLDS = {
     "": "no reply needs approval",
     "tensors": "replies with tensors need approval",
@@ -61,7 +59,8 @@ def accepts(site: Site) -> Iterator[str]:
     for limit in MOST:
         request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "max_runs":
-            request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+            runs = lineages_of(node.state_root(), site.name)
+            request = f" within {count(node.keep_days, 'day')}; {len(runs):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     brought = node.max_bytes_of_models()
     yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
@@ -73,13 +72,7 @@ def accepts(site: Site) -> Iterator[str]:
 
 
 def device(site: Site) -> Iterator[str]:
-    """Yield the device of this site and its memory.
-
-    Raises
-    ------
-    InputError
-        The configured device does not exist.
-    """
+    """Yield the device of this site and its memory."""
     computing = site.computing
     yield (
         f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
@@ -90,10 +83,8 @@ def device(site: Site) -> Iterator[str]:
     if computing.device.type == "cuda":
         import torch
 
-        found, (free, total) = (
-            torch.cuda.get_device_properties(computing.device),
-            torch.cuda.mem_get_info(computing.device),
-        )
+        found = torch.cuda.get_device_properties(computing.device)
+        free, total = torch.cuda.mem_get_info(computing.device)
         yield f"{found.name}, memory {size(total)}, {size(free)} free"
 
 
@@ -104,10 +95,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     what an observer learns.
     """
     groups = outlook.alike()
-    rows = [COLUMNS, *(_row(group, plan) for group in groups)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table([COLUMNS, *(_row(group, plan) for group in groups)])
     rounds = count(outlook.rounds, "round")
     if outlook.is_known:
         most = "at most " if outlook.varies else ""
@@ -126,12 +114,8 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
         yield f"  (and at most {more} while work remains; max-rounds limits them)"
     yield "what a reader of the messages can learn:"
     for group in groups:
-        yield from textwrap.wrap(
-            f"{_called(group)}: {group[0].observer}",
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="    ",
-        )
+        text = f"{_called(group)}: {group[0].observer}"
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield (
         "  any failed message: the error text; a deliver that is not listed: that something arrived"
     )
@@ -143,12 +127,8 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
     of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     each = " each" if len(group) > 1 else ""
     if first.specs is None:
-        return (
-            _called(group),
-            "not known",
-            "of the model that the server sends",
-            "see docs/privacy-reference.md",
-        )
+        what = "of the model that the server sends"
+        return _called(group), "not known", what, "see docs/privacy-reference.md"
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (
         _called(group),
@@ -187,21 +167,10 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
     return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
 
 
-SHOWN = 4
-"""Maximum number of tensor names in a line."""
-
-
-ANY_CLIENT = 0
-"""Client number of a site, which reads its own file completely whatever its number."""
-
-
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
     """Go through everything that a node would do in a run, and yield the findings line by line.
 
-    Raises
-    ------
-    InputError
-        The node would refuse the run, for the reason given.
+    Raises InputError if the node would refuse the run, for the reason given.
     """
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
@@ -222,7 +191,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
         yield "model      sent by the run's server"
     else:
         model = site.model
-        plan = site.model.plan
+        plan = model.plan
         yield (
             f"model      {model.directory}: {model.family.name}, {len(plan.blocks)} blocks, hash"
             f" {model.sha256[:12]}"
@@ -232,8 +201,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     if settings.tunes and plan is not None:
         trained(plan, settings)
     yield from _under("data", _data(site))
-    expected = outlook(plan, settings)
-    yield from _under("sends", sends(expected, plan))
+    yield from _under("sends", sends(outlook(plan, settings), plan))
 
 
 def _data(site: Site) -> Iterator[str]:
@@ -260,10 +228,7 @@ def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
 def main(given: Mapping[str, Any]) -> int:
     """Check the node configuration ``node`` against the run configuration ``run``, both flat.
 
-    Returns
-    -------
-    int
-        0 if the node would accept the run, 2 if it would refuse it.
+    Returns 0 if the node would accept the run, 2 if it would refuse it.
     """
     try:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):

@@ -56,19 +56,10 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
-    reply. It returns the text ``with its first part`` then.
+    reply. It returns the text ``with its first part`` then. ``entry`` is that of the egress log.
 
-    Parameters
-    ----------
-    entry : entry of the egress log for this reply
-    waits_until : time at which the server stops waiting, on ``clock``
-
-    Raises
-    ------
-    Refused
-        The reply was refused.
-    StillHeldError
-        There was no decision in time.
+    Raises Refused if the reply was refused, and StillHeldError if there was no decision until
+    ``waits_until``, on ``clock``.
     """
     state = site.state(body.header)
     replies = HeldReplies(state.held())
@@ -84,7 +75,8 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     held = _of(site, body, entry, hashes, kept)
     decision = replies.decision(held)
     if decision is None and not replies.has(held):
-        _log(site, held, "held")
+        log = egress_log(site.node.state_root(), body.header.lineage, site.name)
+        note_hold(log.append, held, "held")
         replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
     if decision is None:
         decision = _awaited(site, held, replies, waits_until)
@@ -101,23 +93,21 @@ def clock() -> float:
 def deadline(lifetime: float, started: float, kind: str) -> float:
     """Return the time at which the server stops waiting for the answer to a message.
 
-    The server begins to wait before the message arrives, so its real deadline is not later than
-    this one. A ``fetch`` may have been sent in advance; its lifetime counts twice.
-
-    Parameters
-    ----------
-    lifetime : seconds that Flower keeps the message
-    started : time of its arrival, on ``clock``
+    Flower keeps the message for ``lifetime`` seconds; it arrived at ``started``, on ``clock``. The
+    server begins to wait before, so its real deadline is not later than this one. A ``fetch`` may
+    have been sent in advance; its lifetime counts twice.
     """
     return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
 
 
 def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
     what = f"{site.name}: {held.entry['kind']} of round {held.entry['round']}"
-    _say(f"{what} waits for approval as {held.id}: espalier release {site.node.state_root()}")
+    release = f"espalier release {site.node.state_root()}"
+    print(f"{what} waits for approval as {held.id}: {release}", file=sys.stderr, flush=True)
     while (decision := replies.decision(held)) is None:
         if clock() >= waits_until:
-            _say(f"{what} still waits for approval; the server gets no answer this time")
+            text = f"{what} still waits for approval; the server gets no answer this time"
+            print(text, file=sys.stderr, flush=True)
             raise StillHeldError("the reply waits for approval at the site")
         pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
     return decision
@@ -145,23 +135,12 @@ def _of(
     return Held({**entry, **whose}, body.fields, later)
 
 
-def _log(site: Site, held: Held, what: str) -> None:
-    note_hold(
-        egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append,
-        held,
-        what,
-    )
-
-
 def note_hold(
     append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
 ) -> None:
     """Append the state of a reply that needs approval to the egress log.
 
-    Raises
-    ------
-    OSError
-        The log cannot be written.
+    Raises OSError if the log cannot be written.
     """
     which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
     append(
@@ -175,7 +154,3 @@ def note_hold(
             **more,
         }
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

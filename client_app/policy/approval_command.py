@@ -16,6 +16,7 @@ from typing import Any
 
 from client_app.policy.approval import note_hold
 from client_app.policy.egress_log import egress_log, now
+from espalier.amounts import table
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
@@ -43,10 +44,7 @@ def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
 def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     """Return the replies whose ids begin with the given characters.
 
-    Raises
-    ------
-    InputError
-        No reply or several replies match, or an id has fewer than ``MIN_OF_ID`` characters.
+    Raises InputError if no reply or several replies match, or an id has too few characters.
     """
     if short := [word for word in ids if len(word) < MIN_OF_ID]:
         raise InputError(f"release: {short[0]!r}: give at least {MIN_OF_ID} characters of an id")
@@ -63,11 +61,8 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
 def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
     """Decide on replies one after the other, and yield a line for each decision.
 
-    Raises
-    ------
-    InputError
-        This account is not the node's. Or, after all other decisions: another person decided
-        meanwhile, a file was changed, or the log or the decision cannot be written.
+    Raises InputError if this account is not the node's. Or, after all other decisions: another
+    person decided meanwhile, a file was changed, or the log or the decision cannot be written.
     """
     if pairs:
         require_owner(root)
@@ -120,13 +115,7 @@ def account(uid: int) -> str:
 
 
 def require_owner(root: Path) -> None:
-    """Raise InputError unless this account is the node's, which must be able to read decisions.
-
-    Raises
-    ------
-    InputError
-        The message names both accounts.
-    """
+    """Raise InputError unless this account is the node's, which must be able to read decisions."""
     owner = root.stat().st_uid
     own = os.geteuid()
     if owner != own:
@@ -138,10 +127,7 @@ def require_owner(root: Path) -> None:
 
 def listed(found: Iterable[Held]) -> Iterator[str]:
     """Yield the lines of a table of replies that wait for approval."""
-    rows = [COLUMNS, *(_row(held) for held in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table([COLUMNS, *map(_row, found)])
 
 
 def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
@@ -184,10 +170,7 @@ def _what(entry: Mapping[str, Any]) -> str:
 def main(given: Mapping[str, Any]) -> int:
     """List, show, approve or refuse replies as the command's arguments say.
 
-    Returns
-    -------
-    int
-        0, or 2 if a step failed.
+    Returns 0, or 2 if a step failed.
     """
     failed = False
     try:
@@ -210,11 +193,9 @@ def main(given: Mapping[str, Any]) -> int:
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
         refused = chosen(found, given["refuse"])
-        released = found if given["all"] else chosen(found, given["ids"])
         ids = {held.id for _, held in refused}
-        released = (
-            [pair for pair in released if pair[1].id not in ids] if given["all"] else released
-        )
+        others = [pair for pair in found if pair[1].id not in ids]
+        released = others if given["all"] else chosen(found, given["ids"])
         if both := sorted(ids & {held.id for _, held in released}):
             raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
         for pairs, is_released in ((refused, False), (released, True)):

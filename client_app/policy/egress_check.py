@@ -29,22 +29,11 @@ from espalier.messages.records import write
 def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     """Check, approve and log a reply, and return the records that leave the site.
 
-    Parameters
-    ----------
-    site : site that answers; it has the request and its contract
-    letter : reply of the handler
-    waits_until : time at which the server stops waiting, on the clock of ``hold``
+    These are the reply, or a failure reply with the reason why it does not leave.
 
-    Returns
-    -------
-    RecordDict
-        The reply, or a failure reply with the reason why it does not leave.
-
-    Raises
-    ------
-    StillHeldError
-        There was no decision on the reply in time, and the server stops waiting. Flower reports an
-        error to the server, which asks again.
+    Raises StillHeldError if there was no decision on the reply until ``waits_until``, when the
+    server stops waiting (on the clock of ``hold``). Flower reports an error to the server, which
+    asks again.
     """
     assert site.request is not None
     try:

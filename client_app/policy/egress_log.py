@@ -48,17 +48,11 @@ def now() -> str:
 def reply_entry(
     body: MessageBody, content: RecordDict, side: Side, fields: Fields
 ) -> dict[str, Any]:
-    """Return the log entry of a reply.
+    """Return the log entry of a reply that matches ``side`` of its contract.
 
     It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
-    its contents, but no values.
-
-    Parameters
-    ----------
-    letter : reply that matches its contract
-    content : the reply as it is sent
-    side : side of the contract against which it was checked
-    fields : fields that the check returned
+    its contents, but no values. ``content`` is the reply as it is sent, and ``fields`` are those
+    that the check returned.
     """
     header = body.header
     specs = side.specs(fields)
@@ -90,34 +84,19 @@ def described(
     return {"name": name, "bytes": len(blob), "sha256": digest, "tensors": tensors}
 
 
-KINDS = {
-    "reply": ("reply", "replies"),
-    "held": ("held",) * 2,
-    "released": ("released",) * 2,
-    "refused": ("refused",) * 2,
-}
-"""Names of entry kinds, as singular and plural."""
 BROKEN = 1
 UNKNOWN = 2
 TORN = 3
 
 
 def logs_of(where: Path) -> list[Path]:
-    """Return the egress logs of a state directory, or the log file itself if ``where`` is one.
-
-    Raises
-    ------
-    InputError
-        There is no log, or the directory cannot be read.
-    """
+    """Return the egress logs of a state directory, or the log file itself if ``where`` is one."""
     try:
         if where.is_file():
             return [where]
-        found = (
-            sorted(path for path in (where / FOLDER).iterdir() if path.suffix == ".jsonl")
-            if where.is_dir()
-            else []
-        )
+        # Unlike ``glob``, ``iterdir`` reports a directory that cannot be read.
+        files = (where / FOLDER).iterdir() if where.is_dir() else ()
+        found = sorted(path for path in files if path.suffix == ".jsonl")
     except FileNotFoundError:
         found = []
     except OSError as error:
@@ -141,7 +120,7 @@ def findings(path: Path, checked: Checked) -> Iterator[str]:
     if checked.origin is not None:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
         counts = [
-            f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}"
+            f"{number} {'replies' if kind == 'reply' and number != 1 else kind}"
             for kind, number in sorted(checked.kinds.items())
         ]
         when = f"{checked.first} to {checked.last}"
@@ -165,13 +144,7 @@ def findings(path: Path, checked: Checked) -> Iterator[str]:
 
 
 def noted(word: str) -> str:
-    """Return a noted hash in lower case, as it appears in the logs.
-
-    Raises
-    ------
-    InputError
-        ``word`` is not a complete SHA-256 in hexadecimal.
-    """
+    """Return a noted hash in lower case, as it appears in the logs."""
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
         raise InputError(
             f"--head {word[:80]!r}: is not a hash; give all 64 characters that check-log printed"
@@ -192,11 +165,6 @@ def is_renamed(path: Path, checked: Checked) -> bool:
     )
 
 
-def shown(line: str) -> str:
-    """Return a line without control characters, which a manipulated log may contain."""
-    return without_control(line, keep="")
-
-
 def code_of(path: Path, checked: Checked) -> int:
     """Return the exit code for one log."""
     if checked.fault or is_renamed(path, checked):
@@ -204,22 +172,14 @@ def code_of(path: Path, checked: Checked) -> int:
     return (TORN if checked.torn else 0) if checked.entries else UNKNOWN
 
 
-def worst(one: int, other: int) -> int:
-    """Return the more severe of two exit codes."""
-    return next((code for code in (BROKEN, UNKNOWN, TORN) if code in (one, other)), 0)
-
-
 def main(given: Mapping[str, Any]) -> int:
     """Check logs, print the findings, and return the exit code.
 
-    Returns
-    -------
-    int
-        0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no
-        chain or cannot be read. 3 if the only problem is a log with torn lines, which might be
-        damaged entries.
+    The code is 0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log
+    has no chain or cannot be read. It is 3 if the only problem is a log with torn lines, which
+    might be damaged entries.
     """
-    code = 0
+    codes = set[int]()
     try:
         wanted = [noted(word) for word in given["heads"]]
         logs = logs_of(at_home(given["where"]))
@@ -232,19 +192,22 @@ def main(given: Mapping[str, Any]) -> int:
             checked = chain_check(path, wanted)
         except EspalierError as error:
             print(f"espalier: {error}", file=sys.stderr)
-            code = worst(code, UNKNOWN)
+            codes.add(UNKNOWN)
         else:
-            print("\n".join(map(shown, findings(path, checked))), flush=True)
+            # A manipulated log may contain control characters.
+            for line in findings(path, checked):
+                print(without_control(line, keep=""), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
                 print(
                     f"  the noted hash is that of entry {number} of {checked.entries}: no entry"
                     " up to it is missing"
                 )
-            code = worst(code, code_of(path, checked))
+            codes.add(code_of(path, checked))
     for head in sorted(missing):
         print(
             f"BROKEN     no entry has the noted hash {head}: the entries up to it were removed"
             " or replaced"
         )
-    return BROKEN if missing else code
+    codes |= {BROKEN} if missing else set()
+    return next((code for code in (BROKEN, UNKNOWN, TORN) if code in codes), 0)

@@ -19,13 +19,7 @@ from espalier.messages.signed_name import sign, statement
 
 
 def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
-    """Return the site's private key.
-
-    Raises
-    ------
-    InputError
-        The site names no key, or an unusable one.
-    """
+    """Return the site's private key; raise InputError if it names none, or an unusable one."""
     if not site.node.site_key:
         raise InputError(
             "site-key: sites of this run prove their names with keys (site-keys), but this site"

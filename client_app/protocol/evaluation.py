@@ -94,11 +94,8 @@ def prepare_evaluation(
 ) -> Evaluation:
     """Prepare to evaluate the local result on evaluation text, and all models on held-out text.
 
-    Parameters
-    ----------
-    alone : local baseline of the client
-    federated : function that returns the federated result, called only if it is evaluated
-    before : model that clients began with, the dense model by default
+    ``alone`` is the local baseline, and ``federated`` returns the federated result, if it is
+    evaluated. ``before`` is the model that clients began with.
     """
     require_many_at_a_site(site, request)
     texts: dict[str, torch.Tensor] = {}
@@ -161,13 +158,9 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
     items.
     """
     classes = site.model.family.kind == "encoder"
+    model = site.model
     own = held_out_items(
-        site.settings,
-        site.node,
-        site.model.tokenizer,
-        header.client,
-        classes,
-        site.model.num_positions,
+        site.settings, site.node, model.tokenizer, header.client, classes, model.num_positions
     )
     if own.cut:
         logging.getLogger("espalier").warning(
@@ -196,10 +189,8 @@ def prepare_task_evaluation(
 ) -> Evaluation:
     """Prepare to score the client's local result on public items, and all models on its own items.
 
-    Parameters
-    ----------
-    model_of : function that returns the whole model, in evaluation mode, for a name of
-        ``OWN_TEXT_MODELS``. It is called one by one for the models that are evaluated.
+    ``model_of`` returns the whole model, in evaluation mode, for a name of ``OWN_TEXT_MODELS``. It
+    is called one by one for the models that are evaluated.
     """
     require_many_at_a_site(site, request)
     classes = site.model.family.kind == "encoder"

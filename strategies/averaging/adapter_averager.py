@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.messages.message import validate
+from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedpetuning import AdapterAveraging, Order, PartOrder, TuningReport, parts
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
+from espalier.seeds import derive_seed
 from espalier.settings.training import TrainingSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.client_weights import count_claims, drawn
+from strategies.averaging.client_weights import count_claims
 from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits, Updates
 from strategies.base.inbox import Inbox
@@ -39,7 +41,6 @@ class AdapterAverager:
 
     Parameters
     ----------
-    run : the run
     adapters : function that returns the global adapters
     rank_of : function that returns the maximum rank that a client trains in its next round; None
         for the settings' rank
@@ -68,13 +69,15 @@ class AdapterAverager:
         """Maximum rank that each client of the round trains."""
         self.reports: dict[int, TuningReport] = {}
         """Report of each client of the round."""
+        self._faults: dict[int, dict[str, str]] = {}
+        """Implausible tensors of each client of the round, by blob key."""
         self._rank_of = rank_of or self._usual_rank
         self._brings_result = brings_result
         self._report = report
         self._starts: dict[str, float] = {}
         """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
         self._reaches = {
-            prefix: self._reach(settings)
+            prefix: Reach(settings, self.federation.sends_differences, self._starts)
             for prefix, settings in {**(training or {}), "": run.settings.training}.items()
         }
         ratio = self.federation.max_update_ratio
@@ -84,21 +87,12 @@ class AdapterAverager:
     def _usual_rank(self, seat: Seat) -> int:
         return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
-    def _reach(self, training: TrainingSettings) -> Reach:
-        return Reach(training, self.federation.sends_differences, self._starts)
-
     def state(self) -> dict[str, Any]:
         """Return the magnitudes with which clients began, and the fleet's fingerprint."""
         return {"reach": self._starts, "fleet": self.clock.fingerprint}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned.
-
-        Raises
-        ------
-        InputError
-            The fleet has changed since the run began.
-        """
+        """Restore the state that ``state`` returned; refuse another fleet than the run's."""
         self.clock.require_same(state["fleet"])
         self._starts.clear()
         self._starts.update(state["reach"])
@@ -106,18 +100,17 @@ class AdapterAverager:
     # ----- clients of a round and their adapters --------------------------------------------------
 
     def draw(self, server_round: int, seats: Sequence[Seat] | None = None) -> dict[int, int]:
-        """Select a round's clients; return their rank limits.
+        """Select a round's clients among ``seats``, by default all active; return their rank limits.
 
         The seed determines the selection, so it is not stored.
-
-        Parameters
-        ----------
-        server_round : number of the round
-        seats : clients from which they are selected; None for all that still take part
         """
         among = self.run.rounds.roster.active() if seats is None else seats
-        sampled = drawn(self.run.settings, server_round, among)
-        return {seat.client: self._rank_of(seat) for seat in sampled}
+        number = self.federation.clients_of_round(len(among))
+        if number < len(among):
+            seed = derive_seed(self.run.settings.seed, "clients", server_round=server_round)
+            places = np.random.default_rng(seed).choice(len(among), number, replace=False)
+            among = [among[place] for place in sorted(places.tolist())]
+        return {seat.client: self._rank_of(seat) for seat in among}
 
     def prepare(
         self, server_round: int, rank_limits: Mapping[int, int], first: int = 0
@@ -125,13 +118,8 @@ class AdapterAverager:
         """Push the global adapters to the clients of a round, and return these clients.
 
         The last part is sent with the order. The first round needs no adapters, because every
-        client makes the initial ones from the seed.
-
-        Parameters
-        ----------
-        server_round : number of the round
-        rank_limits : maximum rank of each client's adapters
-        first : number of the ``deliver`` with the first part
+        client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
+        the first part.
         """
         self.rank_limits = dict(rank_limits)
         adapters = self.adapters()
@@ -140,8 +128,8 @@ class AdapterAverager:
         if server_round == 1:
             values = ((key, adapters.tensors(key)) for key in adapters.blobs)
         for key, tensors in values:
-            for name, tensor in tensors.items():
-                self._reach_of(name).note(key, {name: tensor})
+            # All bounds have the same record of initial magnitudes.
+            self._reaches[""].note(key, tensors)
         if server_round > 1:
             self.push(server_round, self.rank_limits, omitted=1, first=first)
         sampled = self.federation.sampled_clients < 1
@@ -150,14 +138,9 @@ class AdapterAverager:
     def push(
         self, server_round: int, rank_limits: Mapping[int, int], omitted: int, first: int = 0
     ) -> None:
-        """Push the global adapters to clients with these rank limits, without the last parts.
+        """Push the global adapters to clients with these rank limits, without ``omitted`` parts.
 
-        Parameters
-        ----------
-        server_round : round of the messages
-        rank_limits : maximum rank of each client's adapters
-        omitted : number of last parts that are not pushed
-        first : number of the ``deliver`` with the first part
+        ``first`` is the number of the ``deliver`` with the first part.
         """
         rounds = self.run.rounds
         wanted = {
@@ -166,7 +149,7 @@ class AdapterAverager:
         }
         for part in range(max(map(len, wanted.values()), default=0)):
             seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
-            rounds.push_all(
+            requests = [
                 rounds.request(
                     "deliver",
                     seat,
@@ -177,7 +160,8 @@ class AdapterAverager:
                     part + first,
                 )
                 for seat in seats
-            )
+            ]
+            list(rounds.exchange(requests))
 
     def deliver(self, server_round: int) -> None:
         """Push the complete result after the last round to the clients, if they need it."""
@@ -214,37 +198,47 @@ class AdapterAverager:
             ),
         )
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record rank and number of skipped steps; with weights by samples, also their number."""
-        told = self.reports[seat.client] = validate(self._report, report)
-        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
-        seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record rank, skipped steps, number of samples, and values out of reach of training.
 
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        The values are those that the check of the contract decoded.
+        """
+        if body.header.kind == "train":
+            told = self.reports[seat.client] = validate(self._report, body.fields)
+            skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
+            weighed = self.federation.client_weights == "samples"
+            samples = {"samples": told.samples} if weighed else {}
+            seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+            self._faults[seat.client] = {}
+        for key, tensors in body.tensors.items():
+            if fault := self._fault(seat.client, key, tensors):
+                self._faults[seat.client][key] = fault
+
+    def _fault(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> str:
+        """Return the first tensor of a blob that training cannot have reached; empty if none."""
+        begun: Mapping[str, Tensor] = {}
+        if self.federation.sends_differences:
+            begun = self.adapters().part_for(client, key, self.adapters().tensors(key))
+        for name, sent in tensors.items():
+            reach = self._reach_of(name)
+            trained = sent
+            if name in begun:
+                trained = begun[name][tuple(map(slice, sent.shape))] + sent
+            finite = bool(torch.isfinite(trained).all())
+            if not finite or (sent.numel() and sent.abs().max().item() > reach.limit(key, name)):
+                return f"{key} {name}: {reach.reason}"
+        return ""
+
+    def fault_of(self, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
-        updates = self._all_updates(inbox, [client])
-        for key, shapes in self.plan_of(client).shapes().items():
-            for name in shapes:
-                reach = self._reach_of(name)
-                sent = updates.sent(client, key, name)
-                finite = bool(torch.isfinite(updates.trained(client, key, name)).all())
-                if not finite or (
-                    sent.numel() and sent.abs().max().item() > reach.limit(key, name)
-                ):
-                    return f"{key} {name}: {reach.reason}"
-        return None
+        faults = self._faults[client]
+        return next((faults[key] for key in self.plan_of(client).shapes() if key in faults), None)
 
     def _reach_of(self, name: str) -> Reach:
         """Return the limits for tensors of this name."""
         return next(reach for prefix, reach in self._reaches.items() if name.startswith(prefix))
 
     # ----- aggregation ----------------------------------------------------------------------------
-
-    def _all_updates(self, inbox: Inbox, clients: Iterable[int]) -> Updates:
-        plans = {client: self.plan_of(client) for client in clients}
-        ranks = {client: self.reports[client].rank for client in plans}
-        return Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
 
     def updates(self, server_round: int, inbox: Inbox, clients: list[int]) -> Updates:
         """Return the updates of a round's clients, without those that are far from the others.
@@ -254,7 +248,9 @@ class AdapterAverager:
         directions are fine as long as all clients differ to the same degree. When the mean has
         converged, for example, each client's update is the opposite of the sum of the others.
         """
-        updates = self._all_updates(inbox, clients)
+        plans = {client: self.plan_of(client) for client in clients}
+        ranks = {client: self.reports[client].rank for client in plans}
+        updates = Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
         if len(clients) < MIN_CLIENTS:
             return updates
         products = updates.products()
@@ -302,15 +298,11 @@ class AdapterAverager:
     ) -> None:
         """Replace the global adapters by the mean of the clients', blob by blob.
 
-        Parameters
-        ----------
-        updates : updates of the round's clients
-        claimed : weight that each client claims
-        limits_after : rank limits with which the adapters are sent next
-        mean : mean of one matrix's adapters; None for that of the settings
+        ``claimed`` has the weights that clients claim, ``limits_after`` the rank limits with which
+        the adapters are sent next. ``mean`` replaces the mean of the settings.
         """
         rounds = self.run.rounds
-        weights = count_claims(rounds, "weight", claimed, self.federation.max_weight_ratio)
+        weights = count_claims(rounds, "weight", claimed)
         means = self._means(updates, weights, mean or self._mean)
         self.adapters().replace(means, limits_after)
         self._limits.tell(rounds)
@@ -328,10 +320,7 @@ class AdapterAverager:
     def _means(
         self, updates: Updates, weights: Mapping[int, float], mean: Mean
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the mean of each block's adapters.
-
-        Only one matrix's adapters of all clients are in memory at a time.
-        """
+        """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self.adapters().adapters
         keys = list(adapters.shapes())
         self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))

@@ -30,13 +30,8 @@ class Reach:
 
     A bound refers to the largest number with which any client has begun so far, not only in this
     round. Rounding errors of larger numbers in earlier rounds may arrive with this one, even if a
-    mean has become smaller since.
-
-    Parameters
-    ----------
-    training : training settings of a round
-    differences : True if clients send the change by training instead of the trained values
-    starts : largest initial magnitudes, if several bounds have them in common
+    mean has become smaller since. ``differences`` is True if clients send the change by training,
+    and ``starts`` has the largest initial magnitudes, if several bounds have them in common.
     """
 
     def __init__(
@@ -63,10 +58,7 @@ class Reach:
             self.starts[place] = max(self.starts.get(place, 0.0), largest)
 
     def limit(self, key: str, name: str) -> float:
-        """Return the largest magnitude that a client may send in a tensor.
-
-        It is infinite if the optimizer's steps are unbounded.
-        """
+        """Return the largest magnitude that a client may send in a tensor; it may be infinite."""
         start = self.starts[f"{key}/{name}"]
         return SLACK * ((self.factor * start if start else 0.0) + self.distance)
 
@@ -84,7 +76,7 @@ def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
     decay = max(1.0, rate * training.weight_decay - 1.0)
     for step in range(training.steps):
         growth = growth * decay
-        distance = distance * decay + rate * largest_step(*BETAS, step + 1)
+        distance = distance * decay + rate * largest_step(step + 1)
     return growth, distance
 
 
@@ -99,29 +91,17 @@ def _change(training: TrainingSettings, growth: float) -> float:
     return decayed + training.steps * 2.0**-23
 
 
-def largest_step(beta1: float, beta2: float, step: int) -> float:
+def largest_step(step: int) -> float:
     """Return ``c_t``, the largest move of step t = 1, 2, ... of Adam in learning rates.
 
     It holds for any gradients. With ``m_t = (1 - beta1) sum_k beta1^k g_(t-k)`` and ``v_t = (1 -
     beta2) sum_k beta2^k g_(t-k)^2``, k from 0 to t - 1, the Cauchy-Schwarz inequality gives ``m_t^2
     <= v_t (1 - beta1)^2 / (1 - beta2) sum_k (beta1^2 / beta2)^k``. The bias corrections of both
     follow. Kingma & Ba (2015, section 2.1) give ``(1 - beta1) / sqrt(1 - beta2)`` for a gradient
-    that is zero in all steps but one; gradients that grow from step to step go further. With the
-    default betas, c_1 is 1, c_10 is 1.04, and no c_t exceeds 7.3.
+    that is zero in all steps but one; gradients that grow from step to step go further. c_1 is 1,
+    c_10 is 1.04, and no c_t exceeds 7.3.
     """
-    ratio = beta1**2 / beta2 if beta2 else (math.inf if beta1 else 0.0)
-    if ratio == math.inf and step > 1:
-        # With beta2 = 0, a zero gradient makes v zero while m is not.
-        return math.inf
-    total = _geometric(ratio, step)
+    beta1, beta2 = BETAS
+    ratio = beta1**2 / beta2
+    total = (ratio**step - 1) / (ratio - 1)
     return (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2) * total)
-
-
-def _geometric(ratio: float, terms: int) -> float:
-    """Return ``1 + ratio + ratio^2 + ...`` with ``terms`` summands; infinity on overflow."""
-    if ratio == math.inf or ratio == 1.0:
-        return float(terms)
-    try:
-        return (ratio**terms - 1) / (ratio - 1)
-    except OverflowError:
-        return math.inf

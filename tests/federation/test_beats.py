@@ -181,10 +181,10 @@ def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
-    real = client_app.methods.fedprllm._prune_local_baseline
+    real = client_app.methods.fedprllm._own_masks
     monkeypatch.setattr(
         client_app.methods.fedprllm,
-        "_prune_local_baseline",
+        "_own_masks",
         lambda *given: (work("during"), real(*given))[1],
     )
 
