@@ -105,16 +105,15 @@ class SftP(Tuning):
 
         Late clients join only after the rounds.
         """
-        on_time = [seat for seat in self.rounds.roster.active() if not self._is_late(seat)]
+        roster = self.rounds.roster
+        number = len(roster.seats)
+        on_time = [one for one in roster.active() if not self.job.is_late(one.client, number)]
         limits = self.averager.draw(server_round, on_time)
         selection = self.averager.prepare(server_round, limits)
         if selection.quorum_of is None and self.job.late_clients:
             number = self.run.settings.num_clients - self.job.late_clients
             return replace(selection, quorum_of=number)
         return selection
-
-    def _is_late(self, seat: Seat) -> bool:
-        return self.job.is_late(seat.client, len(self.rounds.roster.seats))
 
     def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order to write the client's model, even if nobody evaluates it.

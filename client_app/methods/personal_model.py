@@ -103,26 +103,22 @@ def _card(site: Site, model: OpenedModel) -> str:
     whole = site.model.plan.num_parameters
     loader = model.family.auto_class
     has_read = "text" if model.family.kind == "decoder" else "items"
-    return "\n".join(
-        [
-            "# A smaller model of one client",
-            "",
-            (
-                f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
-                f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of"
-                f" {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else"
-                " has it."
-            ),
-            "",
-            "```python",
-            f"from transformers import {loader}, AutoTokenizer",
-            "",
-            f'model = {loader}.from_pretrained(".", trust_remote_code=True)',
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
-            "```",
-            "",
-        ]
+    made = (
+        f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
+        f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,},"
+        f" LoRA merged. It was pruned for this client's {has_read}; nobody else has it."
     )
+    return f"""# A smaller model of one client
+
+{made}
+
+```python
+from transformers import {loader}, AutoTokenizer
+
+model = {loader}.from_pretrained(".", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""
 
 
 def delivered_cut(

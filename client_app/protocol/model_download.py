@@ -72,8 +72,11 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
         raise InputError(f"deliver: piece {piece.index} does not have the hash in the offer")
     with in_turn(kept.folder):
         if not kept.is_sound():
-            kept.make_room(manifest, len(data))
+            if kept.store.num_bytes() + len(data) > manifest.num_bytes:
+                # Delete pieces from another division of the same files.
+                kept.store.keep_only(manifest.piece_sha256)
             kept.store.put(data)
-            if kept.has_all(manifest):
+            # Damage is detected when the pieces are read.
+            if all(kept.store.has(one) for one in manifest.piece_sha256):
                 kept.put_together(manifest)
     return reply_to(request, NoFields())

@@ -71,7 +71,9 @@ class AdapterAverager:
         """Report of each client of the round."""
         self._faults: dict[int, dict[str, str]] = {}
         """Implausible tensors of each client of the round, by blob key."""
-        self._rank_of = rank_of or self._usual_rank
+        self._rank_of = rank_of or (
+            lambda seat: self.job.rank_limit_of(seat.client, run.settings.lora)
+        )
         self._brings_result = brings_result
         self._report = report
         self._starts: dict[str, float] = {}
@@ -80,12 +82,10 @@ class AdapterAverager:
             prefix: Reach(settings, self.federation.sends_differences, self._starts)
             for prefix, settings in {**(training or {}), "": run.settings.training}.items()
         }
+        """Bounds by the beginning of a tensor's name; the first one that fits counts."""
         ratio = self.federation.max_update_ratio
         self._limits = UpdateLimits(ratio)
         self._far = UpdateLimits(ratio)
-
-    def _usual_rank(self, seat: Seat) -> int:
-        return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
     def state(self) -> dict[str, Any]:
         """Return the magnitudes with which clients began, and the fleet's fingerprint."""
@@ -220,7 +220,7 @@ class AdapterAverager:
         if self.federation.sends_differences:
             begun = self.adapters().part_for(client, key, self.adapters().tensors(key))
         for name, sent in tensors.items():
-            reach = self._reach_of(name)
+            reach = next(own for start, own in self._reaches.items() if name.startswith(start))
             trained = sent
             if name in begun:
                 trained = begun[name][tuple(map(slice, sent.shape))] + sent
@@ -233,10 +233,6 @@ class AdapterAverager:
         """Return the first tensor with values that training cannot have reached, and why."""
         faults = self._faults[client]
         return next((faults[key] for key in self.plan_of(client).shapes() if key in faults), None)
-
-    def _reach_of(self, name: str) -> Reach:
-        """Return the limits for tensors of this name."""
-        return next(reach for prefix, reach in self._reaches.items() if name.startswith(prefix))
 
     # ----- aggregation ----------------------------------------------------------------------------
 

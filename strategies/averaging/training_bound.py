@@ -41,8 +41,14 @@ class Reach:
         starts: dict[str, float] | None = None,
     ) -> None:
         growth, self.distance = _of_a_round(training)
-        self.factor = _change(training, growth) if differences else growth
+        self.factor = growth
         """Factor on the magnitude of the initial number."""
+        if differences:
+            # Decay and float32 rounding change a number w in a round. A step rounds by at most
+            # 2^-24 |w|; twice that is used, because a number may grow during the round.
+            decay = training.learning_rate * training.weight_decay
+            kept = (1.0 - decay) ** training.steps if decay <= 1.0 else -growth
+            self.factor = 1.0 - kept + training.steps * 2.0**-23
         self.starts = {} if starts is None else starts
         """Largest initial magnitude, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
@@ -78,17 +84,6 @@ def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
         growth = growth * decay
         distance = distance * decay + rate * largest_step(step + 1)
     return growth, distance
-
-
-def _change(training: TrainingSettings, growth: float) -> float:
-    """Return the factor on ``|w|`` that bounds decay and float32 rounding in a round.
-
-    A step rounds by at most ``2^-24 |w|``. Twice that is used, because a number may grow during the
-    round.
-    """
-    decay = training.learning_rate * training.weight_decay
-    decayed = 1.0 - (1.0 - decay) ** training.steps if decay <= 1.0 else 1.0 + growth
-    return decayed + training.steps * 2.0**-23
 
 
 def largest_step(step: int) -> float:

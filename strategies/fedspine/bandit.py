@@ -51,15 +51,6 @@ class Cell:
         """Length of the diagonal; the paper does not define its diameter."""
         return math.hypot(self.right - self.left, self.high - self.low)
 
-    def cut_at(self, u: float, v: float, thinnest: float) -> tuple["Cell", ...]:
-        """Return the cells after vertical and horizontal splits through a point.
-
-        There are 4 cells, or fewer if a part would be thinner than ``thinnest``.
-        """
-        columns = _cut(self.left, u, self.right, thinnest)
-        rows = _cut(self.low, v, self.high, thinnest)
-        return tuple(Cell(*column, *row) for column in columns for row in rows)
-
 
 WHOLE = Cell(0.0, 1.0, 0.0, 1.0)
 
@@ -138,7 +129,11 @@ class Bandit:
         cells = self.cells
         cell = self.cells[place]
         if cell.diameter > self.how.granularity:
-            parts = cell.cut_at(u, v, SMALLEST_PART * self.how.granularity)
+            # There are 4 parts, or fewer if one would be too thin.
+            thinnest = SMALLEST_PART * self.how.granularity
+            columns = _cut(cell.left, u, cell.right, thinnest)
+            rows = _cut(cell.low, v, cell.high, thinnest)
+            parts = tuple(Cell(*column, *row) for column in columns for row in rows)
             cells = (*cells[:place], *parts, *cells[place + 1 :])
         return replace(
             self, cells=cells, history=(*self.history, Pull(u, v, float(reward), server_round))
@@ -149,20 +144,12 @@ class Bandit:
 
         It is infinite for cells without a point, or if the weights of all their points are 0.
         """
-        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[
-            :, :, None
-        ]
-        points = (
-            np.array([(pull.u, pull.v, pull.reward, pull.round) for pull in self.history])
-            .reshape(-1, 4)
-            .T
-        )
-        inside = (
-            (edges[0] <= points[0])
-            & (points[0] < edges[1])
-            & (edges[2] <= points[1])
-            & (points[1] < edges[3])
-        )
+        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells])
+        left, right, low, high = edges.T[:, :, None]
+        pulls = [(pull.u, pull.v, pull.reward, pull.round) for pull in self.history]
+        points = np.array(pulls).reshape(-1, 4).T
+        u, v = points[:2]
+        inside = (left <= u) & (u < right) & (low <= v) & (v < high)
         counted = self.how.discount ** (server_round - points[3])
         counts = np.where(inside, counted, 0).sum(axis=1)
         sums = np.where(inside, counted * points[2], 0).sum(axis=1)

@@ -110,17 +110,16 @@ def scaled_rewards(
     for device, outcome in outcomes.items():
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
-        pruning = (
-            1.0
-            if not of_steps or outcome.arrived or outcome.pruned >= target
-            else _share(step, 1.0)
-        )
-        importance = (
-            _share(outcome.importance, most)
-            if most > 0
-            else float(math.isfinite(outcome.importance))
-        )
-        rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean)
+        reached = outcome.arrived or outcome.pruned >= target
+        pruning = _share(step, 1.0) if of_steps and not reached else 1.0
+        importance = float(math.isfinite(outcome.importance))
+        if most > 0:
+            importance = _share(outcome.importance, most)
+        timeliness = 0.0
+        if math.isfinite(outcome.seconds) and outcome.seconds >= 0:
+            half = KAPPA * mean
+            timeliness = 1 / (1 + abs(outcome.seconds - mean) / half) if half > 0 else 1.0
+        rewards[device] = progress * pruning * importance * timeliness
     return rewards
 
 
@@ -137,16 +136,10 @@ def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
         fall = outcome.loss_before - outcome.loss_after
         step = outcome.pruned - outcome.pruned_before
         found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), SMALLEST_GAP)
-        known = (
-            math.isfinite(outcome.seconds)
-            and outcome.seconds >= 0
-            and not math.isnan(found)
-            and math.isfinite(fall)
-        )
-        known = known and math.isfinite(outcome.importance)
-        rewards[device] = (
-            max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
-        )
+        terms = (outcome.seconds, fall, outcome.importance)
+        known = all(map(math.isfinite, terms)) and outcome.seconds >= 0 and not math.isnan(found)
+        bounded = max(-LARGEST_REWARD, min(LARGEST_REWARD, found))
+        rewards[device] = bounded if known and found else 0.0
     return rewards
 
 
@@ -166,9 +159,3 @@ def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
 def _share(value: float, of: float) -> float:
     """Return ``value / of`` limited to 0 to 1; 0 if ``value`` is not finite."""
     return min(1.0, max(0.0, value / of)) if math.isfinite(value) else 0.0
-
-
-def _timeliness(seconds: float, mean: float) -> float:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        return 0.0
-    return 1 / (1 + abs(seconds - mean) / half) if (half := KAPPA * mean) > 0 else 1.0
