@@ -240,10 +240,7 @@ class ModelFolder:
 
 
 class _Reader:
-    """Byte stream over all pieces.
-
-    One piece is in memory at a time. It is deleted from the store as soon as it is read.
-    """
+    """Byte stream over all pieces, each of which is deleted from the store when it is read."""
 
     def __init__(self, store: BlobStore, manifest: Manifest) -> None:
         self._pieces = self._taken(store, manifest.piece_sha256)

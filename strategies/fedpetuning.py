@@ -5,9 +5,8 @@ The paper averages the factors A and B, which is not the same as averaging the u
 is kept.
 """
 
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.run import Run
 

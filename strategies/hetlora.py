@@ -15,10 +15,9 @@ from espalier.messages.local_baseline import Alone
 from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.plan import block_key
 from pruning_kernels.lora.factors import norm
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import counted_capabilities
-from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox

@@ -227,10 +227,7 @@ class LlmPruner(Method):
     def _scales(
         self, inbox: Inbox, factor: Mapping[int, float], refused: list[tuple[int, str]]
     ) -> Callable[[int, str], Tensor | None]:
-        """Return a function that solves the sum of the clients' equations of a place.
-
-        Places without a usable solution are appended to ``refused``.
-        """
+        """Return a function that solves the summed equations of a place, or notes a refusal."""
 
         def of(index: int, kind: str) -> Tensor | None:
             joint = torch.zeros(())

@@ -153,10 +153,7 @@ class SliceGpt(Method):
         self.limits.tell(self.rounds, "moments")
 
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
-        """Return the mean of the clients' moments at a place, (width, width), float64.
-
-        From three clients on, each client's moments are limited by the mean of the others.
-        """
+        """Return the mean of the clients' limited moments at a place: (width, width), float64."""
         width = dense_width(self.plan)
         total = sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)

@@ -159,10 +159,7 @@ def report_of(
 def _training(
     site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
 ) -> AdapterTraining:
-    """Return a client's training, for a round or for the local baseline.
-
-    Raises InputError if the first round would use fewer tokens than the site policy requires.
-    """
+    """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
     settings = site.settings
     penalty = None
     if beside.penalty is not None:
@@ -352,10 +349,7 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
-    """Return the edits that merge the adapters, and those of ``beside``, into the model.
-
-    Blocks without tensors are not changed.
-    """
+    """Return the edits that merge the adapters and ``beside`` into the blocks with tensors."""
     plan = adapters.joined(beside.plan)
     values = {**tensors, **beside.values}
 

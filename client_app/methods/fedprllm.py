@@ -127,10 +127,7 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
 
 
 def _delivered_again(site: Site, header: Header) -> Edits:
-    """Return the edits of all blocks decided before a round, as the server pushed them.
-
-    Raises StateLost if the server has not pushed all of them, after the hidden states were lost.
-    """
+    """Return the edits of all blocks decided before a round; StateLost until they are pushed."""
     number = header.server_round - 1
     try:
         return _pushed(site, header, number, scaled=_continues_scaled(site))
@@ -217,10 +214,7 @@ def _edits(
 
 
 def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
-    """Return the masks of the local baseline.
-
-    One-shot pruning stored them when the client voted, iterative pruning in the ``alone`` request.
-    """
+    """Return the masks of the local baseline, from the vote or the ``alone`` request."""
     state = site.state(header)
     store = state.blobs(header.server_round)
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":

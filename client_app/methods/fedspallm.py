@@ -50,10 +50,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
 def _prune(
     site: Site, state: PrivateState, request: MessageBody, sampled: SampledBlocks
 ) -> PruneReport:
-    """Prune the sampled layers of the global model, and store each layer as soon as it is pruned.
-
-    The walk through the model ends at the last sampled layer.
-    """
+    """Prune the sampled layers of the global model, and store each as soon as it is pruned."""
     started = time.monotonic()
     server_round = request.header.server_round
     held = held_in(state, server_round)

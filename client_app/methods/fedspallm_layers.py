@@ -65,10 +65,7 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
 
 
 def _document(state: PrivateState, server_round: int) -> Held:
-    """Return the recorded layers of a round.
-
-    They are {} if the document is missing or damaged, so that its layers count as lost.
-    """
+    """Return the recorded layers of a round; a damaged document counts as lost."""
     with suppress(EspalierError):
         return dict(state.load(server_round, "held") or {})
     return {}

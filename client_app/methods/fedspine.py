@@ -184,10 +184,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
-    """Raise InputError unless each half of the steps uses the minimum number of tokens of the site.
-
-    The report contains one loss for each half.
-    """
+    """Check the minimum of tokens for each half of the steps, which has a loss of its own."""
     for half in _halves(steps):
         fedpetuning.require_enough(site, training, half)
 

@@ -124,10 +124,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:
-    """Read tokens while others are answered.
-
-    When standard input ends, there is no receiver of answers, and the process exits.
-    """
+    """Read tokens while others are answered; exit when standard input ends."""
     for line in sys.stdin:
         tokens.put(line.rstrip("\n"))
     # This is a thread, in which ``sys.exit`` would not end the process.

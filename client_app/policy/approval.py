@@ -123,11 +123,7 @@ def _of(
     hashes: Mapping[str, str],
     kept: BlobStore,
 ) -> Held:
-    """Return the reply with descriptions of all its blobs.
-
-    They include the blobs of further parts: a report lists all hashes, and the blobs are at the
-    site.
-    """
+    """Return the reply with descriptions of all its blobs, also those of further parts."""
     others = body.fields.get("blob_sha256", [])
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]

@@ -70,10 +70,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _failed(site: Site, reason: str) -> RecordDict:
-    """Return a failure reply with a reason, in place of the reply itself.
-
-    It is sent even if the log cannot be written, so that the server learns of that error.
-    """
+    """Return a failure reply in place of a reply, even if the log cannot be written."""
     assert site.request is not None
     body = failure(site.request.header, reason)
     content = write(body)

@@ -152,11 +152,7 @@ def require_own_data(site: Site, header: Header) -> None:
 
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
-    """Return the held-out items.
-
-    The number of truncated items is written only to this node's log, because it depends on single
-    items.
-    """
+    """Return the held-out items; how many were truncated is told in this node's log only."""
     classes = site.model.family.kind == "encoder"
     model = site.model
     own = held_out_items(
@@ -170,10 +166,7 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
-    """Raise InputError if a public item is longer than the site's model accepts.
-
-    The site's ``config.json`` may differ from the server's.
-    """
+    """Refuse a public item that is longer than the model by the site's ``config.json`` accepts."""
     longest = max(len(one.token_ids) for one in items.requests)
     positions = site.model.num_positions
     if positions is not None and longest - (not classes) > positions:

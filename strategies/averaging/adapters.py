@@ -130,10 +130,7 @@ class AdapterResult(RunResult):
         }
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
-        """Return the initial tensors of one blob.
-
-        They are read from the store each time, so that memory holds one blob only.
-        """
+        """Read the initial tensors of one blob, so that memory holds one blob only."""
         return load(self.store.get(self._first[key]))
 
     def blob(self, key: str, limit: int) -> bytes:

@@ -265,10 +265,7 @@ class Enroller:
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
-        """Refuse a site or node and show the reason.
-
-        The reason is sent to ``node_id``. It is None for nodes that reported the reason themselves.
-        """
+        """Refuse a site or node, show the reason, and send it to ``node_id``, if that is given."""
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:
             text = f"refused      {who}: {shown}"
             self.rounds.progress.note("refused", text, who=who, reason=shown)

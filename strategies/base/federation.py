@@ -236,10 +236,7 @@ class Federation:
     # ----- local baselines ------------------------------------------------------------------------
 
     def _let_work_alone(self, server_round: int) -> None:
-        """Let the clients compute their local baselines.
-
-        The time limit grows with the time that the rounds took.
-        """
+        """Let the clients compute their local baselines; the limit grows with the rounds' time."""
         rounds = self.rounds
         orders = {
             seat.client: order

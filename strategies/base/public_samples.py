@@ -54,10 +54,7 @@ def _file(path: str) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Return True if both paths are the same file or have the same bytes.
-
-    Files that cannot be read are reported elsewhere.
-    """
+    """Return True for the same file or bytes; unreadable files are reported elsewhere."""
     try:
         return one == other or cmp(one, other, shallow=False)
     except OSError:

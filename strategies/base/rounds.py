@@ -507,10 +507,7 @@ def error_of(reply: Message) -> str:
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:
-    """Return the names of at most ``NAMED`` sites that have not answered.
-
-    For sites whose replies need approval, the text also says how long ago they were asked.
-    """
+    """Return the names of some sites, and since when those with approval were asked."""
     first: dict[str, _Pending] = {}
     for entry in pending:
         if entry.seat.site not in first or entry.since < first[entry.seat.site].since:

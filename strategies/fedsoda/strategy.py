@@ -41,9 +41,8 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import ClientOrder, Selection
 from strategies.base.public_samples import public_samples, require_public_text

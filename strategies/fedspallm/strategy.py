@@ -218,11 +218,7 @@ class FedSpaLLM(Method):
         return list(range(len(self.plan.blocks))) if planned else self.result.unfinished()
 
     def _capabilities(self) -> dict[int, float]:
-        """Return the capability of each client, dropped ones included.
-
-        The settings take precedence over the nodes' own values, which are limited relative to the
-        median.
-        """
+        """Return all clients' capabilities: those of the settings, else the nodes' limited ones."""
         if self.settings.capabilities:
             return {
                 client: self.settings.capability_of(client)
@@ -320,10 +316,7 @@ class FedSpaLLM(Method):
         return None
 
     def _before(self, index: int) -> dict[str, Tensor]:
-        """Return a layer's matrices as they were before this round.
-
-        They are in the model's dtype, by canonical name.
-        """
+        """Return a layer's matrices before this round, by canonical name, in the model's dtype."""
         matrices = self.result.matrices(index)
         block = self.plan.blocks[index]
         return {
@@ -440,20 +433,14 @@ def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
 
 
 def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
-    """Return the root mean square of the changes of each row's kept weights.
-
-    Shape (rows,), float64; 0 for rows without kept weights.
-    """
+    """Return the root mean square of the changes of each row's kept weights: (rows,), float64."""
     squares = torch.zeros(places.shape, dtype=torch.float32)
     squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
     return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
 
 
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
-    """Return kept weights with each row's changes multiplied by a factor: float32.
-
-    Rows with factor 1 are returned unchanged.
-    """
+    """Return kept weights with each row's changes multiplied by a factor below 1: float32."""
     row_of = places.nonzero()[:, 0]
     of_each = factors.to(torch.float32)[row_of]
     begun = before[places].to(torch.float32)

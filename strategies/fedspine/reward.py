@@ -144,10 +144,7 @@ def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
 
 
 def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
-    """Return the mean of the valid times.
-
-    The summands are sorted, so that the last bit does not depend on the order of the devices.
-    """
+    """Return the mean of the valid times, the same to the last bit for any order of the devices."""
     known = [
         outcome.seconds
         for outcome in outcomes.values()

@@ -33,9 +33,8 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.lora.factors import Factors
 from pruning_kernels.lora.importance import Terms, comparable, spectral_term
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.client_weights import count_claims
-from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
