@@ -101,7 +101,7 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
 
 def require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
-    """Raise InputError if training uses fewer tokens in these steps than the site policy requires."""
+    """Raise InputError if these steps use fewer tokens than the site policy requires."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = (
         "give the site more data, raise training.steps, training.batch-size or"

@@ -1,7 +1,7 @@
-"""Approval of replies: with ``require-approval``, a reply waits at the site until a person approves it.
+"""Approval of replies: with ``require-approval``, they wait until a person approves them.
 
-A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and recorded in
-the egress log. The process waits until ``espalier release`` decides, or until the server stops
+A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and
+recorded in the egress log. The process waits until ``espalier release`` decides, or until the server stops
 waiting for this attempt. In the second case there is no answer; the next attempt produces the same
 reply from the stored work of the round, and finds the decision. A restarted node continues in the
 same way.

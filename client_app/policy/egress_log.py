@@ -1,4 +1,4 @@
-"""Log of everything that left a site in a run, as a hash chain, and its check (``espalier check-log``).
+"""Log of everything that left a site in a run, and its check (``espalier check-log``).
 
 The file is ``<state-dir>/egress/<lineage>-<site>.jsonl``. In addition to replies, it has entries
 for replies that needed approval: ``held``, ``released`` and ``refused``, each with its time.

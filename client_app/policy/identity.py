@@ -1,7 +1,7 @@
 """Signature of a site's name, for runs whose server has the public keys of the sites.
 
-Covers: the site signs only our own statement (``espalier.messages.signed_name``) with its own name and
-its node id, whatever a server sends. The key leaves neither the site nor this process.
+Covers: the site signs only our own statement (``espalier.messages.signed_name``) with its own name
+and its node id, whatever a server sends. The key leaves neither the site nor this process.
 
 Does not cover: other code in this process. ``flower-supernode`` runs the code that a run's
 submitter sends, which can read the key and sign anything. ``espalier node`` runs only the program

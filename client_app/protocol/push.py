@@ -1,4 +1,4 @@
-"""Transfers in parts, through the client state: pushed results, and replies that are computed once."""
+"""Transfers in parts through the client state: pushed results, and replies."""
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError

@@ -117,7 +117,7 @@ class AdapterAverager:
     # ----- clients of a round and their adapters --------------------------------------------------
 
     def draw(self, server_round: int, seats: Sequence[Seat] | None = None) -> dict[int, int]:
-        """Select a round's clients among ``seats``, by default all active; return their rank limits.
+        """Select a round's clients among ``seats``, by default all; return their rank limits.
 
         The seed determines the selection, so it is not stored.
         """
@@ -363,7 +363,7 @@ class Tuning(Method):
     """Base class of methods that train adapters and average them.
 
     The members of ``Method`` that are defined here call ``averager``; a method overrides the ones
-    in which it differs. The parameters are those of ``Method``.
+    in which it differs.
     """
 
     WORDS = ProgressWords("adapters", "training", "trained")
@@ -377,7 +377,7 @@ class Tuning(Method):
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
         """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
-        # The value ``auto`` is checked later, because it depends on whether the run is a simulation.
+        # The value ``auto`` is checked later: it depends on whether the run is a simulation.
         fleet_of_run(settings, simulation=False)
         trained(model.plan, settings)
         if settings.training.base == "nf4":

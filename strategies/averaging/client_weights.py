@@ -83,8 +83,8 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
 def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float]) -> dict[int, float]:
     """Return the counted part of each client's claim, by ``federation.max-weight-ratio``.
 
-    Each limited client gets a progress line and a note on its seat, for the summary. ``what`` is the
-    kind of the claim, such as ``weight``, ``tokens`` or ``scores``; see ``limited_weights``.
+    Each limited client gets a progress line and a note on its seat, for the summary. ``what`` is
+    the kind of the claim, such as ``weight``, ``tokens`` or ``scores``; see ``limited_weights``.
     """
     counted = limited_weights(claimed, rounds.settings.federation.max_weight_ratio)
     for client in note_claims(rounds, what, claimed, counted):
