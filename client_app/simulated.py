@@ -57,10 +57,7 @@ def playing_a_node() -> Iterator[None]:
 
 
 def _is_ray_actor() -> bool:
-    """Return whether this process is a Ray actor.
-
-    Nothing is imported for this test, because Ray is always imported in an actor.
-    """
+    """Return whether this process is a Ray actor, in which Ray is always imported."""
     ray = sys.modules.get("ray")
     try:
         return (

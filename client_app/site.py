@@ -43,25 +43,13 @@ class Site:
 
     @staticmethod
     def of(context: Context, request: MessageBody | None = None) -> "Site":
-        """Read the settings of the node, to answer a request.
-
-        Raises
-        ------
-        InputError
-            A setting of the node is invalid.
-        """
+        """Read the settings of the node, to answer a request."""
         node = parse_node(context.node_config, simulated=in_simulation())
         return Site(context.run_config, node, request, context.node_id)
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Settings of the run.
-
-        Raises
-        ------
-        InputError
-            A setting is invalid.
-        """
+        """Settings of the run; InputError if one is invalid."""
         try:
             return parse(self.run_config)
         except EspalierError as error:
@@ -73,13 +61,7 @@ class Site:
 
     @cached_property
     def contract(self) -> Contract:
-        """Contract of the request and its reply.
-
-        Raises
-        ------
-        ProtocolError
-            The request names another method, or a round or part that does not exist.
-        """
+        """Contract of the request and its reply; ProtocolError if there is no such request."""
         assert self.request is not None
         return contract_for(self.request, lambda: self.model.plan, self.settings)
 
@@ -89,14 +71,7 @@ class Site:
 
         It is the model that the site's owner configured, or the demo model if there is none. In a
         simulation it is the run's model. If clients of the method need no base model, it is the
-        model that the server pushed.
-
-        Raises
-        ------
-        InputError
-            The run names a model but the site has none, or the model cannot be opened.
-        StateLost
-            The server has not pushed the model yet, or it is damaged.
+        model that the server pushed; StateLost if that is missing or damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
             assert self.request is not None

@@ -238,7 +238,7 @@ def _remove_private_state(run: Run) -> None:
     """Delete the client state of a completed simulation; real sites keep theirs."""
     root = NodeSettings().state_root()
     remove_run(root, run.lineage)
-    if (work := run.work()) is not None:
+    if (work := run.rounds.work) is not None:
         work.remove()
     for log in (root / "egress").glob(f"{run.lineage}-*.jsonl"):
         log.unlink(missing_ok=True)

@@ -72,12 +72,7 @@ class SelfPruning:
         """Return the rank for the next round: the lower one if training made the tail smaller.
 
         In the first round nothing is pruned, because B is zero at the start and no tail is smaller
-        than that.
-
-        Raises
-        ------
-        NotFiniteError
-            A tail contains NaN or infinity.
+        than that. Raises NotFiniteError if a tail contains NaN or infinity.
         """
         return self_prune_rank(
             self.rank, self.gamma, float(self.tail(before)), float(self.tail(after))

@@ -25,8 +25,7 @@ from espalier.hf.group_scores.taylor import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.message import Header, MessageBody, validate
-from espalier.messages.parts import Report
+from espalier.messages.message import Header, MessageBody
 from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, told_cut
 from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
@@ -77,13 +76,9 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
         job = site.settings.of(LlmPrunerSettings)
-        made = tuned_by_one(
-            site.model,
-            site.computing,
-            samples_of(site, header),
-            job,
-            site.settings.data.num_samples,
-        )
+        samples = samples_of(site, header)
+        asked = site.settings.data.num_samples
+        made = tuned_by_one(site.model, site.computing, samples, job, asked)
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
 
@@ -105,7 +100,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     if job.has_local_baseline:
         made: list[str] = stored_local_baseline(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
-    kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
+    kept = kept_report(site, header, "scores")["report"]["blob_sha256"]
     plan = site.model.plan
     scores = {
         index: unpack_scores(store.get(blob), job, site.settings.data.num_samples)

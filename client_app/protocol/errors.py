@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from espalier.errors import InputError
-from pruning_kernels.selection.scores import NotFiniteError
-from pruning_kernels.sparsegpt import NoFactorError
 
 
 @contextmanager
 def mistakes_of_kernels() -> Iterator[None]:
     """Convert the errors of kernels into InputError, with the same message."""
+    # ``fetch`` and ``deliver`` use this module and do not need torch.
+    from pruning_kernels.selection.scores import NotFiniteError
+    from pruning_kernels.sparsegpt import NoFactorError
+
     try:
         yield
     except (NotFiniteError, NoFactorError) as error:

@@ -119,11 +119,14 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
     return fields
 
 
-def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) -> Fields:
+def check_reply(
+    reply: MessageBody, request: MessageBody, contract: Contract, *, keep: bool = False
+) -> Fields:
     """Check a reply against its request and contract and return its fields.
 
     A reply repeats the header of its request and matches ``contract.up``. A failed reply has only a
     reason. It has the header of the request too, unless the client could not read the request.
+    ``keep`` is that of ``check``.
 
     Raises
     ------
@@ -145,7 +148,7 @@ def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) ->
             if getattr(reply.header, name) != getattr(expected, name)
         ]
         raise ProtocolError(f"header: {', '.join(wrong)} not as the request demands")
-    return check(reply, FAILED if failed else contract.up)
+    return check(reply, FAILED if failed else contract.up, keep=keep)
 
 
 def byte_limit(specs: BlockSpecs) -> int:

@@ -29,9 +29,11 @@ from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
 from server_app.report.table import figure
-from strategies.averaging.adapters import Adapters
-from strategies.fedsoda.sub_model import SubModelResult
+from strategies.averaging.adapters import AdapterResult
+from strategies.fedsoda.sub_model import Plugged, SubModelResult
 from strategies.fleet import seconds_of_all
+
+Adapters = AdapterResult | Plugged
 
 
 class AdapterOutcome(Outcome[Adapters]):

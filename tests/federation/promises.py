@@ -859,6 +859,10 @@ class Promises(Federations):
         ):
             on_own_text.run()
 
+    def model_at_a_site(self, bench: Bench) -> dict[str, Any]:
+        """Return the settings of a node for the model that a real site uses."""
+        return {"model-path": str(bench.model)}
+
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
@@ -866,8 +870,8 @@ class Promises(Federations):
                 "site": f"site-{client}",
                 "own-text": client != 1,
                 "min-tokens": 30,
+                **self.model_at_a_site(on_own_text),
             }
-            context.node_config["model-path"] = str(on_own_text.model)
         grid.simulated = False
         document = summary(on_own_text.run(grid))
         assert "this site does not allow it" in document["refused"]["site-1"]

@@ -10,14 +10,12 @@ Covers: a run in which no client fails and no message is repeated. Enrolment is 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
@@ -26,7 +24,6 @@ from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
 from espalier.messages.message import MessageBody
-from espalier.messages.records import read, write
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
 from strategies.base.evaluation import ClientEvaluation, ClientFigures
@@ -114,12 +111,11 @@ class DryFederation(Federation):
         return sum(map(len, self._orders[client].parts))
 
     def _aggregate(
-        self, server_round: int, replies: Iterable[Message], quorum_of: int | None
+        self, server_round: int, replies: Iterable[MessageBody], quorum_of: int | None
     ) -> None:
         """Receive the replies, and assume what they lead to."""
         clients = []
-        for reply in replies:
-            body = read(reply.content)
+        for body in replies:
             if body.header.kind == "train":
                 clients.append(body.header.client)
             self._note_arrival(body)
@@ -155,23 +151,19 @@ class DryRounds(Rounds):
         self.known_blobs = known_blobs
         self._sizes: dict[Any, tuple[Exchange, dict[str, Any]]] = {}
 
-    def _envelope(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> Message:
-        return cast(Message, _Envelope(body))
-
     def exchange(
         self,
-        requests: Iterable[Message],
+        requests: Iterable[MessageBody],
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
-    ) -> Iterator[Message]:
+    ) -> Iterator[MessageBody]:
         """Yield the reply to each request, and to those that follow it."""
         for first in requests:
-            following: Message | None = first
-            while following is not None:
-                request = cast(_Envelope, following).body
+            request: MessageBody | None = first
+            while request is not None:
                 reply = self._reply(request)
-                yield cast(Message, _Envelope(reply))
-                following = follow_up(reply if following is first else request)
+                yield reply
+                request = follow_up(reply if request is first else request)
 
     def _reply(self, request: MessageBody) -> MessageBody:
         """Return the reply to a request, and record both.
@@ -189,18 +181,6 @@ class DryRounds(Rounds):
         exchange, fields = self._sizes[key]
         self.exchanges[header.client].append(exchange)
         return MessageBody(header, fields, self.known_blobs(request))
-
-
-@dataclass(frozen=True)
-class _Envelope:
-    """Message that stays in this process."""
-
-    body: MessageBody
-
-    @property
-    def content(self) -> RecordDict:
-        """Records of the message, as a strategy reads them."""
-        return write(self.body)
 
 
 class MemoryBlobs:
