@@ -19,7 +19,7 @@ import torch
 
 from espalier.amounts import count
 from espalier.errors import EspalierError, InputError
-from espalier.hf.nf4.layout import BLOCK
+from espalier.hf.nf4.checkpoint import BLOCK
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
 from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, SpineReport, trained
