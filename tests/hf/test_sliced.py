@@ -264,6 +264,6 @@ def test_a_model_without_its_head_is_refused(bases: dict[str, OpenedModel]) -> N
     model = OpenedModel(bases["llama"].directory)
     model.checkpoint.tensors.pop("lm_head.weight")
     with pytest.raises(
-        EspalierError, match=r"tensor lm_head.weight is missing, and config.json says"
+        EspalierError, match=r"tensor lm_head.weight is missing: the files contain"
     ):
         SlicedModel(model, lambda place: torch.eye(32), 32)
