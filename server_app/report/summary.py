@@ -58,7 +58,7 @@ def save_masks(
         for linear in block.linears
     }
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
-    pruned = []
+    pruned: list[int] = []
 
     def masks() -> Iterator[tuple[str, torch.Tensor]]:
         for block in model.plan.blocks:

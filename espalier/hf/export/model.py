@@ -221,7 +221,7 @@ def require_close(
     ExportError
         They differ by more than rounding in ``dtype`` explains, or are not finite.
     """
-    finite = []
+    finite: list[bool] = []
 
     def watched() -> Iterator[Tensor]:
         for piece in expected:
