@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.footprint import footprint
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
 from espalier.data.samples import all_samples
@@ -37,7 +38,6 @@ from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
-from espalier.hf.machine.model_memory import footprint
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.whole.adapters import put_in, set_values

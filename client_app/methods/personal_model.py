@@ -14,8 +14,7 @@ from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_named
-from espalier.hf.export.adapter import edited_encoder, unrounded
-from espalier.hf.export.encoder import check_against, export_encoder
+from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
@@ -76,9 +75,8 @@ def write_own_encoder(
     export_encoder(
         model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
     )
-    meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
-        check_against(model, edits, head, meant, target)
+        check_encoder(model, edits, head, target)
 
 
 def _structured(model: OpenedModel) -> OpenedModel:

@@ -6,7 +6,10 @@ process. Documents of models, settings, records and messages are nested only a f
 
 import json
 import re
+from pathlib import Path
 from typing import Any
+
+from espalier.errors import InputError
 
 MAX_DEPTH = 64
 """Maximum nesting depth of lists and objects."""
@@ -39,6 +42,28 @@ def read_json(text: str | bytes) -> Any:
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     require_flat(text)
     return json.loads(text)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds keys and values.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is not a JSON object.
+    """
+    try:
+        document = read_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; copy it again") from None
+    except ValueError as error:
+        raise InputError(f"{path}: is not a JSON file: {error}; copy it again") from None
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{path}: contains a JSON {type(document).__name__} instead of keys and values; copy"
+            " it again"
+        )
+    return document
 
 
 def require_flat(text: str) -> None:

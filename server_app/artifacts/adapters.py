@@ -8,13 +8,7 @@ from typing import Any
 
 from espalier.data.tasks.catalogue import task_named
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.hf.export.adapter import (
-    check_adapter,
-    check_encoder_adapter,
-    edited_encoder,
-    export_adapter,
-    unrounded,
-)
+from espalier.hf.export.adapter import check_adapter, check_encoder_adapter, export_adapter
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
@@ -115,12 +109,8 @@ class AdapterOutcome(Outcome[Adapters]):
     def _check_encoder(self, result: Adapters) -> None:
         run = self.run
         target = self.run.folder.path / "adapter"
-        tests = self.tests
         head = result.tensors(HEAD_KEY)
-        meant = edited_encoder(
-            run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device
-        )
-        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes)
+        check_encoder_adapter(run.model, run.computing, result.edits, head, target)
         run.progress.note(
             "exported",
             "exported     adapter/, with the head, loads in plain peft to the same logits",
@@ -131,7 +121,7 @@ class AdapterOutcome(Outcome[Adapters]):
             card = merged_card(run.settings, run.model, result.report())
             classes = task_named(run.settings.task.name).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
-            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target)
+            check_encoder(run.model, result.edits, head, merged_model)
             run.progress.note(
                 "exported", "exported     model/, with adapter and head, reloads to the same logits"
             )

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 
-from espalier.hf.files.checkpoint import shard_header
+from espalier.hf.files.checkpoint import SINGLE, shard_header
 from espalier.hf.machine.computing import DTYPES
 from espalier.hf.machine.machine_memory import traced
 from espalier.hf.nf4.folder import (
-    WEIGHTS,
     WRITTEN_ANEW,
     quantised_config,
     quantised_specs,
@@ -23,7 +22,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch, tokens_at_once
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES, TensorSpec
 from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
 from server_app.estimate.memory import Moment
@@ -192,21 +191,16 @@ class Sizes:
 def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
     """Return the bytes of each file of a sub-model that clients are offered, by name."""
     if settings.of(FedSodaSettings).emulator == "nf4":
-        weights = {WEIGHTS: quantised_specs(model)}
+        weights: dict[str, dict[str, TensorSpec]] = {SINGLE: quantised_specs(model)}
         config = quantised_config(model)
     else:
         weights = {}
         for name, (dtype, shape, shard) in specs_of(model).items():
-            size = DTYPE_BYTES[dtype]
-            for side in shape:
-                size *= side
-            weights.setdefault(shard, {})[name] = (dtype, shape, size)
+            weights.setdefault(shard, {})[name] = TensorSpec(dtype, shape)
         config = config_of(model, "plain") if model.structure is not None else model.config
     sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
     sizes |= {
-        name: (
-            len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
-        )
+        name: len(shard_header(specs)) + sum(spec.num_bytes for spec in specs.values())
         for name, specs in weights.items()
     }
     sizes["config.json"] = len(json.dumps(config, indent=2)) + 1

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from espalier.amounts import duration
-from espalier.hf.machine.computing import GIGA, Computing, capability_of_this_process
+from espalier.hf.machine.computing import GIGA, Computing, measured_capability
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from server_app.estimate.estimate import Plan
@@ -74,4 +74,4 @@ def _speeds_of(seat: Seat) -> Speeds:
 def _speeds(computing: Computing, *, simulation: bool) -> Speeds:
     if not simulation:
         return Speeds()
-    return Speeds(capability_of_this_process(computing) * GIGA / TERA, measured=True)
+    return Speeds(measured_capability(computing) * GIGA / TERA, measured=True)

@@ -1,7 +1,7 @@
 """Summary of a run, with the same format for every method, and the file of masks."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -10,16 +10,18 @@ from statistics import median_low
 from typing import Any
 
 import numpy as np
+import torch
 
 import espalier
 from espalier.evaluation.perplexity import perplexity
-from espalier.hf.files.checkpoint import ShardWriter
+from espalier.hf.files.checkpoint import write_shard
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
-from espalier.storage.atomic import finite_values, replacing, write_json
+from espalier.storage.atomic import finite_values, write_json
 from pruning_kernels.votes.bitmask import Words, count, num_words
 from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
 from strategies.base.evaluation import ClientFigures
@@ -50,23 +52,23 @@ def save_masks(
     masks_of : function that returns the packed prune masks of a block by canonical linear name
     path : path of the file
     """
-    sizes = {
-        linear.parameter: num_words(linear.num_weights)
+    specs = {
+        linear.parameter: TensorSpec("U64", (num_words(linear.num_weights),))
         for block in model.plan.blocks
         for linear in block.linears
     }
-    specs = {name: ("U64", (words,), 8 * words) for name, words in sizes.items()}
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
-    pruned = 0
-    with replacing(path) as file:
-        writer = ShardWriter(file, specs, {"layout": layout})
+    pruned: list[int] = []
+
+    def masks() -> Iterator[tuple[str, torch.Tensor]]:
         for block in model.plan.blocks:
-            masks = masks_of(block.index)
+            words = masks_of(block.index)
             for linear in block.linears:
-                words = masks[linear.name]
-                pruned += count(words)
-                writer.write(linear.parameter, words.astype("<u8").tobytes())
-    return pruned / model.plan.num_weights
+                pruned.append(count(words[linear.name]))
+                yield linear.parameter, torch.from_numpy(words[linear.name].copy())
+
+    write_shard(path, specs, masks(), {"layout": layout})
+    return sum(pruned) / model.plan.num_weights
 
 
 @dataclass

@@ -21,6 +21,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
+from espalier.messages.tensor_blobs import MAX_BLOBS
 from espalier.methods.fedpetuning import trained
 from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan

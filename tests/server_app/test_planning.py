@@ -98,13 +98,13 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({}, "has no config.json; name the directory of a model"),
+        ({}, "has no config.json; name the directory of a Hugging Face model"),
         ({"config.json": "[]"}, "instead of keys and values"),
         ({"config.json": "{"}, "is not a JSON file: "),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
         (
-            {"config.json": "{}", "model-00001.safetensors": ""},
-            "from_pretrained does not read files with such names",
+            {"config.json": '{"model_type": "llama"}', "model-00001.safetensors": ""},
+            "contains neither model.safetensors nor .*, but model-00001.safetensors",
         ),
         (
             {"config.json": "{}", "structure.json": "{}"},
@@ -115,8 +115,8 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(EspalierError, match=why), described(tmp_path):
-        pass
+    with pytest.raises(EspalierError, match=why), described(tmp_path) as folder:
+        OpenedModel(folder)
 
 
 @pytest.mark.parametrize("part_bytes", [2048, 2**30])
@@ -221,7 +221,7 @@ def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
     operations = Plan(settings, model, tests, simulation=True).work.operations()
     monkeypatch.setattr(
-        "server_app.estimate.start_summary.capability_of_this_process",
+        "server_app.estimate.start_summary.measured_capability",
         lambda _: operations / 1e9 / 5420,
     )
     tell_plan(settings, model, tests, COMPUTING, simulation=True)

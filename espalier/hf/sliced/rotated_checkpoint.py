@@ -17,7 +17,6 @@ from espalier.hf.export.model import require_finite
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import is_tied, require_sliceable, sliced_config
-from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.methods.slicegpt import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
 
@@ -77,8 +76,7 @@ class RotatedCheckpoint(Checkpoint):
     ) -> None:
         """Add a tensor with the shard and dtype of one of the base's tensors."""
         stored = self._files.tensors[like]
-        size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
-        self.tensors[name] = StoredTensor(stored.shard, stored.dtype, shape, 0, size)
+        self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
         self._made[name] = made
 
     def _copy(self, name: str) -> None:

@@ -7,7 +7,6 @@ matrix is read.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.hf.families import Family
@@ -93,17 +92,14 @@ class CutCheckpoint(Checkpoint):
         self.tensors: dict[str, StoredTensor] = {}
         for name, part in self.parts.items():
             stored = base.tensors[part.source]
-            self._add(name, stored.shard, stored.dtype, part.shape(stored.shape))
+            shape = part.shape(stored.shape)
+            self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
         for name, tensor in self.given.items():
             shard = self.tensors[name].shard if name in self.tensors else base.shards[-1]
-            self._add(name, shard, SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape))
+            dtype = SAFETENSORS_DTYPES[tensor.dtype]
+            self.tensors[name] = StoredTensor(dtype, tuple(tensor.shape), shard)
         used = {stored.shard for stored in self.tensors.values()}
         self.shards = [shard for shard in base.shards if shard in used]
-
-    def _add(self, name: str, shard: Path, dtype: str, shape: tuple[int, ...]) -> None:
-        self.tensors[name] = StoredTensor(
-            shard, dtype, shape, 0, DTYPE_BYTES[dtype] * math.prod(shape)
-        )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor into ``room`` and return it.

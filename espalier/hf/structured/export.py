@@ -19,15 +19,15 @@ from torch import Tensor
 
 from espalier.errors import InputError
 from espalier.hf.export.model import (
-    ExportError,
-    bits_of,
     check_export,
     check_logits,
     edited_tensors,
     made_whole,
+    require_written,
+    weight_reader,
     write_card,
 )
-from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
+from espalier.hf.files.checkpoint import INDEX, write_shard
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
@@ -37,10 +37,10 @@ from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.groups import Groups
 from espalier.settings.pruning import StructuredSettings
-from espalier.storage.atomic import replacing, write_json
+from espalier.storage.atomic import write_json
 
 Form = Literal["compact", "plain", "zero-filled"]
 FORMS = get_args(Form)
@@ -205,14 +205,7 @@ def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: F
         check_export(stream, dense, target, samples)
         return
     check_logits(stream, dense, target, samples)
-    written = Checkpoint(target)
-    for name, expected in _filled(stream.model, dense):
-        if name not in written.tensors or not torch.equal(
-            bits_of(written.read(name)), bits_of(expected)
-        ):
-            raise ExportError(
-                f"{target}: {name} is not the value to export; the export is not usable"
-            )
+    require_written(target, _filled(stream.model, dense))
 
 
 Specs = dict[str, tuple[str, tuple[int, ...], str]]
@@ -224,24 +217,16 @@ def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Pa
     shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
     for shard in shards:
         own = {
-            name: (dtype, shape, _bytes(dtype, shape))
+            name: TensorSpec(dtype, shape)
             for name, (dtype, shape, at) in specs.items()
             if at == shard
         }
-        with replacing(folder / shard) as file:
-            writer = ShardWriter(file, own, {"format": "pt"})
-            # The tensors arrive in the order of ``specs``.
-            for _ in own:
-                name, value = next(tensors)
-                writer.write(name, bits_of(value).numpy().data)
+        # The tensors arrive in the order of ``specs``.
+        write_shard(folder / shard, own, tensors)
     if shards != ["model.safetensors"]:
-        total = sum(_bytes(dtype, shape) for dtype, shape, _ in specs.values())
+        total = sum(TensorSpec(dtype, shape).num_bytes for dtype, shape, _ in specs.values())
         weight_map = {name: shard for name, (_, _, shard) in specs.items()}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return DTYPE_BYTES[dtype] * torch.Size(shape).numel()
 
 
 def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
@@ -313,11 +298,11 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
         else {}
     )
     new_names = _given_names(model)
+    read = weight_reader(model, edits)
     for name, (dtype, shape, _) in specs.items():
         own = sources.get(name) or new_names.get(name)
         if own is not None:
-            ((_, value),) = edited_tensors(model, [own], edits, "writing")
-            yield name, _spread(model, own, value, shape)
+            yield name, _spread(model, own, read(own), shape)
         elif name in base.tensors and not _is_of_a_linear(model, name):
             # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
