@@ -37,7 +37,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.group_importance import GroupImportance
 from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
-from espalier.training.sequences import Sequences, TextSequences
+from espalier.training.sequences import Sequences, text_sequences
 
 Score = Literal["exact", "mask"]
 RATIOS = (0.0, 0.3, 0.5)
@@ -189,7 +189,7 @@ def _token_ids(given: argparse.Namespace) -> torch.Tensor:
 def _sequences(model: OpenedModel, given: argparse.Namespace) -> Sequences:
     token_ids = _token_ids(given)
     if _classes(model) is None:
-        return TextSequences((token_ids,))
+        return text_sequences(token_ids)
     return RandomTexts(token_ids, torch.arange(NUM_SEQUENCES) % CLASSES)
 
 

@@ -21,7 +21,7 @@ from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
-from espalier.hf.stream.edits import Edits, WeightEdit, masked, masked_and_scaled
+from espalier.hf.stream.edits import Edits, WeightEdit, masked
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, MessageBody, validate
@@ -149,7 +149,7 @@ def _decided(site: Site, request: MessageBody, index: int) -> Mapping[str, Weigh
         return masked(lambda _: masks)(index)
     (voters,) = validate(Decision, request.fields).num_voters
     shares = kept_shares(unpack_tensors(request.blobs[votes_key(index)]), voters)
-    return masked_and_scaled(lambda _: masks, lambda _: shares)(index)
+    return masked(lambda _: masks, lambda _: shares)(index)
 
 
 def _delivered_again(site: Site, header: Header) -> Edits:
@@ -262,7 +262,7 @@ def _edits(
     def shares(index: int) -> dict[str, torch.Tensor]:
         return kept_shares(unpack_tensors(store.get(hashes[votes_key(index)])), voters[index])
 
-    return masked_and_scaled(prune_masks, shares) if scaled else masked(prune_masks)
+    return masked(prune_masks, shares if scaled else None)
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:

@@ -315,7 +315,8 @@ def prune_layer(
                 upper = int(keys[column] >> np.uint32(16))
                 prune_mask[row, column] = upper < digit
                 if upper == digit:
-                    aside[found], places[found] = keys[column], row * columns + column
+                    aside[found] = keys[column]
+                    places[found] = row * columns + column
                     found += 1
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
     for found in range(len(aside)):

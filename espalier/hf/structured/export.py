@@ -63,10 +63,7 @@ PARTS = {
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
-    """Return the forms in which a pruned model cannot be written, with the reason.
-
-    The result is empty if all forms are possible.
-    """
+    """Return the forms in which a pruned model cannot be written, with the reason."""
     structure = model.structure
     refused = dict[Form, str]()
     assert structure is not None
@@ -80,7 +77,11 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
         refused["zero-filled"] = (
             f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
         )
-    if len(structure.blocks) < len(structure.base) and not _is_identity_when_zero(model):
+    # A block whose linears are zero returns its input if all norms come before the linears.
+    norms_first = (
+        model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True
+    )
+    if len(structure.blocks) < len(structure.base) and not norms_first:
         refused["zero-filled"] = (
             "a norm stands behind each block, so that one of zeros is not as if it were not there"
         )
@@ -97,12 +98,8 @@ def require_writable(
 ) -> None:
     """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
 
-    Parameters
-    ----------
-    model : the dense model
-    job : settings of the method
-    biases : canonical names of the matrices that get a bias
-    blocks : blocks that may be pruned
+    ``biases`` are the canonical names of the matrices that get a bias, and ``blocks`` those that may
+    be pruned.
 
     Raises
     ------
@@ -123,20 +120,11 @@ def require_writable(
 
 
 def require_form(model: OpenedModel, form: str) -> None:
-    """Refuse a form in which a pruned model cannot be written.
-
-    Raises
-    ------
-    InputError
-        The message begins with the key ``form``.
-    """
-    refused = possible_forms(model)
-    why = {str(other): reason for other, reason in refused.items()}.get(form)
-    if why is not None:
-        others = " or ".join(
-            repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused
-        )
-        raise InputError(f"form = '{form}': {why}; choose {others}")
+    """Raise ``InputError``, with the key ``form``, if a pruned model cannot be written so."""
+    refused: Mapping[str, str] = possible_forms(model)
+    if form in refused:
+        others = " or ".join(repr(other) for other in ("auto", *FORMS) if other not in refused)
+        raise InputError(f"form = '{form}': {refused[form]}; choose {others}")
 
 
 def export_structured(
@@ -144,30 +132,22 @@ def export_structured(
 ) -> None:
     """Write a pruned model with edited weights, in the dtypes of the base's files.
 
-    The directory is written atomically: it appears complete or not at all. Tensors are read, cut,
-    edited and written one at a time.
-
-    Parameters
-    ----------
-    model : the pruned model
-    edits : changes to its weights
-    target : directory to write
-    form : form of the export
-    card : content of ``README.md``; an empty string writes none
+    The directory ``target`` is written atomically: it appears complete or not at all. Tensors are
+    read, cut, edited and written one at a time. ``card`` is the content of ``README.md``; an empty
+    string writes none.
 
     Raises
     ------
     InputError
         The model cannot be written in this form, or writing failed.
     """
-    if form in (refused := possible_forms(model)):
-        others = " or ".join(repr(other) for other in FORMS if other not in refused)
-        raise InputError(
-            f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}"
-        )
+    require_form(model, form)
     with made_whole(target) as unfinished:
-        specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
-        write_shards(specs(model), tensors(model, edits), unfinished)
+        if form == "zero-filled":
+            write_shards(_filled_specs(model), _filled(model, edits), unfinished)
+        else:
+            specs = specs_of(model)
+            write_shards(specs, edited_tensors(model, list(specs), edits, "writing"), unfinished)
         write_beside(model, unfinished, form, config_of(model, form))
         write_card(unfinished, card)
 
@@ -189,12 +169,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
-    Parameters
-    ----------
-    stream : the pruned model
-    target : directory of the export
-    samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-    form : form of the export
+    ``samples``, (num_sequences, sequence_length), int64, are a few sequences of text.
 
     Raises
     ------
@@ -266,9 +241,6 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     return model.config | {"architectures": [cls.__name__], "auto_map": auto}
 
 
-# ----- kept parts -----
-
-
 def specs_of(model: OpenedModel) -> Specs:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
@@ -276,10 +248,6 @@ def specs_of(model: OpenedModel) -> Specs:
         model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard)
     )
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
-
-
-def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    return edited_tensors(model, list(specs_of(model)), edits, "writing")
 
 
 # ----- zeros for everything that was cut -----
@@ -299,10 +267,7 @@ def _filled_specs(model: OpenedModel) -> Specs:
 
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the base's shapes, with zeros for everything that was cut.
-
-    All linears of a dropped block are zero.
-    """
+    """Yield tensors in the base's shapes, with zeros for everything that was cut."""
     cut = model.checkpoint
     specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
@@ -318,7 +283,10 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
         if own is not None:
             ((_, value),) = edited_tensors(model, [own], edits, "writing")
             yield name, _spread(model, own, value, shape)
-        elif name in base.tensors and not _is_of_a_linear(model, name):
+        elif name in base.tensors and not (
+            (block := model.family.block_of(name))
+            and block[2].rpartition(".")[0] in model.family.linears.values()
+        ):
             # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
         else:
@@ -364,22 +332,6 @@ def _missing_biases(model: OpenedModel) -> list[str]:
     ]
 
 
-def _is_of_a_linear(model: OpenedModel, name: str) -> bool:
-    block = model.family.block_of(name)
-    return block is not None and block[2].rpartition(".")[0] in model.family.linears.values()
-
-
 def _bias_key(model: OpenedModel, name: str) -> str | None:
-    """Return the configuration key that gives a matrix a bias.
-
-    Returns an empty string if the family always has this bias, and None if it cannot have one.
-    """
+    """Return the configuration key that gives a matrix a bias; "" if none is needed, None if none can."""
     return "" if model.family.name in WITH_BIASES else BIAS_KEYS.get((model.family.name, name))
-
-
-def _is_identity_when_zero(model: OpenedModel) -> bool:
-    """Return whether a block whose linears are zero returns its input.
-
-    This holds if all norms come before the linears.
-    """
-    return model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True
