@@ -254,33 +254,38 @@ def specs_of(model: OpenedModel) -> Specs:
 
 
 def _filled_specs(model: OpenedModel) -> Specs:
-    base = OpenedModel(model.directory).checkpoint
-    specs = {
+    """Return the tensors of the base, and biases that a configuration key adds."""
+    structure = model.structure
+    base = OpenedModel(model.directory)
+    assert structure is not None
+    found = {
         name: (stored.dtype, stored.shape, stored.shard.name)
-        for name, stored in base.tensors.items()
+        for name, stored in base.checkpoint.tensors.items()
     }
-    for name in _missing_biases(model):
-        weight = base.tensors[name.removesuffix("bias") + "weight"]
-        specs[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
-    order = [shard.name for shard in base.shards]
-    return dict(sorted(specs.items(), key=lambda entry: order.index(entry[1][2])))
+    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
+    for linear in (linear for block in base.plan.blocks for linear in block.linears):
+        if not linear.bias and any(linear.name in PARTS[key] for key in keys):
+            weight = base.checkpoint.tensors[linear.parameter]
+            name = linear.parameter.removesuffix("weight") + "bias"
+            found[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
+    order = [shard.name for shard in base.checkpoint.shards]
+    return dict(sorted(found.items(), key=lambda entry: order.index(entry[1][2])))
 
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors in the base's shapes, with zeros for everything that was cut."""
     cut = model.checkpoint
-    specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
-    # The pruned model renumbers its blocks, so names are mapped back to the base.
-    sources = (
-        {part.source: name for name, part in cut.parts.items()}
-        if isinstance(cut, CutCheckpoint)
-        else {}
-    )
-    new_names = _given_names(model)
-    for name, (dtype, shape, _) in specs.items():
-        own = sources.get(name) or new_names.get(name)
-        if own is not None:
+    own_names = dict[str, str]()
+    if isinstance(cut, CutCheckpoint) and model.cut is not None:
+        # The pruned model renumbers its blocks, so names are mapped back to the base.
+        own_names = {part.source: name for name, part in cut.parts.items()}
+        for name in cut.given.keys() - cut.parts.keys():
+            if block := model.family.block_of(name):
+                source = model.cut.blocks[block[1]].source
+                own_names[f"{block[0]}{source}.{block[2]}"] = name
+    for name, (dtype, shape, _) in _filled_specs(model).items():
+        if (own := own_names.get(name)) is not None:
             ((_, value),) = edited_tensors(model, [own], edits, "writing")
             yield name, _spread(model, own, value, shape)
         elif name in base.tensors and not (
@@ -304,32 +309,6 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
             wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
             value = wide.index_copy_(side, torch.tensor(kept), value)
     return value
-
-
-def _given_names(model: OpenedModel) -> dict[str, str]:
-    """Return the tensors that the base lacks, by their name in the base's block numbering."""
-    cut = model.checkpoint
-    structure = model.cut
-    found = dict[str, str]()
-    if isinstance(cut, CutCheckpoint) and structure is not None:
-        for name in cut.given.keys() - cut.parts.keys():
-            if block := model.family.block_of(name):
-                found[f"{block[0]}{structure.blocks[block[1]].source}.{block[2]}"] = name
-    return found
-
-
-def _missing_biases(model: OpenedModel) -> list[str]:
-    """Return the biases that a configuration key adds, by name in the base's block numbering."""
-    structure = model.structure
-    base = OpenedModel(model.directory)
-    assert structure is not None
-    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
-    return [
-        linear.parameter.removesuffix("weight") + "bias"
-        for block in base.plan.blocks
-        for linear in block.linears
-        if not linear.bias and any(linear.name in PARTS[key] for key in keys)
-    ]
 
 
 def _bias_key(model: OpenedModel, name: str) -> str | None:

@@ -91,7 +91,8 @@ class NormReadLanes(ReadLanes):
 
     def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Map (..., hidden_size) to (..., dimensions)."""
-        squares, epsilon = inputs[0].float().square(), float(norm.variance_epsilon)  # type: ignore[arg-type]
+        squares = inputs[0].float().square()
+        epsilon = float(norm.variance_epsilon)  # type: ignore[arg-type]
         # The norm has divided by the root mean square of all dimensions; correct its output.
         seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
@@ -145,36 +146,27 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
             "mlp.down": (writes["mlp"], channels),
         }  # fmt: skip
         for name, path in paths.items():
-            _resize(block, path, shapes[name], name in structure["biases"])
+            linear = block.get_submodule(path)
+            bias = linear.bias is not None
+            wanted = bias or name in structure["biases"]
+            if tuple(linear.weight.shape) != shapes[name] or bias != wanted:
+                rows, columns = shapes[name]
+                like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+                block.set_submodule(path, nn.Linear(columns, rows, wanted, **like))
         attention = block.get_submodule(paths["attn.q"].rpartition(".")[0])
         # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
-        if lanes:
-            _route(
-                block, lanes, width, NormReadLanes if structure.get("norm_of_read") else ReadLanes
-            )
-
-
-def _resize(block: nn.Module, path: str, shape: tuple[int, int], bias: bool) -> None:
-    linear: Any = block.get_submodule(path)
-    bias = bias or linear.bias is not None
-    if tuple(linear.weight.shape) != shape or bias != (linear.bias is not None):
-        fresh = nn.Linear(
-            shape[1], shape[0], bias, device=linear.weight.device, dtype=linear.weight.dtype
-        )
-        block.set_submodule(path, fresh)
-
-
-def _route(
-    block: nn.Module, lanes: dict[str, list[int]], width: int, reading: type[ReadLanes]
-) -> None:
-    for part, (norm, module) in LANES_OF.items():
-        if (read := lanes[f"{part}_reads"]) != list(range(width)):
-            block.get_submodule(norm).register_forward_hook(reading(read))
-        if (written := lanes[f"{part}_writes"]) != list(range(width)):
-            block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
+        if not lanes:
+            continue
+        everything = list(range(width))
+        reading = NormReadLanes if structure.get("norm_of_read") else ReadLanes
+        for part, (norm, module) in LANES_OF.items():
+            if (read := lanes[f"{part}_reads"]) != everything:
+                block.get_submodule(norm).register_forward_hook(reading(read))
+            if (written := lanes[f"{part}_writes"]) != everything:
+                block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
 
 
 class _Structured:
