@@ -48,10 +48,9 @@ from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
+from espalier.training import mask_history
 from espalier.training.adapted_model import flat_name
-from espalier.training.sequences import client_sequences
-from espalier.training.sft_p import mask_history
-from espalier.training.sft_p.masked_training import (
+from espalier.training.masked_training import (
     EMBEDDING,
     MaskedTraining,
     first_embedding,
@@ -59,6 +58,7 @@ from espalier.training.sft_p.masked_training import (
     gate_logits,
     of_generator,
 )
+from espalier.training.sequences import client_sequences
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.sft_p import lora_plan, shape_of
 from espalier.settings.run import parse
-from espalier.training.model_cache import forget_model, kept_model
-from espalier.training.optimizer import Group
-from espalier.training.sft_p.masked_training import (
+from espalier.training.masked_training import (
     EMBEDDING,
     MaskedTraining,
     first_embedding,
     first_shared,
 )
+from espalier.training.model_cache import forget_model, kept_model
+from espalier.training.optimizer import Group
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 CONFIG = {
