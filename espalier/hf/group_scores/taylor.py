@@ -120,7 +120,9 @@ def taylor_scores(
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
     """Return a matrix of the whole model, and enable its gradient."""
     path = module_path(model.family, index, linear.name)
-    return whole.get_parameter(f"{path}.weight").requires_grad_(True)
+    weight = whole.get_parameter(f"{path}.weight")
+    weight.requires_grad_(True)
+    return weight
 
 
 def _add(

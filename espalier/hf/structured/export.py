@@ -121,7 +121,7 @@ def require_writable(
 
 def require_form(model: OpenedModel, form: str) -> None:
     """Raise ``InputError``, with the key ``form``, if a pruned model cannot be written so."""
-    refused: Mapping[str, str] = possible_forms(model)
+    refused = {str(other): why for other, why in possible_forms(model).items()}
     if form in refused:
         others = " or ".join(repr(other) for other in ("auto", *FORMS) if other not in refused)
         raise InputError(f"form = '{form}': {refused[form]}; choose {others}")
