@@ -20,7 +20,7 @@ from espalier.progress import Pace, beats_of, heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import private_folder
-from espalier.training.client_data import read_client_data
+from espalier.training.sequences import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
 from server_app.run_directory import require_run_directory

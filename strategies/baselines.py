@@ -26,7 +26,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
 from espalier.methods.fedpetuning import trained
 from espalier.methods.fedprllm import FedPrLLMSettings

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
 from espalier.hf.structured.export import require_writable
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.cuts import cut_specs, scales_of
 from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of

@@ -22,7 +22,7 @@ import torch
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.edits import WeightEdit, masked, masked_and_scaled
+from espalier.hf.stream.edits import WeightEdit, masked
 from espalier.messages.blobs.mask_tensors import kept_shares, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Fields
@@ -42,7 +42,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.selection import group_size, pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words, count
-from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
+from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_counter
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, RunResult
@@ -130,9 +130,8 @@ class VoteResult(RunResult):
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one block's dense weights (steps 5 and 6)."""
-        if self.settings.weight_scaling:
-            return masked_and_scaled(self.prune_masks, self.kept_shares)(index)
-        return masked(self.prune_masks)(index)
+        shares = self.kept_shares if self.settings.weight_scaling else None
+        return masked(self.prune_masks, shares)(index)
 
     def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
         """Return ``(m - votes) / m`` of one block's weights: float32, by canonical linear name."""
@@ -228,7 +227,7 @@ class FedPrLLM(Method):
         for index in blocks:
             block = self.run.model.plan.blocks[index]
             counters = {
-                linear.name: VoteCounter(linear.shape, len(clients), self.run.device)
+                linear.name: vote_counter(linear.shape, len(clients), self.run.device)
                 for linear in block.linears
             }
             for name, counter in counters.items():

@@ -16,7 +16,7 @@ from espalier.messages.local_baseline import Alone
 from espalier.methods.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
-from espalier.training.sft_p.masked_training import first_shared, of_generator
+from espalier.training.masked_training import first_shared, of_generator
 from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation

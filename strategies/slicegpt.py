@@ -17,11 +17,13 @@ from torch import Tensor
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.export import require_sliceable
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
-from espalier.hf.sliced.signals import basis_of, mean_moments, pack_basis, read_basis
+from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.message import MessageBody, NoFields
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt import (
+    BASIS,
     MOMENTS,
     SliceGptSettings,
     basis_specs,
@@ -64,7 +66,7 @@ class SlicedResult(RunResult):
     def take(self, moments: Tensor) -> float:
         """Compute and store the basis of the next place; return the fraction that it retains."""
         basis, kept = basis_of(moments, self.width)
-        self.bases.append(self.store.put(pack_basis(basis)))
+        self.bases.append(self.store.put(pack_statistics({BASIS: basis})))
         self.kept.append(kept)
         return kept
 
@@ -75,7 +77,11 @@ class SlicedResult(RunResult):
     @property
     def model(self) -> SlicedModel:
         """Sliced model, whose tensors are computed when they are read."""
-        return SlicedModel(self.base, lambda place: read_basis(self.blob(place)), self.width)
+
+        def basis(place: int) -> Tensor:
+            return read_statistics(self.blob(place))[BASIS]
+
+        return SlicedModel(self.base, basis, self.width)
 
     def report(self) -> dict[str, Any]:
         """Return size, remaining fraction and width of the model, and the retained fractions."""

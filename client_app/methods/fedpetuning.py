@@ -33,7 +33,7 @@ from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
@@ -47,7 +47,6 @@ from espalier.methods.fedpetuning import (
     trained,
 )
 from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -57,7 +56,6 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
-from pruning_kernels.lora.factors import Factors
 
 FIRST_ORDER = "first-order"
 """Name of the document with the first order of the run."""
@@ -351,10 +349,4 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
     """Return the edits that merge the adapters and ``beside`` into the blocks with tensors."""
     plan = adapters.joined(beside.plan)
-    values = {**tensors, **beside.values}
-
-    def factors(index: int) -> dict[str, Factors]:
-        key = block_key(index)
-        return factors_of(plan, index, values[key]) if key in values else {}
-
-    return merged(factors, adapters.keep_zeros)
+    return merged(plan, {**tensors, **beside.values})

@@ -21,7 +21,7 @@ from client_app.site import Site
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
-from espalier.hf.stream.edits import Edits, masked, masked_and_scaled
+from espalier.hf.stream.edits import Edits, masked
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, MessageBody, validate
@@ -210,7 +210,7 @@ def _edits(
     def shares(index: int) -> dict[str, torch.Tensor]:
         return kept_shares(unpack_tensors(blob(votes_key(index))), voters[index])
 
-    return masked_and_scaled(prune_masks, shares) if scaled else masked(prune_masks)
+    return masked(prune_masks, shares if scaled else None)
 
 
 def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:

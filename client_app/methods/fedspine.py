@@ -35,7 +35,7 @@ from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
 from client_app.site import Site
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Header, MessageBody, validate
@@ -43,7 +43,6 @@ from espalier.methods.fedpetuning import Order, parts
 from espalier.methods.fedspine import STRUCTURE, FedSpineSettings, SpineReport, shortened, trained
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
 from espalier.models.groups import Cut, Groups
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
@@ -230,7 +229,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
 
 def _edits(own: CutModel, tensors: Tensors) -> Edits:
     """Return the edits that merge LoRA into the smaller model."""
-    return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
+    return merged(own.adapters, tensors)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:

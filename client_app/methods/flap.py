@@ -23,7 +23,7 @@ from espalier.hf.group_scores.flap import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.message import Header, MessageBody
 from espalier.methods.flap import FlapSettings, biases
 

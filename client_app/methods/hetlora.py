@@ -14,8 +14,7 @@ from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
-from pruning_kernels.lora.factor_ranks import kept_rank, self_prune_rank, tail_norm
-from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.factors import Factors, kept_rank, self_prune_rank, tail_norm
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.site import Site
-from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
+from espalier.hf.group_scores.mask_tuning import normal_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
     pack_scores,
     taylor_cut,
@@ -24,11 +24,13 @@ from espalier.hf.group_scores.taylor import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.stream.input_statistics import pack_statistics
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.message import Header, MessageBody
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, told_cut
+from espalier.methods.llm_pruner import AIMS, JOINT, LlmPrunerSettings, cut_blocks, told_cut
 from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
+from pruning_kernels.groups.slicing import packed
 
 CUT = "cut"
 """Key of the local baseline: hash of each block's blob."""
@@ -62,7 +64,7 @@ def _measure(site: Site, request: MessageBody) -> MessageBody:
     def blobs(samples: Tensor) -> list[bytes]:
         stream = BlockStream(site.model, site.computing)
         found = normal_equations(stream, samples, cut, job, site.settings.data.num_samples)
-        return [pack_equations(equations) for equations in found]
+        return [pack_statistics({JOINT: packed(joint), AIMS: aims}) for joint, aims in found]
 
     return answer_from_samples(site, request, blobs)
 

@@ -25,15 +25,15 @@ from espalier.hf.group_scores.streamline import (
     first_layer,
     likest,
     open_streamlined,
-    pack_cosines,
     stretch_cosines,
-    unpack_cosines,
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_layer
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.llm_streamline import (
+    COSINES,
     LayerReport,
     LlmStreamlineSettings,
     Replace,
@@ -53,7 +53,8 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     """Compare blocks, or train the layer, and reply with the first part, once per round."""
 
     def cosines(samples: Tensor) -> list[bytes]:
-        return [pack_cosines(_cosines(site, BlockStream(site.model, site.computing), samples))]
+        stream = BlockStream(site.model, site.computing)
+        return [pack_statistics({COSINES: _cosines(site, stream, samples)})]
 
     if request.header.server_round == 1:
         return answer_from_samples(
@@ -188,7 +189,8 @@ def _alone(site: Site, header: Header) -> OpenedModel:
             site.model, made["start"], _span(site), load(store.get(made["layer"]))
         )
     (kept,) = kept_report(site, header, "cosines")["report"]["blob_sha256"]
-    return open_streamlined(site.model, likest(unpack_cosines(store.get(kept))), _span(site), None)
+    cosines = read_statistics(store.get(kept))[COSINES]
+    return open_streamlined(site.model, likest(cosines), _span(site), None)
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:

@@ -20,8 +20,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.structured.selection import open_cut
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import cut_specs
 from espalier.messages.message import Header
 from espalier.messages.parts import parts_of
@@ -70,7 +70,7 @@ def write_own_encoder(
     """Write a client's smaller encoder with merged LoRA and classification head, and check it."""
     model = _structured(model)
     head = tensors[HEAD_KEY]
-    edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+    edits = merged(adapters, tensors)
     target.parent.mkdir(parents=True, exist_ok=True)
     export_encoder(
         model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)

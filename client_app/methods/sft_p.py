@@ -37,28 +37,27 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.fedpetuning import Order, TuningReport, parts
 from espalier.methods.sft_p import BIAS, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
-from espalier.training.adapter_training import flat_name
-from espalier.training.sequences import client_sequences
-from espalier.training.sft_p import mask_history
-from espalier.training.sft_p.mask_generator import first_embedding, gate_logits
-from espalier.training.sft_p.masked_training import (
+from espalier.training import mask_history
+from espalier.training.adapted_model import flat_name
+from espalier.training.masked_training import (
     EMBEDDING,
-    Gating,
     MaskedTraining,
+    first_embedding,
     first_shared,
+    gate_logits,
     of_generator,
 )
+from espalier.training.sequences import client_sequences
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,7 @@ class SmallerModel:
     @property
     def edits(self) -> Edits:
         """Edits that merge LoRA into the smaller model."""
-        return merged(
-            lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {}))
-        )
+        return merged(self.adapters, self.tensors)
 
     def validated(self, site: Site, header: Header) -> float | None:
         """Return its perplexity on own held-out text, which is not sent; None without such text."""
@@ -284,9 +281,10 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
     settings = site.settings
     job = settings.of(SftPSettings)
     client = header.client
-    shape = shape_of(settings)
     names = [
-        flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own
+        flat_name(key, name)
+        for key, own in shape_of(settings).shapes(site.model.plan).items()
+        for name in own
     ]
     generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
@@ -299,10 +297,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         cache_folder=fedpetuning.cache_of(site),
         load=site.load,
         groups=[of_generator(generator, settings)],
-        shape=shape,
-        gating=Gating(job.estimator, job.tau, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
-        conditioned=job.conditioned,
         target=own_target(site, header),
     )
 

@@ -19,18 +19,14 @@ from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
-from espalier.hf.sliced.signals import (
-    basis_of,
-    mean_moments,
-    pack_basis,
-    pack_moments,
-    read_basis,
-    read_moments,
-)
+from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.message import Header, MessageBody
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt import (
+    BASIS,
+    MOMENTS,
     MomentsReport,
     SliceGptSettings,
     basis_specs,
@@ -40,7 +36,7 @@ from espalier.methods.slicegpt import (
 )
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState
-from pruning_kernels.groups.slicing import unpacked
+from pruning_kernels.groups.slicing import packed, unpacked
 
 BASES = "bases"
 """Name of a per-round document: hashes of the bases from the client's own moments."""
@@ -62,7 +58,10 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         samples = samples_of(site, header)
         store = state.blobs(header.server_round)
         stream = BlockStream(site.model, site.computing)
-        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, samples)]
+        hashes = [
+            store.put(pack_statistics({MOMENTS: packed(moments)}))
+            for moments in mean_moments(stream, samples)
+        ]
         num_samples = len(samples) if settings.federation.client_weights == "samples" else 0
         return MomentsReport(
             seconds=time.monotonic() - started, blob_sha256=hashes, samples=num_samples
@@ -95,11 +94,22 @@ def _width(site: Site) -> int:
 
 def _kept_bases(site: Site, store: BlobStore, moments: Iterable[Tensor]) -> list[str]:
     """Store the basis of each place, and return the hashes."""
-    return [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]
+    return [
+        store.put(pack_statistics({BASIS: basis_of(own, _width(site))[0]})) for own in moments
+    ]
 
 
 def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
-    return SlicedModel(site.model, lambda place: read_basis(store.get(bases[place])), _width(site))
+    def basis(place: int) -> Tensor:
+        return read_statistics(store.get(bases[place]))[BASIS]
+
+    return SlicedModel(site.model, basis, _width(site))
+
+
+def _put_basis(site: Site, store: BlobStore, moments: Tensor) -> str:
+    """Store the basis that follows from the moments of a place, and return its hash."""
+    basis, _ = basis_of(moments, _width(site))
+    return store.put(pack_statistics({BASIS: basis}))
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
@@ -112,7 +122,9 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     known = state.load(header.server_round, BASES)
     if known is None:
         dense = dense_width(site.model.plan)
-        moments = (unpacked(read_moments(store.get(blob)), dense) for blob in hashes)
+        moments = (
+            unpacked(read_statistics(store.get(blob))[MOMENTS], dense) for blob in hashes
+        )
         known = {BASES: _kept_bases(site, store, moments)}
         state.save(header.server_round, BASES, known)
     return _sliced(site, store, known[BASES])

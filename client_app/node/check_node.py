@@ -39,7 +39,7 @@ from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
 from espalier.settings.node import MOST, shortened
 from espalier.storage.client_state import private_folder
-from espalier.training.client_data import read_client_data
+from espalier.training.sequences import read_client_data
 
 WIDTH = 110
 """Width of an observer sentence, in characters."""

@@ -32,13 +32,7 @@ class Group:
     """Schedule of the group; None: ``training.schedule``."""
 
     def settings(self, training: TrainingSettings) -> TrainingSettings:
-        """Return the table ``[training]`` with the changes of this group.
-
-        Raises
-        ------
-        InputError
-            The group's learning rate or weight decay exceeds the bounds of the table.
-        """
+        """Return the table ``[training]`` with the changes of this group; see ``grouped``."""
         changes: dict[str, float | str] = {"learning-rate": training.learning_rate * self.rate}
         if self.weight_decay is not None:
             changes["weight-decay"] = self.weight_decay
@@ -68,7 +62,7 @@ def grouped(
     ValueError
         A group has an unknown name, or two groups have the same name.
     InputError
-        See ``Group.settings``.
+        A group's learning rate or weight decay exceeds the bounds of ``[training]``.
     """
     left = set(names)
     found = list[tuple[list[str], TrainingSettings]]()

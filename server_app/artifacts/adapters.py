@@ -12,13 +12,10 @@ from espalier.hf.export.adapter import check_adapter, check_encoder_adapter, exp
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import HEAD_KEY, Tensors
-from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
-from pruning_kernels.lora.factors import Factors
 from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
@@ -43,7 +40,10 @@ class AdapterOutcome(Outcome[Adapters]):
         times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
-            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
+            return {
+                "perplexity": perplexities(self.losses_of(merged(result.adapters, tensors))),
+                **times,
+            }
         adapted = AdaptedModel.load(
             self.run.model, self.run.computing, self.run.settings, result.adapters
         )
@@ -138,21 +138,12 @@ class AdapterOutcome(Outcome[Adapters]):
             columns["centralized"] = pooled
         if self.tests.texts:
             self.measure_texts(
-                {column: _merging(result, tensors) for column, tensors in columns.items()}
+                {column: merged(result.adapters, tensors) for column, tensors in columns.items()}
             )
         if self.tests.encoded is not None:
             measure_items(
                 self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite
             )
-
-
-def _merging(result: Adapters, tensors: Tensors) -> Edits:
-    def factors(index: int) -> dict[str, Factors]:
-        # Blocks without adapters have no entry.
-        key = block_key(index)
-        return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
-
-    return merged(factors, result.adapters.keep_zeros)
 
 
 class SubModelOutcome(Outcome[SubModelResult]):

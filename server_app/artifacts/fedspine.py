@@ -11,9 +11,8 @@ from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.methods.fedspine import FedSpineSettings
-from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.outcome import perplexities
@@ -63,7 +62,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
         }
         if self.tests.encoded is None:
-            edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+            edits = merged(adapters, tensors)
             return perplexities(
                 mean_losses(BlockStream(model, run.computing), self.tests.texts, edits)
             )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.models.structure import RESIDUAL_KINDS
-from espalier.training.sft_p.mask_history import LOOKED_AT, masks_of, steps_to_budget
+from espalier.training.mask_history import LOOKED_AT, masks_of, steps_to_budget
 
 Masks = Mapping[Gate, Tensor]
 

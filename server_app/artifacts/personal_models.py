@@ -21,7 +21,7 @@ from espalier.models.mask_generator import PREFIX
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import PrivateState
-from espalier.training.sft_p.mask_history import load
+from espalier.training.mask_history import load
 from server_app.artifacts.mask_analysis import draw, mask_figures
 from server_app.artifacts.outcome import Outcome
 from server_app.artifacts.task_scores import measure_items

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.adapters import (
     Shape,
     differences,
@@ -180,11 +180,8 @@ class AdapterResult(RunResult):
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge the global adapters into one block's dense weights."""
         blocks = [index] if index in self.adapters.blocks else []
-        tensors = {number: self.tensors(block_key(number)) for number in blocks}
-        return merged(
-            lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
-            self.adapters.keep_zeros,
-        )(index)
+        tensors = {block_key(number): self.tensors(block_key(number)) for number in blocks}
+        return merged(self.adapters, tensors)(index)
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""

@@ -13,7 +13,7 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.votes import vote_counter
 
 
 def public_samples(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
@@ -75,7 +75,7 @@ def require_counting(device: torch.device, asked: str) -> None:
     if device.type == "cpu":
         return
     try:
-        counter = VoteCounter((1, WEIGHTS), VOTERS, device)
+        counter = vote_counter((1, WEIGHTS), VOTERS, device)
         counter.count(np.full((VOTERS, 1), np.uint64(1)))
         found = counter.counts()[0].tolist()
     # Triton, the C compiler and the driver raise exceptions of many types.

@@ -36,8 +36,8 @@ from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack
-from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
+from pruning_kernels.votes.votes import VoteCounter, vote_counter
 from strategies.averaging.client_weights import count_claims, counted_capabilities
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
@@ -365,8 +365,8 @@ class FedSpaLLM(Method):
         changes = self.settings.local_method == "sparsegpt" and len(clients) >= MIN_CLIENTS
         before = self._before(block.index) if changes else {}
         for linear in block.linears:
-            mean = KeptMean(linear.shape, self.run.device)
-            votes = VoteCounter(linear.shape, len(clients), self.run.device)
+            mean = kept_mean(linear.shape, self.run.device)
+            votes = vote_counter(linear.shape, len(clients), self.run.device)
             clipped = (
                 self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
             )

@@ -262,7 +262,7 @@ class FedSpine(Tuning):
         for index, adapter in self.result.adapters:
             found = updates.factors(block_key(index), adapter)
             for client, factors in zip(updates.clients, found, strict=True):
-                spectral[client].append(spectral_term([factors]))
+                spectral[client].append(spectral_term(factors))
         return comparable(
             {client: Terms(taylor[client], fmean(values)) for client, values in spectral.items()}
         )

@@ -21,9 +21,8 @@ from espalier.hf.machine.machine_memory import LiveBytes
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.export import check_structured, export_structured
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, adapter_plan
-from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapted_model import AdaptedModel
@@ -67,9 +66,7 @@ class Trained:
             }
             for key, own in self.plan.shapes().items()
         }
-        self.edits = merged(
-            lambda index: factors_of(self.plan, index, self.tensors[block_key(index)])
-        )
+        self.edits = merged(self.plan, self.tensors)
 
     def training(self, base: str) -> int:
         """Return the peak bytes of a training step."""

@@ -17,8 +17,7 @@ from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.structured.cut_checkpoint import stretches
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.hf.structured.selection import lowest
+from espalier.hf.structured.selection import lowest, open_cut
 from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan

@@ -15,7 +15,7 @@ from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import HEAD_KEY, adapter_plan
 from espalier.models.plan import block_key
@@ -178,7 +178,7 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     meant = AdaptedModel.load(small, CPU, SETTINGS, adapters)
     tensors = drawn(adapters.shapes())
     meant.set(tensors)
-    edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+    edits = merged(adapters, tensors)
     target = tmp_path / "written"
     export_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
     loaded, messages = AutoModelForSequenceClassification.from_pretrained(

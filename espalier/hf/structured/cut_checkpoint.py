@@ -1,8 +1,4 @@
-"""Tensors of a pruned model, read from the base model's files.
-
-Parts that are not kept are mostly skipped, and never held in memory. Column scales are applied as a
-matrix is read.
-"""
+"""Tensors of a pruned model, read from the base model's files; other parts are mostly skipped."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 64 * 1024
-"""Maximum number of bytes between two kept rows that are read along and dropped.
-
-A separate read takes as long.
-"""
+"""Maximum number of bytes between two kept rows that are read along; a second read takes as long."""
 
 Stretch = tuple[int, int, int, int]
 """Range of rows in the base (first, end), and range of kept rows in it (first, end)."""
@@ -39,10 +32,7 @@ class Part:
     columns: Sequence[int] | None = None
     """Kept columns; None for all."""
     scales: "Tensor | None" = None
-    """Factors of the kept columns, (kept columns,), float32.
-
-    The product is rounded to the dtype of the tensor.
-    """
+    """Factors of the kept columns, (kept columns,), float32; the product is rounded once."""
 
     @property
     def is_whole(self) -> bool:
@@ -63,9 +53,7 @@ class CutCheckpoint(Checkpoint):
 
     Parameters
     ----------
-    base : checkpoint of the base
-    family : model family
-    plan : plan of the base
+    base, family, plan : checkpoint, model family and plan of the base
     structure : structure to keep of the base; the blocks are renumbered
     given : tensors in memory that replace those of the base or that the base does not have; they
         are never changed
@@ -102,10 +90,7 @@ class CutCheckpoint(Checkpoint):
         self.shards = [shard for shard in base.shards if shard in used]
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
-        """Read one tensor into ``room`` and return it.
-
-        In addition, at most 16 MiB of the base are in memory.
-        """
+        """Read one tensor into ``room`` and return it; at most 16 MiB of the base are in memory."""
         if name in self.given:
             return room.copy_(self.given[name])
         part = self.parts[name]
@@ -147,15 +132,11 @@ class CutCheckpoint(Checkpoint):
             # The stretch contains rows that are not kept.
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
-            piece = piece if columns is None else piece.index_select(1, columns)
-            yield (
-                start,
-                (
-                    piece
-                    if part.scales is None
-                    else (piece.to(torch.float32) * part.scales).to(piece.dtype)
-                ),
-            )
+            if columns is not None:
+                piece = piece.index_select(1, columns)
+            if part.scales is not None:
+                piece = (piece.to(torch.float32) * part.scales).to(piece.dtype)
+            yield start, piece
 
 
 def _parts(
@@ -174,12 +155,11 @@ def _parts(
             continue
         index, block = places[source]
         module, _, kind = path.rpartition(".")
-        linear = linears.get(module)
         rows = columns = None
-        if linear is not None and kind in ("weight", "bias"):
-            rows = kept_indices(plan, structure, block, linear, ROWS)
-        if linear is not None and kind == "weight":
-            columns = kept_indices(plan, structure, block, linear, COLUMNS)
+        if module in linears and kind in ("weight", "bias"):
+            rows = kept_indices(plan, structure, block, linears[module], ROWS)
+        if module in linears and kind == "weight":
+            columns = kept_indices(plan, structure, block, linears[module], COLUMNS)
         yield f"{prefix}{index}.{path}", Part(name, rows, columns)
 
 

@@ -16,7 +16,7 @@ from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.groups import to_remove
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.lora.factor_ranks import kept_rank
+from pruning_kernels.lora.factors import kept_rank
 from server_app.estimate.dry_runs.dry_run import DryRun
 from server_app.estimate.exchange import HASH
 from server_app.estimate.sizes import files_of
