@@ -575,7 +575,10 @@ class TestSftP(PersonalPromises):
                 "validation-samples = 2: task.name = 'sst2' does not read it",
             ),
             ({"sft_p__pruning_ratios": "0.2,x"}, "'x' is not a number"),
-            ({"sft_p__pruning_ratios": "0.2,0.99"}, "'0.99' is not a number above 0 and up to 0.95"),
+            (
+                {"sft_p__pruning_ratios": "0.2,0.99"},
+                "'0.99' is not a number above 0 and up to 0.95",
+            ),
             (
                 {"sft_p__pruning_ratio_of": "model", "sft_p__pruning_ratios": "0.95"},
                 r"sft-p.pruning-ratio = 0.95 \(pruning-ratio-of = 'model'\)",
