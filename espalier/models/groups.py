@@ -174,12 +174,17 @@ class Groups:
             if target > total - staying:
                 many = job.channel_multiple
                 channels = f"{many} channels (channel-multiple)" if many > 1 else "one channel"
+                remedies = {
+                    "lower it": staying < total,
+                    "lower channel-multiple": many > 1,
+                    "set selection to global": job.selection != "global",
+                }
+                remedy = " or ".join(text for text, helps in remedies.items() if helps)
                 raise InputError(
                     f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
                     f" would have to go, but {staying} of {total} parameters must stay, one group"
-                    f" and {channels} of each block; lower it"
-                    + " or channel-multiple" * (many > 1)
-                    + ", or set selection to global" * (job.selection != "global")
+                    f" and {channels} of each block;"
+                    f" {remedy or 'nothing can go of some of them, whatever the share'}"
                 )
         return share
 
