@@ -14,6 +14,8 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.run import Run
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class PublicTests:
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""
         return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
+
+    def evaluation(self, run: Run) -> ClientEvaluation:
+        """Return the evaluation at clients: local baselines, unless disabled, and own texts."""
+        scored = self.encoded is not None and run.settings.clients_evaluate
+        items = (self.encoded, self.metrics) if scored else None
+        return ClientEvaluation(run, self.of_clients(run.settings), items)
 
 
 def public_tests(

@@ -2,9 +2,7 @@
 
 They exist only in simulation, where all data are in one place.
 
-It needs all data in one place, so it exists only in simulation.
-
-It takes as many steps as the clients of all rounds together with their batch size, so it processes
+A tuning baseline takes as many steps as the clients of all rounds together with their batch size, so it processes
 the same number of sequences.
 """
 
@@ -49,6 +47,9 @@ from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning
 from strategies.base.run import Run
 
+SCRATCH = "centralized"
+"""Folder in the run directory for blobs of a baseline; it is deleted after the evaluation."""
+
 
 def pooled_samples(run: Run) -> Tensor:
     """Return the calibration samples of all clients, (samples, tokens), int64."""
@@ -62,15 +63,17 @@ def pooled_samples(run: Run) -> Tensor:
     return samples
 
 
-def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+def masked_by_all(run: Run) -> Edits:
     """Prune with all samples as one client of FedPrLLM would; remaining weights do not change.
 
     Returns
     -------
     Edits
-        Edits that turn the dense model into the pruned one. The masks are in ``store``, one blob
+        Edits that turn the dense model into the pruned one. The masks are in ``SCRATCH``, one blob
         per block.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
@@ -85,11 +88,14 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     )
 
 
-def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+def reconstructed_by_all(run: Run) -> Edits:
     """Prune with all samples as one client of FedSpaLLM would.
 
-    The client samples every layer and prunes directly to the final sparsity.
+    The client samples every layer and prunes directly to the final sparsity. Its layers are in
+    ``SCRATCH``.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan

@@ -44,13 +44,13 @@ class Row:
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    dry_run: str = "server_app.estimate.dry_runs.pruning:DryEditing"
+    dry_run: str = "server_app.estimate.pruning:DryEditing"
     """Assumptions with which the strategy runs without clients, a ``DryRun`` class.
 
     The default suits strategies that are ``Editing``.
     """
-    work: str = "server_app.estimate.work.pruning:BlockWalk"
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
+    work: str = "server_app.estimate.pruning:BlockWalk"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -75,8 +75,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
         contracts="espalier.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -87,8 +87,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
         contracts="espalier.methods.fedprllm",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
-        work="server_app.estimate.work.pruning:Masking",
+        dry_run="server_app.estimate.pruning:DryFedPrLLM",
+        work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
         federates=False,
@@ -103,8 +103,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
         contracts="espalier.methods.fedspallm",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
-        work="server_app.estimate.work.pruning:KeptWeights",
+        dry_run="server_app.estimate.pruning:DryFedSpaLLM",
+        work="server_app.estimate.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
@@ -118,8 +118,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda:take_any",
         contracts="espalier.methods.fedsoda",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
-        work="server_app.estimate.work.tuning:SubTuned",
+        dry_run="server_app.estimate.tuning:DryFedSoda",
+        work="server_app.estimate.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -134,8 +134,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.fedspine",
         delivery="client_app.methods.fedspine_cut:take_or_cut",
         contracts="espalier.methods.fedspine",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
-        work="server_app.estimate.work.tuning:Spined",
+        dry_run="server_app.estimate.tuning:DryFedSpine",
+        work="server_app.estimate.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
         tunes=True,
     ),
@@ -148,8 +148,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
         contracts="espalier.methods.flap",
-        dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
-        work="server_app.estimate.work.pruning:Cut",
+        dry_run="server_app.estimate.pruning:DryCutting",
+        work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
     ),
@@ -159,8 +159,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
         contracts="espalier.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryHetLoRA",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -174,8 +174,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
         contracts="espalier.methods.llm_pruner",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
-        work="server_app.estimate.work.pruning:WholeGradient",
+        dry_run="server_app.estimate.pruning:DryLlmPruner",
+        work="server_app.estimate.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_pruner_of_all",
     ),
@@ -188,8 +188,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
         contracts="espalier.methods.llm_streamline",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
-        work="server_app.estimate.work.pruning:OneLayer",
+        dry_run="server_app.estimate.pruning:DryLlmStreamline",
+        work="server_app.estimate.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_streamline_of_all",
     ),
@@ -202,8 +202,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
         contracts="espalier.methods.sft_p",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Masked",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -216,8 +216,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
         contracts="espalier.methods.slicegpt",
-        dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
-        work="server_app.estimate.work.pruning:Components",
+        dry_run="server_app.estimate.pruning:DrySliceGpt",
+        work="server_app.estimate.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",
         baseline="strategies.baselines:slicegpt_of_all",
     ),

@@ -13,8 +13,7 @@ from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings, parse
-from server_app.estimate.estimate import Plan
-from server_app.estimate.traffic import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
+from server_app.estimate.estimate import STATED_MEGABITS, STATED_TERAFLOPS, Plan, Speeds
 
 
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:

@@ -1,15 +1,13 @@
 """Summary of a run, with the same format for every method, and the file of masks."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median_low
 from typing import Any
-
-import numpy as np
 
 import espalier
 from espalier.evaluation.perplexity import perplexity
@@ -67,6 +65,55 @@ def save_masks(
                 pruned += count(words)
                 writer.write(linear.parameter, words.astype("<u8").tobytes())
     return pruned / model.plan.num_weights
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measure by which models are compared, by column of the table."""
+
+    name: str
+    dataset: str
+    of_one: Mapping[str, float]
+    """Values of columns that are one model for all clients."""
+    of_clients: Mapping[str, Mapping[int, float]]
+    """Clients' values of columns that differ between clients; they replace those of one model."""
+    direction: str = "lower"
+    """Whether a lower or a higher value is better."""
+    digits: int = 2
+    """Decimal places in the table."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of ``summary.json``."""
+
+    def value(self, column: str) -> float | None:
+        """Return the value, or the mean over clients; None if the column does not apply."""
+        if column not in self.of_clients:
+            return self.of_one.get(column)
+        values = self.of_clients[column].values()
+        return sum(values) / len(values) if values else None
+
+    def over_clients(self, choose: Callable[[Iterable[float]], float]) -> dict[str, float]:
+        """Return what ``choose`` makes of the clients' values, by column."""
+        own = {column: self.of_clients.get(column, {}).values() for column in COLUMNS}
+        return {column: choose(values) for column, values in own.items() if values}
+
+    def medians(self) -> dict[str, float]:
+        """Return the median over clients by column, which a single client cannot distort.
+
+        For an even number of clients it is the lower of the two middle values.
+        """
+        return self.over_clients(median_low)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of ``summary.json``."""
+        return {
+            "name": self.name,
+            "dataset": self.dataset,
+            "direction": self.direction,
+            **self.others,
+            "values": {column: self.value(column) for column in COLUMNS},
+            "medians_of_clients": self.medians(),
+            "worst_of_clients": self.over_clients(max if self.direction == "lower" else min),
+        }
 
 
 @dataclass
@@ -185,108 +232,35 @@ class Summary:
         """Return the names of the texts that models were evaluated on."""
         return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
 
-    def perplexity(self, text: str, column: str) -> float | None:
-        """Return one perplexity of the table; None if it does not apply.
+    def metrics(self) -> list["Metric"]:
+        """Return all metrics by which models are compared: perplexities, then scores."""
+        texts = [*self.losses, *([OWN_TEXT] if self.own_text else [])]
+        return [*map(self._perplexity, texts), *map(self._score, self.scores)]
 
-        Local baselines and own texts have the mean over clients.
-        """
-        if text == OWN_TEXT or column == "local_baseline" or column in self.personal:
-            return _mean(self._perplexities_of_clients(text, column))
-        loss = self.losses.get(text, {}).get(column)
-        return None if loss is None else perplexity(loss)
-
-    def score(self, metric: str, column: str) -> float | None:
-        """Return one score of the table; None if it does not apply.
-
-        Local baselines have the mean over clients.
-        """
-        if column == "local_baseline" or (column == "federated" and metric in self.personal_scores):
-            return _mean(self._scores_of_clients(metric, column))
-        return self.scores.get(metric, {}).get(column)
-
-    def median_perplexities(self, text: str) -> dict[str, float]:
-        """Return the median over clients by column, which a single client cannot distort.
-
-        For an even number of clients it is the lower of the two middle values.
-        """
-        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
-        return {column: median_low(values) for column, values in found.items() if values}
-
-    def median_scores(self, metric: str) -> dict[str, float]:
-        """Return the median score over clients by column; see ``median_perplexities``."""
-        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
-        return {column: median_low(values) for column, values in found.items() if values}
-
-    def worst_perplexities(self, text: str) -> dict[str, float]:
-        """Return the largest perplexity over clients by column."""
-        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
-        return {column: max(values) for column, values in found.items() if values}
-
-    def worst_scores(self, metric: str) -> dict[str, float]:
-        """Return the worst score over clients by column: largest loss, or smallest other score."""
-        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
-        worst = max if _direction(metric) == "lower" else min
-        return {column: worst(values) for column, values in found.items() if values}
-
-    def _scores_of_clients(self, metric: str, column: str) -> list[float]:
-        """Return the clients' scores for one column; empty if the column is not theirs."""
-        of_column = {"local_baseline": self.local_scores, "federated": self.personal_scores}.get(
-            column, {}
-        )
-        return list(of_column.get(metric, {}).values())
-
-    def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
-        """Return the clients' perplexities for one column; empty if the column is not theirs."""
+    def _perplexity(self, text: str) -> "Metric":
+        """Return the perplexity on a text."""
+        losses = self.losses.get(text, {})
+        values = {column: perplexity(loss) for column, loss in losses.items() if loss is not None}
+        of_clients = {column: own.get(text, {}) for column, own in self.personal.items()}
+        of_clients.setdefault("local_baseline", self.local_perplexities.get(text, {}))
         if text == OWN_TEXT:
-            return [
-                perplexities[column]
-                for perplexities in self.own_text.values()
-                if column in perplexities
-            ]
-        if column in self.personal:
-            return list(self.personal[column].get(text, {}).values())
-        return (
-            list(self.local_perplexities.get(text, {}).values())
-            if column == "local_baseline"
-            else []
-        )
+            of_clients = {
+                column: {
+                    client: own[column] for client, own in self.own_text.items() if column in own
+                }
+                for column in COLUMNS
+            }
+        return Metric("perplexity", text, values, of_clients)
 
-    def _metrics(self) -> list[dict[str, Any]]:
-        """Return all metrics by which models are compared, as JSON values."""
-        perplexities = [
-            {
-                "name": "perplexity",
-                "dataset": text,
-                "direction": "lower",
-                "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
-                "medians_of_clients": {
-                    column: _finite(value)
-                    for column, value in self.median_perplexities(text).items()
-                },
-                "worst_of_clients": {
-                    column: _finite(value)
-                    for column, value in self.worst_perplexities(text).items()
-                },
-            }
-            for text in self.texts()
-        ]
-        scores = [
-            {
-                "name": metric,
-                "dataset": self.settings.task.name,
-                "direction": _direction(metric),
-                "chance": self.chances.get(metric),
-                "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
-                "medians_of_clients": {
-                    column: _finite(value) for column, value in self.median_scores(metric).items()
-                },
-                "worst_of_clients": {
-                    column: _finite(value) for column, value in self.worst_scores(metric).items()
-                },
-            }
-            for metric in self.scores
-        ]
-        return perplexities + scores
+    def _score(self, metric: str) -> "Metric":
+        """Return a score on the task's items."""
+        of_clients = {"local_baseline": self.local_scores.get(metric, {})}
+        if metric in self.personal_scores:
+            of_clients["federated"] = self.personal_scores[metric]
+        dataset = self.settings.task.name
+        chance = {"chance": self.chances.get(metric)}
+        direction = "lower" if metric == "loss" else "higher"
+        return Metric(metric, dataset, self.scores[metric], of_clients, direction, 3, chance)
 
     def write(
         self,
@@ -324,7 +298,7 @@ class Summary:
             "size": {column: one.to_json() for column, one in self.sizes.items()},
             "warnings": self.warnings,
             "report": self.report,
-            "metrics": self._metrics(),
+            "metrics": [metric.to_json() for metric in self.metrics()],
             "test_items": self.tests or None,
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
@@ -342,11 +316,11 @@ class Summary:
         for client, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_client.get(client, Traffic())
             local = {
-                f"perplexity/{text}": _finite(values.get(client))
+                f"perplexity/{text}": values.get(client)
                 for text, values in self.local_perplexities.items()
             }
             local |= {
-                f"perplexity/{text}/{column}": _finite(of_clients[client])
+                f"perplexity/{text}/{column}": of_clients[client]
                 for column, of_texts in self.personal.items()
                 for text, of_clients in of_texts.items()
                 if client in of_clients
@@ -357,7 +331,7 @@ class Summary:
                 for metric, values in of_items.items()
             }
             local |= {
-                f"perplexity/{OWN_TEXT}/{model}": _finite(value)
+                f"perplexity/{OWN_TEXT}/{model}": value
                 for model, value in self.own_text.get(client, {}).items()
             }
             clients.append(
@@ -375,19 +349,6 @@ class Summary:
                 }
             )
         return clients
-
-
-def _direction(metric: str) -> str:
-    """Return whether a lower or a higher score is better."""
-    return "lower" if metric == "loss" else "higher"
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
 
 
 def versions() -> dict[str, str]:

@@ -49,7 +49,9 @@ def show(summary: Summary, traffic: Traffic) -> None:
     )
     sparsity = ["sparsity"] if summary.zeroed else []
     after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
-    for name in (*summary.texts(), *summary.scores, *after):
+    metrics = summary.metrics()
+    names = [one.dataset if one.name == "perplexity" else one.name for one in metrics]
+    for name in (*names, *after):
         table.add_column(name, justify="right")
     rows = [
         column
@@ -68,8 +70,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
         if column == "local_baseline" and (medians := _spoilt(summary)):
             table.add_row("local-baseline (median)", *medians, *["-"] * len(after))
     if summary.chances:
-        chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
-        table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * len(after))
+        chances = [figure(one.others.get("chance"), one.digits) for one in metrics]
+        table.add_row("chance", *chances, *["-"] * len(after))
     Console(width=WIDTH, color_system=None).print(table)
     _show_notes(summary)
 
@@ -111,8 +113,7 @@ def _show_limited(summary: Summary) -> None:
 
 def _figures(summary: Summary, column: str) -> list[str]:
     """Return a row's perplexities and scores."""
-    perplexities = [figure(summary.perplexity(text, column)) for text in summary.texts()]
-    return perplexities + [figure(summary.score(metric, column), 3) for metric in summary.scores]
+    return [figure(metric.value(column), metric.digits) for metric in summary.metrics()]
 
 
 def _is_measured(summary: Summary, column: str) -> bool:
@@ -170,25 +171,18 @@ def _spoilt(summary: Summary) -> list[str]:
 
     A large difference shows that a single client distorts the mean.
     """
-    texts = [
-        (summary.perplexity(text, "local_baseline"), summary.median_perplexities(text))
-        for text in summary.texts()
+    metrics = summary.metrics()
+    found = [
+        (metric.value("local_baseline"), metric.medians().get("local_baseline"))
+        for metric in metrics
     ]
-    scores = [
-        (summary.score(metric, "local_baseline"), summary.median_scores(metric))
-        for metric in summary.scores
-    ]
-    found = [(mean, medians.get("local_baseline")) for mean, medians in texts + scores]
     far = any(
         mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
         for mean, middle in found
     )
-    digits = [2] * len(texts) + [3] * len(scores)
-    return (
-        [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)]
-        if far
-        else []
-    )
+    if not far:
+        return []
+    return [figure(middle, one.digits) for one, (_, middle) in zip(metrics, found, strict=True)]
 
 
 def closing_line(summary: Summary) -> str:

@@ -23,11 +23,10 @@ from espalier.methods.fedpetuning import trained
 from espalier.settings.methods import METHODS
 from espalier.settings.run import default_values, parse
 from server_app.estimate.command import main
-from server_app.estimate.estimate import Plan
+from server_app.estimate.estimate import Plan, Speeds
 from server_app.estimate.memory import Memory, Moment
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.estimate.step_memory import FEW, step_bytes
-from server_app.estimate.traffic import Speeds, seconds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 
@@ -73,7 +72,7 @@ def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path)
         assert mask_bytes < plan.traffic.of_client(0).up < 1.0001 * mask_bytes
         block = 2 * (WEIGHTS_OF_A_BLOCK + 2 * 4096)
         assert plan.client.libraries + block < plan.client.peak < plan.client.libraries + 6 * block
-        assert plan.disk.server["model/"] == 2 * plan.model.plan.num_parameters
+        assert plan.server_disk["model/"] == 2 * plan.model.plan.num_parameters
     assert not folder.exists()
 
 
@@ -129,9 +128,9 @@ def test_a_model_that_arrives_takes_its_own_size_and_a_piece(part_bytes: int, ti
     }
     settings = settings_of(tiny, part_bytes=part_bytes, fedsoda__group_layers=1, **given)
     plan = Plan(settings, OpenedModel(tiny))
-    size = plan.disk.server["sub-model/"]
+    size = plan.server_disk["sub-model/"]
     assert 2048 < size < 2**30
-    found = plan.disk.client
+    found = plan.client_disk
     assert found["the sub-model, and a piece of it"] == size + min(size, part_bytes)
 
 
@@ -330,7 +329,7 @@ def test_the_peak_is_that_of_the_largest_moment() -> None:
 
 
 def test_seconds_are_those_of_work_and_line() -> None:
-    assert seconds(3e12, 125_000, Speeds(1.5, 1.0)) == pytest.approx(2.0 + 1.0)
+    assert Speeds(1.5, 1.0).seconds(3e12, 125_000) == pytest.approx(2.0 + 1.0)
 
 
 def test_the_document_of_the_configuration_is_left_alone(seven_billion: Path) -> None:
