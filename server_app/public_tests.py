@@ -38,8 +38,9 @@ class PublicTests:
 
     def evaluation(self, run: Run) -> ClientEvaluation:
         """Return the evaluation at clients: local baselines, unless disabled, and own texts."""
-        scored = self.encoded is not None and run.settings.clients_evaluate
-        items = (self.encoded, self.metrics) if scored else None
+        items = None
+        if self.encoded is not None and run.settings.clients_evaluate:
+            items = (self.encoded, self.metrics)
         return ClientEvaluation(run, self.of_clients(run.settings), items)
 
 

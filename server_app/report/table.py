@@ -53,15 +53,19 @@ def show(summary: Summary, traffic: Traffic) -> None:
     names = [one.dataset if one.name == "perplexity" else one.name for one in metrics]
     for name in (*names, *after):
         table.add_column(name, justify="right")
+    figures = {
+        column: [figure(one.value(column), one.digits) for one in metrics] for column in COLUMNS
+    }
+    # A baseline that was not computed has no values.
     rows = [
         column
         for column in COLUMNS
-        if column in ("dense", "federated") or _is_measured(summary, column)
+        if column in ("dense", "federated") or any(shown != "-" for shown in figures[column])
     ]
     for column in rows:
         table.add_row(
             LABELS[column],
-            *_figures(summary, column),
+            *figures[column],
             *_size(summary, column),
             *([_sparsity(summary, column)] if sparsity else []),
             *_cost(summary, column, traffic),
@@ -111,16 +115,6 @@ def _show_limited(summary: Summary) -> None:
         )
 
 
-def _figures(summary: Summary, column: str) -> list[str]:
-    """Return a row's perplexities and scores."""
-    return [figure(metric.value(column), metric.digits) for metric in summary.metrics()]
-
-
-def _is_measured(summary: Summary, column: str) -> bool:
-    """Return whether a row has any value; a baseline that was not computed has none."""
-    return any(shown != "-" for shown in _figures(summary, column))
-
-
 def _size(summary: Summary, column: str) -> list[str]:
     """Return parameters and bytes on disk.
 
@@ -148,7 +142,8 @@ def _sparsity(summary: Summary, column: str) -> str:
         "centralized": summary.centralized_sparsity,
         "federated": summary.sparsity,
     }
-    return _share(found.get(column, 0.0))
+    value = found.get(column, 0.0)
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
@@ -160,10 +155,6 @@ def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
         f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down",
         duration(summary.seconds, tenths=True),
     ]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
 
 
 def _spoilt(summary: Summary) -> list[str]:
