@@ -79,14 +79,12 @@ def _of_task(
     settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tensor], num_classes: int
 ) -> PublicTests:
     items = public_items(settings)
-    metrics = (
-        ("loss",)
-        if "acc" not in task_named(settings.task.name).metrics
-        else ("acc", "acc_norm", "loss")
-    )
     if not items:
         return PublicTests(texts, num_classes=num_classes)
+    metrics: tuple[str, ...] = ("loss",)
+    if num_classes:
+        metrics = ("acc", "loss")
+    elif "acc" in task_named(settings.task.name).metrics:
+        metrics = ("acc", "acc_norm", "loss")
     encoded = as_tests(settings, items, model.tokenizer, num_classes > 0, model.num_positions)
-    return PublicTests(
-        texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes
-    )
+    return PublicTests(texts, items, encoded, metrics, num_classes)
