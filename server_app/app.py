@@ -1,4 +1,4 @@
-"""ServerApp: from the settings to the strategy, its start and its results."""
+"""One run at the server: from the settings to the strategy, its start and its results."""
 
 import shutil
 from contextlib import suppress
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.pulls import ask_again_soon
@@ -38,10 +38,7 @@ from strategies.base.progress import Clock
 from strategies.base.rounds import RunFailed
 from strategies.base.run import Run
 
-app = ServerApp()
 
-
-@app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     ask_again_soon()

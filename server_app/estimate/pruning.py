@@ -296,17 +296,16 @@ class OneLayer(BlockWalk):
         hidden = self.sizes.hidden_states(self.num_samples, self.tokens)
         return {"hidden states of a stretch": span * hidden}
 
-    def worked(self, clients: int = 1) -> list[Moment]:
-        """Return the moments of the comparison of blocks, and of training."""
-        trained = [self._training(clients)] if self.job.replacement == "layer" else []
-        return super().worked(clients) + trained
-
     def client_files(self) -> dict[str, int]:
         """Return the bytes of hidden states before and behind the layer."""
         own = {"hidden states": 2 * self.hidden()} if self.job.replacement == "layer" else {}
         return {**super().client_files(), **own}
 
-    def _training(self, clients: int) -> Moment:
+    def worked(self, clients: int = 1) -> list[Moment]:
+        """Return the moments of the comparison of blocks, and of training."""
+        moments = super().worked(clients)
+        if self.job.replacement != "layer":
+            return moments
         num_samples = clients * self.num_samples
         layer = FLOAT32 * self.sizes.largest_block
         together = min(num_samples, samples_per_batch(self.tokens), self.job.batch_size)
@@ -317,7 +316,7 @@ class OneLayer(BlockWalk):
             "gradient and moments": GRADIENT_AND_MOMENTS * layer,
             "a step": 3 * self.sizes.pass_through_block(together, self.tokens),
         }
-        return Moment("training the layer", contents)
+        return [*moments, Moment("training the layer", contents)]
 
     def operations(self) -> float:
         """Return the operations of the steps of one layer."""

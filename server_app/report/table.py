@@ -1,5 +1,7 @@
 """Results table that a run prints."""
 
+from collections import Counter
+
 from rich.console import Console
 from rich.table import Table
 
@@ -81,37 +83,34 @@ def show(summary: Summary, traffic: Traffic) -> None:
 
 
 def _show_notes(summary: Summary) -> None:
-    """Print warnings and notes below the table."""
+    """Print warnings and notes below the table.
+
+    Sites that sent limited numbers are not named, because numbers of honest clients are sometimes
+    limited too.
+    """
     for warning in summary.warnings:
         print(f"warning: {warning}")
     for note in summary.notes:
         print(note)
+    limited = Counter[str]()
     for seat in summary.roster.seats.values():
         for text in seat.limits_in_words():
             print(f"{seat.site}: {text}")
-    _show_limited(summary)
+        limited.update(
+            what
+            for what, note in seat.capped.items()
+            if "claimed" not in note and what != "distance"
+        )
+    for what, number in limited.items():
+        print(
+            f"{what}: values of {count(number, 'client')} were limited relative to the median"
+            " client (`capped` in summary.json)"
+        )
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
             f"truncated: {cut} of {count(number, 'test item')}, longer than the model accepts"
             " (written answers also need task.answer-tokens) or task.max-test-tokens allows"
-        )
-
-
-def _show_limited(summary: Summary) -> None:
-    """Print how many clients sent numbers that were limited.
-
-    Sites are not named, because numbers of honest clients are sometimes limited too.
-    """
-    sites: dict[str, int] = {}
-    for seat in summary.roster.seats.values():
-        for what, note in seat.capped.items():
-            if "claimed" not in note and what != "distance":
-                sites[what] = sites.get(what, 0) + 1
-    for what, number in sites.items():
-        print(
-            f"{what}: values of {count(number, 'client')} were limited relative to the median"
-            " client (`capped` in summary.json)"
         )
 
 
