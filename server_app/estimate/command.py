@@ -47,14 +47,14 @@ def main(document: Mapping[str, Any]) -> int:
         settings = parse(document["run"], simulation=True)
         speeds = _speeds(settings, document)
         if settings.model == DEMO:
-            lines = planned(settings, open_model(DEMO)).long(speeds)
+            text = planned(settings, open_model(DEMO)).long(speeds)
         else:
             with described(at_home(settings.model).absolute()) as directory:
-                lines = planned(settings, open_model(str(directory))).long(speeds)
+                text = planned(settings, open_model(str(directory))).long(speeds)
     except EspalierError as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    print(text)
     return 0
 
 

@@ -112,7 +112,7 @@ class Plan:
 
     # ----- as text -----
 
-    def short(self, speeds: Speeds) -> list[str]:
+    def short(self, speeds: Speeds) -> str:
         """Return a few lines, printed before a run starts.
 
         The messages of a simulation use no network, so they take no time.
@@ -138,7 +138,8 @@ class Plan:
                 f" SuperLink and {as_size(self.supernode.peak)} of a SuperNode; disk of the"
                 f" SuperLink {as_size(self.work.superlink_disk())}"
             )
-        return [*lines, f"planned      time: a client's round {self._short_time(speeds)}"]
+        lines.append(f"planned      time: a client's round {self._short_time(speeds)}")
+        return "\n".join(lines)
 
     def _short_time(self, speeds: Speeds) -> str:
         speed = f"{speeds.teraflops:.3g} teraflops"
@@ -149,10 +150,10 @@ class Plan:
         line = f"{speeds.megabits:g} megabits per second"
         return f"{found} at {speed} and {line} (espalier plan takes other speeds)"
 
-    def long(self, speeds: Speeds) -> list[str]:
-        """Return all lines."""
+    def long(self, speeds: Speeds) -> str:
+        """Return the whole estimate."""
         paragraphs = [self._head(), self._bytes(), self._memory(), self._disk(), self._time(speeds)]
-        return "\n\n".join(map("\n".join, paragraphs)).split("\n")
+        return "\n\n".join("\n".join(lines) for lines in paragraphs)
 
     def _head(self) -> list[str]:
         plan = self.model.plan

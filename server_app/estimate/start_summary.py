@@ -30,7 +30,7 @@ def tell_plan(
         speeds = Speeds()
         if simulation:
             speeds = Speeds(capability_of_this_process(computing) * GIGA / TERA, measured=True)
-        text = "\n".join(Plan(settings, model, tests, simulation).short(speeds))
+        text = Plan(settings, model, tests, simulation).short(speeds)
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
         text = "planned      nothing: the forecast failed, which does not affect the run"

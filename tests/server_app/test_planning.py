@@ -225,7 +225,7 @@ def test_a_forecast_never_fails_a_run(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Plan, __: Speeds) -> list[str]:
+    def fail(_: Plan, __: Speeds) -> str:
         raise ZeroDivisionError
 
     monkeypatch.setattr(Plan, "short", fail)
