@@ -24,10 +24,8 @@ R = TypeVar("R")
 A_FEW = 2
 """Number of sequences for a comparison."""
 
-OneModel = Edits | OpenedModel
+Model = Edits | OpenedModel
 """Edits of the base model's weights, or another model."""
-Model = OneModel | Mapping[int, OneModel]
-"""Model for all clients, or one model per client (a personal result)."""
 
 
 class Outcome(ABC, Generic[R]):
@@ -101,16 +99,10 @@ class Outcome(ABC, Generic[R]):
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
-        """Compute losses of models on the evaluation texts, by column.
-
-        A personal result has one loss per client.
-        """
+        """Compute losses of models on the evaluation texts, by column."""
         run = self.run
         run.progress.begin("evaluating", len(models))
         for column, model in models.items():
-            if isinstance(model, Mapping):
-                self._measure_personal(column, model)
-                continue
             losses = self.losses_of(model)
             self.note_not_finite(column, losses)
             for name, loss in losses.items():
@@ -158,7 +150,7 @@ class Outcome(ABC, Generic[R]):
             "; ".join([*self.faults, *(remedies or ["the result is not a usable model"])])
         )
 
-    def losses_of(self, model: OneModel) -> dict[str, float]:
+    def losses_of(self, model: Model) -> dict[str, float]:
         """Return a model's mean loss on each evaluation text."""
         if isinstance(model, OpenedModel):
             return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
@@ -173,17 +165,6 @@ class Outcome(ABC, Generic[R]):
     def few_samples(self) -> Tensor:
         """Sequences for the comparison of the written model with the result."""
         return next(iter(self.tests.texts.values()))[:A_FEW]
-
-    def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
-        for client, model in sorted(models.items()):
-            losses = self.losses_of(model)
-            self.note_not_finite(f"{column} (client {client})", losses)
-            for name, loss in losses.items():
-                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = (
-                    perplexity(loss)
-                )
-            text = f"{column} of client {client}: {in_words(losses)}"
-            self.run.progress.step("evaluated", text, column=column, client=client, losses=losses)
 
 
 def in_words(losses: Mapping[str, float]) -> str:

@@ -145,17 +145,15 @@ class Summary:
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """text -> column -> mean loss in nats; ``local_baseline``, a mean of perplexities, is apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
-    """text -> client -> perplexity of the client's local baseline."""
+    """text -> client -> perplexity of the client's local baseline, or own model (``personal``)."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
     """client -> model -> perplexity on the client's own held-out text."""
-    personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    """column -> text -> client -> perplexity, for results with one model per client."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """metric -> column -> score on the task's public items; ``local_baseline`` is stored apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the client's local baseline."""
-    personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the federated result, if each client has its own model."""
+    """metric -> client -> score of the client's local baseline, or own model (``personal``)."""
+    personal: bool = False
+    """True if each client has its own model of the federated result, which it evaluates."""
     tests: dict[str, int] = field(default_factory=dict)
     """Number of scored public items, and of those that were truncated; empty if there are none."""
     chances: dict[str, float] = field(default_factory=dict)
@@ -185,10 +183,7 @@ class Summary:
 
     def take_personal_figures(self) -> None:
         """Assign the clients' evaluation to the federated result: each has its own model of it."""
-        self.personal["federated"] = dict(self.local_perplexities)
-        self.local_perplexities.clear()
-        self.personal_scores = dict(self.local_scores)
-        self.local_scores.clear()
+        self.personal = True
         self.notes.append("Federated is the mean over clients, each with its own smaller model.")
 
     def take_sizes(self, run_directory: Path) -> None:
@@ -232,6 +227,10 @@ class Summary:
         """Return the names of the texts that models were evaluated on."""
         return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
 
+    @property
+    def _column_of_clients(self) -> str:
+        return "federated" if self.personal else "local_baseline"
+
     def metrics(self) -> list["Metric"]:
         """Return all metrics by which models are compared: perplexities, then scores."""
         texts = [*self.losses, *([OWN_TEXT] if self.own_text else [])]
@@ -241,8 +240,7 @@ class Summary:
         """Return the perplexity on a text."""
         losses = self.losses.get(text, {})
         values = {column: perplexity(loss) for column, loss in losses.items() if loss is not None}
-        of_clients = {column: own.get(text, {}) for column, own in self.personal.items()}
-        of_clients.setdefault("local_baseline", self.local_perplexities.get(text, {}))
+        of_clients = {self._column_of_clients: self.local_perplexities.get(text, {})}
         if text == OWN_TEXT:
             of_clients = {
                 column: {
@@ -254,9 +252,7 @@ class Summary:
 
     def _score(self, metric: str) -> "Metric":
         """Return a score on the task's items."""
-        of_clients = {"local_baseline": self.local_scores.get(metric, {})}
-        if metric in self.personal_scores:
-            of_clients["federated"] = self.personal_scores[metric]
+        of_clients = {self._column_of_clients: self.local_scores.get(metric, {})}
         dataset = self.settings.task.name
         chance = {"chance": self.chances.get(metric)}
         direction = "lower" if metric == "loss" else "higher"
@@ -316,19 +312,13 @@ class Summary:
         for client, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_client.get(client, Traffic())
             local = {
-                f"perplexity/{text}": values.get(client)
+                f"perplexity/{text}{'/federated' if self.personal else ''}": values.get(client)
                 for text, values in self.local_perplexities.items()
+                if client in values or not self.personal
             }
-            local |= {
-                f"perplexity/{text}/{column}": of_clients[client]
-                for column, of_texts in self.personal.items()
-                for text, of_clients in of_texts.items()
-                if client in of_clients
-            }
-            of_items = self.local_scores | self.personal_scores
             local |= {
                 f"{metric}/{self.settings.task.name}": values.get(client)
-                for metric, values in of_items.items()
+                for metric, values in self.local_scores.items()
             }
             local |= {
                 f"perplexity/{OWN_TEXT}/{model}": value
