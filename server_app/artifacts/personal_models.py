@@ -28,7 +28,6 @@ from server_app.report.model_card import adapter_card
 from server_app.report.result_size import CLIENTS
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.method import RunResult
-from strategies.base.roster import Roster
 from strategies.base.run import Run
 
 R = TypeVar("R", bound=RunResult)
@@ -56,7 +55,18 @@ class PersonalOutcome(Outcome[R]):
         """Assign the clients' evaluation to the federated result: each has its own model of it."""
         self.summary.take_personal_figures()
         if self.run.simulation:
-            collect_models(self.run, self.summary.roster)
+            self._collect_models()
+
+    def _collect_models(self) -> None:
+        """Move the models of simulated clients, which are on this machine, to the run directory."""
+        run = self.run
+        root = NodeSettings().state_root()
+        folder = run.folder.path / CLIENTS
+        for seat in self.summary.roster.seats.values():
+            written = PrivateState(root, run.lineage, seat.site, {}).own_model
+            if written.is_dir():
+                folder.mkdir(exist_ok=True)
+                shutil.move(written, folder / seat.site)
 
 
 def where_models_are(run: Run, *, kept: bool) -> str:
@@ -66,20 +76,6 @@ def where_models_are(run: Run, *, kept: bool) -> str:
     if run.simulation:
         return f"each client's model is in {run.folder.path / CLIENTS}"
     return "each client's model is at the client, if its owner set models-dir"
-
-
-def collect_models(run: Run, roster: Roster) -> None:
-    """Move the models of simulated clients, which are on this machine, to the run directory.
-
-    Each client has its own folder.
-    """
-    root = NodeSettings().state_root()
-    folder = run.folder.path / CLIENTS
-    for seat in roster.seats.values():
-        written = PrivateState(root, run.lineage, seat.site, {}).own_model
-        if written.is_dir():
-            folder.mkdir(exist_ok=True)
-            shutil.move(written, folder / seat.site)
 
 
 class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):

@@ -341,11 +341,8 @@ class Summary:
         return clients
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this program, Python and the libraries that affect a result's bits."""
-    return {"espalier": espalier.__version__, "python": platform.python_version(), **_libraries()}
-
-
 @cache
-def _libraries() -> dict[str, str]:
-    return {name: version(name).split("+")[0] for name in LIBRARIES}
+def versions() -> Mapping[str, str]:
+    """Return the versions of this program, Python and the libraries that affect a result's bits."""
+    libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
+    return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}
