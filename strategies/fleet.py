@@ -102,7 +102,7 @@ def _times(seconds: Mapping[int, float] | Sequence[float]) -> list[float]:
     return times
 
 
-FLEETS = Path(__file__).parents[2] / "conf" / "devices"
+FLEETS = Path(__file__).parents[1] / "conf" / "devices"
 """Folder of the named fleets."""
 
 
