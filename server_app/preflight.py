@@ -49,7 +49,10 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         settings, model, public_tests(settings, model, built_in=False), equals, simulation=True
     )
     unusable = _unusable(settings, model)
-    lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
+    lines = [
+        f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}: {reason}"
+        for reason, clients in unusable.items()
+    ]
     left = settings.num_clients - sum(map(len, unusable.values()))
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
         raise InputError("\n".join(lines))
@@ -73,10 +76,6 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
             if settings.data.source == "hub" and CANNOT_BE_LOADED in str(error):
                 return {str(error): list(range(settings.num_clients))}
     return found
-
-
-def _clients(clients: list[int]) -> str:
-    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
 def _tell(line: str) -> None:

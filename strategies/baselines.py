@@ -45,6 +45,9 @@ from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning
 from strategies.base.run import Run
 
+SCRATCH = "centralized"
+"""Folder in the run directory for blobs of a baseline; it is deleted after the evaluation."""
+
 
 def pooled_samples(run: Run) -> Tensor:
     """Return the calibration samples of all clients, (samples, tokens), int64."""
@@ -64,11 +67,13 @@ def _tell(run: Run, index: int, samples: Tensor) -> None:
     run.progress.step("centralized", text, block=index)
 
 
-def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+def masked_by_all(run: Run) -> Edits:
     """Return the edits by which one client of FedPrLLM with all samples would prune the model.
 
-    The masks are in ``store``, one blob per block.
+    The masks are in ``SCRATCH``, one blob per block.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
@@ -81,11 +86,14 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     )
 
 
-def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+def reconstructed_by_all(run: Run) -> Edits:
     """Return the edits by which one client of FedSpaLLM with all samples would prune the model.
 
-    The client samples every layer and prunes directly to the final sparsity.
+    The client samples every layer and prunes directly to the final sparsity. Its layers are in
+    ``SCRATCH``.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan

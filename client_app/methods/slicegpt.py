@@ -94,9 +94,7 @@ def _width(site: Site) -> int:
 
 def _kept_bases(site: Site, store: BlobStore, moments: Iterable[Tensor]) -> list[str]:
     """Store the basis of each place, and return the hashes."""
-    return [
-        store.put(pack_statistics({BASIS: basis_of(own, _width(site))[0]})) for own in moments
-    ]
+    return [store.put(pack_statistics({BASIS: basis_of(own, _width(site))[0]})) for own in moments]
 
 
 def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
@@ -122,9 +120,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     known = state.load(header.server_round, BASES)
     if known is None:
         dense = dense_width(site.model.plan)
-        moments = (
-            unpacked(read_statistics(store.get(blob))[MOMENTS], dense) for blob in hashes
-        )
+        moments = (unpacked(read_statistics(store.get(blob))[MOMENTS], dense) for blob in hashes)
         known = {BASES: _kept_bases(site, store, moments)}
         state.save(header.server_round, BASES, known)
     return _sliced(site, store, known[BASES])

@@ -1,5 +1,6 @@
 """Items of one client: training items and held-out items of a task."""
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -70,7 +71,9 @@ def client_items(
 def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item]]:
     """Return the items of a shared dataset by client, for simulated clients."""
     if settings.data.source == "hub":
-        items = read_hub_items(task, task.hub.train, settings.data.path, settings.data.hub_config)
+        items = read_hub_items(
+            task, _training_split(settings, task), settings.data.path, settings.data.hub_config
+        )
         return shares_of_items(deal, items)
     try:
         found = Path(settings.data.path).stat()
@@ -90,6 +93,10 @@ def _dealt_file(
     The simulated clients of a process read the file once, until its ``version`` changes.
     """
     return shares_of_items(deal, read_items(task_named(task), path))
+
+
+def _training_split(settings: RunSettings, task: Task) -> str:
+    return settings.data.hub_split or task.hub.train
 
 
 @told_at_the_site
@@ -166,13 +173,14 @@ def public_items(settings: RunSettings) -> list[Item]:
     Raises
     ------
     InputError
-        The file or dataset cannot be read.
+        The file or dataset cannot be read, or clients train on its test split.
     """
     chosen = settings.task
     task = task_named(chosen.name)
     if chosen.test_path:
         items = list(read_items(task, chosen.test_path, "task.test-path"))
     elif settings.data.source == "hub" and task.hub.test:
+        _require_other_split(settings, task)
         items = list(
             read_hub_items(
                 task, task.hub.test, settings.data.path, settings.data.hub_config, TEST_SPLIT
@@ -182,3 +190,18 @@ def public_items(settings: RunSettings) -> list[Item]:
         return []
     number = min(len(items), chosen.max_test_items or len(items))
     return [items[place * len(items) // number] for place in range(number)]
+
+
+def _require_other_split(settings: RunSettings, task: Task) -> None:
+    """Refuse a test split that clients train on, whole or in part.
+
+    The name ``all`` stands for every split of a dataset.
+    """
+    split = _training_split(settings, task)
+    names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
+    if names & {task.hub.test, "all"}:
+        raise InputError(
+            f"data.hub-split = {split!r}: {task.hub.test!r} contains the public test items of"
+            f" the task {task.name}, and clients must not train on them; choose another split,"
+            " or name other test items in task.test-path"
+        )

@@ -74,7 +74,7 @@ def split_passages(
     deal = Partition(data.partition, num_clients, data.alpha, seed)
     if data.source == "hub":
         records = read_dataset(
-            data.path, data.hub_config, "train", data.field, data.partition_field
+            data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field
         )
         return split(record.text for record in deal.share_of(client, records))
     source = _source(data.path, data.source, data.field, data.partition_field)

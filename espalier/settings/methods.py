@@ -46,13 +46,13 @@ class Row:
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    dry_run: str = "server_app.estimate.dry_runs.pruning:DryEditing"
+    dry_run: str = "server_app.estimate.pruning:DryEditing"
     """Assumptions with which the strategy runs without clients, a ``DryRun`` class.
 
     The default suits strategies that are ``Editing``.
     """
-    work: str = "server_app.estimate.work.pruning:BlockWalk"
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
+    work: str = "server_app.estimate.pruning:BlockWalk"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -76,8 +76,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -87,8 +87,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
-        work="server_app.estimate.work.pruning:Masking",
+        dry_run="server_app.estimate.pruning:DryFedPrLLM",
+        work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
         federates=False,
@@ -102,8 +102,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
-        work="server_app.estimate.work.pruning:KeptWeights",
+        dry_run="server_app.estimate.pruning:DryFedSpaLLM",
+        work="server_app.estimate.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
@@ -116,8 +116,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda:take_any",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
-        work="server_app.estimate.work.tuning:SubTuned",
+        dry_run="server_app.estimate.tuning:DryFedSoda",
+        work="server_app.estimate.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -131,8 +131,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine",
         delivery="client_app.methods.fedspine_cut:take_or_cut",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
-        work="server_app.estimate.work.tuning:Spined",
+        dry_run="server_app.estimate.tuning:DryFedSpine",
+        work="server_app.estimate.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
         tunes=True,
     ),
@@ -144,8 +144,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
-        work="server_app.estimate.work.pruning:Cut",
+        dry_run="server_app.estimate.pruning:DryCutting",
+        work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
     ),
@@ -154,8 +154,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryHetLoRA",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -168,8 +168,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
-        work="server_app.estimate.work.pruning:WholeGradient",
+        dry_run="server_app.estimate.pruning:DryLlmPruner",
+        work="server_app.estimate.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_pruner_of_all",
     ),
@@ -181,8 +181,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
-        work="server_app.estimate.work.pruning:OneLayer",
+        dry_run="server_app.estimate.pruning:DryLlmStreamline",
+        work="server_app.estimate.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_streamline_of_all",
     ),
@@ -194,8 +194,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Masked",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -207,8 +207,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
-        dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
-        work="server_app.estimate.work.pruning:Components",
+        dry_run="server_app.estimate.pruning:DrySliceGpt",
+        work="server_app.estimate.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",
         baseline="strategies.baselines:slicegpt_of_all",
     ),

@@ -14,6 +14,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings, tasks
 from espalier.settings.training import TrainingSettings
@@ -55,6 +56,7 @@ class DataSettings(Table):
     READ_WITH: ClassVar[ReadWith] = {
         "field": {"source": ("jsonl", "hub")},
         "hub-config": {"source": ("hub",)},
+        "hub-split": {"source": ("hub",)},
         "partition-field": {"partition": ("by-field", "dirichlet")},
         "alpha": {"partition": ("dirichlet", "quantity")},
     }
@@ -79,6 +81,13 @@ class DataSettings(Table):
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
     hub_config: str = Field("", description="Configuration name of the Hugging Face dataset.")
+    hub_split: str = Field(
+        "",
+        description=(
+            "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
+            " training split for a task."
+        ),
+    )
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid",
         description=(
@@ -117,6 +126,8 @@ class DataSettings(Table):
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: public texts and baselines with which models are compared."""
 
+    READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
+
     texts: str = Field(
         "documentation",
         description=(
@@ -128,6 +139,15 @@ class EvaluationSettings(Table):
     sequence_length: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
     max_samples: int = Field(
         48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
+    )
+    baselines: bool = Field(
+        True,
+        description=(
+            "Compare the result with the local baselines and the centralized baseline. `false`"
+            " leaves both out, like `local-baseline = false` and `centralized = 'off'` together. The"
+            " dense model is always evaluated. With `sft-p` and `fedspine` so are the clients' own"
+            " models, because they are the result."
+        ),
     )
     local_baseline: bool = Field(
         True,
@@ -301,9 +321,19 @@ class RunSettings(Table):
         """
         return METHODS[self.method].tunes
 
+    @property
+    def clients_evaluate(self) -> bool:
+        """True if clients evaluate local baselines or models of their own on public texts or items.
+
+        Models of their own are the result and no baseline.
+        """
+        wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
+        return self.evaluation.local_baseline and wanted
+
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""
-        return simulation and self.evaluation.centralized == "auto"
+        chosen = self.evaluation
+        return simulation and chosen.baselines and chosen.centralized == "auto"
 
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.

@@ -16,10 +16,9 @@ from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import HEAD_KEY, Tensors
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
-from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
+from server_app.artifacts.outcome import Outcome, in_words, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
-from server_app.report.table import figure
 from strategies.averaging.adapters import AdapterResult
 from strategies.fedsoda.sub_model import Plugged, SubModelResult
 from strategies.fleet import seconds_of_all
@@ -72,10 +71,8 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def _check_decoder(self, result: Adapters) -> None:
         run = self.run
-        target = self.run.folder.path / "adapter"
-        stream = BlockStream(run.model, run.computing)
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_adapter(stream, result.edits, target, samples)
+        target = run.folder.path / "adapter"
+        check_adapter(self.stream, result.edits, target, self.few_samples)
         run.progress.note(
             "exported", "exported     adapter/ loads in plain peft to the same logits"
         )
@@ -90,12 +87,9 @@ class AdapterOutcome(Outcome[Adapters]):
         """
         run = self.run
         target = self.run.folder.path / "model"
-        stream = BlockStream(run.model, run.computing)
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
-        export_edited(
-            run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
-        )
-        check_export(stream, result.edits, target, samples)
+        card = merged_card(run.settings, run.model, result.report())
+        export_edited(run.model, result.edits, target, card)
+        check_export(self.stream, result.edits, target, self.few_samples)
         run.progress.note(
             "exported", "exported     model/, with the adapter merged, reloads to the same logits"
         )
@@ -133,7 +127,7 @@ class AdapterOutcome(Outcome[Adapters]):
             "dense": {},
             "federated": {key: result.tensors(key) for key in result.blobs},
         }
-        pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
+        pooled: Tensors | None = self.pooled()
         if pooled is not None:
             columns["centralized"] = pooled
         if self.tests.texts:
@@ -170,8 +164,8 @@ class SubModelOutcome(Outcome[SubModelResult]):
             " centralized and federated are the full model. The sub-model with the federated"
             " adapter is under report.sub_model_perplexity in summary.json."
         )
-        text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
-        self.run.progress.note("sub_model_evaluated", f"sub-model    {text}", losses=losses)
+        text = f"sub-model    {in_words(losses)}"
+        self.run.progress.note("sub_model_evaluated", text, losses=losses)
 
     @property
     def _plugged(self) -> AdapterOutcome:

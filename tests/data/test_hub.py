@@ -45,6 +45,18 @@ def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
         ]
 
 
+def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
+    for split, expected in (("", 40), ("train[:30]", 30)):
+        data = DataSettings(source="hub", path=dataset, field="note", hub_split=split)
+        every = {f"note {number} of the ward" for number in range(expected)}
+        dealt = {
+            text
+            for client in range(2)
+            for text in client_passages(data, simulated_node(), client, 2)
+        }
+        assert dealt == {text for text in every if not is_held_out(text)}
+
+
 def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(
         EspalierError, match=r"data.field = 'text': the dataset has the fields note, ward"
@@ -63,8 +75,8 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
         list(read_dataset(dataset, "", split, "note", ""))
     assert (
         str(caught.value)
-        == f"data.path: the dataset {dataset!r} has no split 'dev', only 'train'; "
-        "clients train on that split; name a dataset that has it"
+        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', only 'train'; "
+        "set it to one of these, or to several joined by +"
     )
 
 

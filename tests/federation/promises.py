@@ -45,7 +45,7 @@ from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
 from espalier.settings.run import parse
 from espalier.storage.hash_chain import chain_check
-from server_app.estimate.traffic import RunTraffic, asked_of
+from server_app.estimate.traffic import RunTraffic
 from server_app.public_tests import public_tests
 from server_app.run_directory import run_status
 from strategies.base.checkpoint import CheckpointFolder
@@ -186,9 +186,7 @@ def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **chang
     """
     settings = parse(bench.config(**changes))
     model = OpenedModel(bench.model)
-    planned = RunTraffic(
-        settings, model, asked_of(settings, public_tests(settings, model), encoder=False)
-    )
+    planned = RunTraffic(settings, model, public_tests(settings, model))
     measured = ledger_sums(folder)
     for client in range(bench.num_clients):
         least = planned.by_kind(client, "least")

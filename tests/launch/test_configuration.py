@@ -162,8 +162,8 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "data.source = 'jsonl' or 'hub'",
         ),
         (
-            "data.hub-config=en",
-            "data.hub-config = 'en'",
+            "data.hub-split=train",
+            "data.hub-split = 'train'",
             "data.source = 'documentation'",
             "data.source = 'hub'",
         ),

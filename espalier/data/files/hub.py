@@ -11,7 +11,7 @@ from typing import Any
 from espalier.data.files.records import Record, is_label, kind_of
 from espalier.errors import InputError
 
-TRAINING_SPLIT = ("data.path", "clients train on that split; name a dataset that has it")
+TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
 """Key and remedy for a dataset without the split that clients train on."""
 
 CANNOT_BE_LOADED = "cannot be loaded"

@@ -52,3 +52,59 @@ def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
     }
     with pytest.raises(EspalierError, match=r"empty.jsonl: the file is empty"):
         public_items(parse({"method": "fedpetuning"} | keys))
+
+
+def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
+    """Return the splits that are loaded for the public test items of sst2.
+
+    The task's own test split is "validation".
+    """
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    asked: list[str] = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, config, split: asked.append(split) or []
+    )
+    keys = {f"data.{key}".replace("_", "-"): value for key, value in data.items()}
+    public_items(parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | keys))
+    return asked
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        "validation",
+        "validation[:50%]",
+        "train + validation",
+        "train+validation[50%:](closest)",
+        "all",
+    ],
+)
+@pytest.mark.parametrize("path", ["", "trees"])
+def test_clients_do_not_train_on_the_split_with_the_test_items(
+    monkeypatch: pytest.MonkeyPatch, split: str, path: str
+) -> None:
+    with pytest.raises(EspalierError) as caught:
+        asked_of_the_hub(monkeypatch, hub_split=split, path=path)
+    assert (
+        str(caught.value)
+        == f"data.hub-split = {split!r}: 'validation' contains the public test items of the"
+        " task sst2, and clients must not train on them; choose another split, or name other test items in"
+        " task.test-path"
+    )
+
+
+@pytest.mark.parametrize("split", ["", "train", "validation_matched", "train[:50%]+test"])
+def test_they_train_on_any_other(monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    assert asked_of_the_hub(monkeypatch, hub_split=split) == ["validation"]
+
+
+def test_they_train_on_it_where_the_test_items_are_others(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"sentence": "tree", "label": 1}\n')
+    flat = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "data.source": "hub",
+        "data.hub-split": "validation",
+    }
+    assert len(public_items(parse(flat | {"task.test-path": str(file)}))) == 1

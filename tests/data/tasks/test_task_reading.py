@@ -227,10 +227,10 @@ def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(data
     with pytest.raises(
         EspalierError,
         match=(
-            r"^data\.path: the dataset '.*trees' has no split 'auxiliary_train', only 'train'; .*"
+            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', only 'train'; set it to"
         ),
     ):
-        client_items(hub_run(data__path=dataset, task__name="mmlu"), simulated_node(), 0)
+        client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
         EspalierError,
         match=(
@@ -267,8 +267,11 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_clients_train_on_the_tasks_own_split(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only mmlu has no split that is called train; none trains on its public test items."""
+@pytest.mark.parametrize("named", ["", "some-split"])
+def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
+    task: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only mmlu has no split that is called train."""
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked = []
 
@@ -277,12 +280,17 @@ def test_clients_train_on_the_tasks_own_split(task: str, monkeypatch: pytest.Mon
         return []
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    flat = {
+        "method": "fedpetuning",
+        "task.name": task,
+        "data.source": "hub",
+        "data.hub-split": named,
+    }
     with pytest.raises(EspalierError, match="no training items of the task"):
-        client_items(hub_run(task__name=task), simulated_node(), 0)
+        client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"
-    assert asked == [(hub.name, hub.config or None, own)]
-    assert own != hub.test
+    assert asked == [(hub.name, hub.config or None, named or own)]
 
 
 def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
