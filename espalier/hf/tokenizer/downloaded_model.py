@@ -179,7 +179,7 @@ class ProcessTokenizer:
     def _rows(self, answer: dict[str, Any], texts: int) -> dict[str, Any]:
         """Return the rows of numbers of an answer, after checking that they fit together."""
         found = dict[str, Any]()
-        ids = answer.get("input_ids")
+        ids: Any = answer.get("input_ids")
         for name, width in NUMBERS_PER_TOKEN.items():
             if name != "input_ids" and name not in answer:
                 continue
