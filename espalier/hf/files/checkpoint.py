@@ -92,7 +92,7 @@ class Checkpoint:
         import torch
 
         shard = self.tensors[name].shard
-        data = room.view(-1).view(torch.uint8).numpy()
+        data = room.view(-1).view(torch.uint8).numpy().data
         with open(shard, "rb") as file:
             file.seek(start)
             if file.readinto(data.data) != len(data):
