@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pruning_kernels.lora.factor_means import weighted_mean
-from pruning_kernels.lora.factors import Factors, product
+from pruning_kernels.lora.factors import Factors
 
 AS_GOOD = 1e-6
 """Maximum difference between relative errors that float32 rounding explains."""
@@ -102,7 +102,7 @@ def measure(clients: list[Factors], rank: int, times: int) -> str:
     row(what, ours, adding, "the dense sum alone")
     lowrank, approximate = seconds(partial(truncated_at_random, clients, rank), times)
     row(what, ours, lowrank, "the dense sum, torch.svd_lowrank")
-    errors = [relative_error(product(found), mean), relative_error(approximate, mean)]
+    errors = [relative_error(dense_sum([found]), mean), relative_error(approximate, mean)]
     return (
         f"{what}: relative error of the mean {errors[0]:.6f}, with torch.svd_lowrank"
         f" {errors[1]:.6f}"
@@ -119,7 +119,7 @@ def measure_exact(clients: list[Factors], rank: int, times: int) -> str:
     mean = dense_sum(clients)
     values = torch.linalg.svdvals(mean.double())
     best = math.sqrt(float(values[rank:].square().sum() / values.square().sum()))
-    errors = [relative_error(product(found), mean), relative_error(expected, mean)]
+    errors = [relative_error(dense_sum([found]), mean), relative_error(expected, mean)]
     if max(abs(error - best) for error in errors) > AS_GOOD:
         raise SystemExit(f"{what}: relative errors {errors}, Eckart and Young's is {best}")
     return (

@@ -27,7 +27,7 @@ from numba import njit, prange
 from pruning_kernels.selection import selection
 from pruning_kernels.selection.local import LocalMetric, LocalPruning
 from pruning_kernels.votes.bitmask import num_words, pack, stack_of_masks, unpack
-from pruning_kernels.votes.votes import VoteCounter, magnitudes, select_most_voted
+from pruning_kernels.votes.votes import magnitudes, select_most_voted, vote_counter
 
 NEVER = 1 << 62
 
@@ -94,7 +94,7 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
     sizes = magnitudes(weight)
     flat = np.ascontiguousarray(masks).reshape(-1)
     read_all(flat[:8192])
-    counter = VoteCounter(shape, voters)
+    counter = vote_counter(shape, voters)
     counter.count(masks)
     reading, counting = in_turn(partial(read_all, flat), partial(counter.count, masks))
     row(f"count {voters} masks of {shape[0]} x {shape[1]}", counting, reading, "read them")
@@ -226,8 +226,8 @@ def measure_votes_on_device(
     sizes = magnitudes(
         torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
     )
-    host = VoteCounter(shape, voters)
-    ours = VoteCounter(shape, voters, torch.device("cuda"))
+    host = vote_counter(shape, voters)
+    ours = vote_counter(shape, voters, torch.device("cuda"))
     host.count(masks)
     on_device = torch.from_numpy(masks.view(np.int64)).cuda()
     planes = torch.empty((voters.bit_length(), masks.shape[1]), dtype=torch.int64, device="cuda")

@@ -34,8 +34,7 @@ from espalier.data.tasks.reading import items_in
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
-from espalier.evaluation.options import log_likelihoods
-from espalier.evaluation.scores import score
+from espalier.evaluation.scores import log_likelihoods, score
 from espalier.settings.run import parse
 
 Json = dict[str, Any]

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.footprint import footprint
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
 from espalier.data.samples import all_samples
@@ -37,7 +38,6 @@ from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
-from espalier.hf.machine.model_memory import footprint
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.whole.adapters import put_in, set_values
@@ -47,7 +47,7 @@ from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop
-from espalier.training.sequences import TokenSequences
+from espalier.training.sequences import Sequences, encoded_sequences
 
 RANDOM = Shape(1024, 2816, 18, 16, 16)
 RANDOM_NAME = "random-300m"
@@ -111,7 +111,7 @@ def _trained(
     computing: Computing,
     model: OpenedModel,
     whole: Any,
-    sequences: TokenSequences,
+    sequences: Sequences,
     held_out: ScoredItems,
 ) -> dict[str, float]:
     adapters = adapter_plan(model.plan, settings.lora)
@@ -154,7 +154,7 @@ def _seconds(computing: Computing) -> float:
     return time.perf_counter()
 
 
-def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, ScoredItems]:
+def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[Sequences, ScoredItems]:
     """Return the training sequences and the held-out items, whose tokens but the first count."""
     path = Path(settings.data.path)
     tokens = settings.data.sequence_length
@@ -171,7 +171,7 @@ def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequence
     encoded = [Encoded(tuple(sample.tolist()), tokens - 1) for sample in samples]
     ones = (1,) * held_out
     tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
-    return TokenSequences(tuple(encoded[:-held_out])), tests
+    return encoded_sequences(encoded[:-held_out]), tests
 
 
 def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:

@@ -33,7 +33,7 @@ IN_ONE_PROCESS = """
 import sys, tomllib
 from pathlib import Path
 from flwr.app import Context, RecordDict
-from benchmarks.orchestration import flatten
+from espalier.launch.configuration import flatten
 from client_app.app import app
 from server_app.app import run_method
 from tests.in_process import InProcessGrid
@@ -64,16 +64,6 @@ METHODS = {
     ),
 }
 """For each method: settings, the events of client work and of the next server step, and results."""
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a flat dictionary with dotted keys, as Flower passes settings."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= (
-            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 def measure(

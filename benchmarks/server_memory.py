@@ -31,7 +31,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report
-from espalier.messages.records import address, read
+from espalier.messages.records import read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import parse
@@ -86,7 +86,7 @@ def _peak() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
-def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
+def replies(strategy: FedPrLLM, clients: int) -> Iterator[MessageBody]:
     """Yield one client's reply at a time.
 
     Half of the bits of each 64-bit word are set, so that every row prunes half of its weights.
@@ -96,7 +96,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
     report = Report(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
     for client in range(clients):
         seat = strategy.rounds.roster.seats[client]
-        header = read(strategy.rounds.request("train", seat, 1, report).content).header
+        header = strategy.rounds.request("train", seat, 1, report).header
         blobs = {}
         for block in plan.blocks:
             words = {
@@ -108,7 +108,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
                 for linear in block.linears
             }
             blobs[block_key(block.index)] = pack_tensors(words)
-        yield address(MessageBody(header, report.model_dump(), blobs), node_id=1, ttl=60.0)
+        yield MessageBody(header, report.model_dump(), blobs)
 
 
 def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:

@@ -1,6 +1,4 @@
-"""ClientApp with one short handler per message kind.
-
-Each handler looks up the method's local job. Its answer passes through the egress check.
+"""ClientApp: answers to all kinds of messages, each of which passes through the egress check.
 
 Flower starts a process for every message. Everything that needs torch is therefore imported where
 it is used: ``fetch`` and ``deliver`` only move stored bytes, and do not need torch for masks and
@@ -30,17 +28,14 @@ from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
-from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
-from espalier.messages.message import UNREAD, MessageBody, NoFields, failure, validate
+from espalier.messages.enrolment import NO_MODEL, Enrolment, Refusal, refusal
+from espalier.messages.message import UNREAD, Kind, MessageBody, NoFields, failure, validate
 from espalier.messages.records import read, write
-from espalier.messages.refusal import Refusal
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import claimed_name
 from espalier.storage.activity import collect_old_work
 from espalier.storage.client_state import collect_old_runs
-
-Work = Callable[[Site, MessageBody], MessageBody]
 
 BEFORE_A_SEAT = ("enrol", "refused")
 """Message kinds that also go to nodes that are not (yet) clients of the run."""
@@ -56,48 +51,6 @@ keep_on_loopback(os.environ)
 app = ClientApp(mods=[as_played])
 
 
-@app.query("enrol")
-def enrol(message: Message, context: Context) -> Message:
-    """Report the site's name and the hashes of its program and its model."""
-    return _answer(message, context, _enrol)
-
-
-@app.query("refused")
-def refused(message: Message, context: Context) -> Message:
-    """Write to this node's log that the run continues without it, and why."""
-    return _answer(message, context, _refused)
-
-
-@app.query("deliver")
-def deliver(message: Message, context: Context) -> Message:
-    """Store a part of the federated result."""
-    return _answer(message, context, _deliver)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Run the method's local job on private data."""
-    return _answer(message, context, _train)
-
-
-@app.train("alone")
-def alone(message: Message, context: Context) -> Message:
-    """Compute the local baseline, if the rounds did not leave one."""
-    return _answer(message, context, _alone)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the local result on evaluation text, and on request all models on held-out text."""
-    return _answer(message, context, _evaluate)
-
-
-@app.query("fetch")
-def fetch(message: Message, context: Context) -> Message:
-    """Return a further part of an earlier reply."""
-    return _answer(message, context, hand_out)
-
-
 def job_of(method: str) -> ModuleType:
     """Import and return the module with a method's local job."""
     with importing():
@@ -106,25 +59,21 @@ def job_of(method: str) -> ModuleType:
 
 
 def _deliver(site: Site, request: MessageBody) -> MessageBody:
+    """Store a part of the federated result."""
     taken: MessageBody = part(METHODS[request.header.method].delivery)(site, request)
     return taken
 
 
-def _train(site: Site, request: MessageBody) -> MessageBody:
+def _compute(site: Site, request: MessageBody) -> MessageBody:
+    """Run the method's local job on private data: a round, or the local baseline."""
     _require_within_limits(site)
-    return job_of(request.header.method).train(site, request)
-
-
-def _alone(site: Site, request: MessageBody) -> MessageBody:
-    """Compute the local baseline, after the checks that ``train`` does.
-
-    A client that was sampled in no round has not passed them yet.
-    """
-    _require_within_limits(site)
-    return job_of(request.header.method).alone(site, request)
+    job = job_of(request.header.method)
+    answer: MessageBody = getattr(job, request.header.kind)(site, request)
+    return answer
 
 
 def _evaluate(site: Site, request: MessageBody) -> MessageBody:
+    """Evaluate the local result on evaluation text, and on request all models on held-out text."""
     _require_within_limits(site)
     from client_app.protocol.evaluation import evaluate_once
 
@@ -145,6 +94,7 @@ def _require_within_limits(site: Site) -> None:
 
 
 def _enrol(site: Site, request: MessageBody) -> MessageBody:
+    """Report the site's name and the hashes of its program and its model."""
     import torch
 
     from client_app.policy.identity import own_key, said_with_key
@@ -171,9 +121,11 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
         torch=torch.__version__,
     )
     if not site.node.simulated:
-        _say(
-            f"run {request.header.lineage} ({site.settings.method}) asks which sites are"
-            f" connected; this site answers as {site.name}"
+        print(
+            f"espalier: run {request.header.lineage} ({site.settings.method}) asks which sites are"
+            f" connected; this site answers as {site.name}",
+            file=sys.stderr,
+            flush=True,
         )
     return reply_to(
         request, description if key is None else said_with_key(site, request, description, key)
@@ -181,33 +133,39 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
 
 
 def _refused(site: Site, request: MessageBody) -> MessageBody:
+    """Write to this node's log that the run continues without it, and why."""
     reason = validate(Refusal, request.fields).reason
-    _say(f"the server of run {request.header.lineage} refused {site.name}: {reason}")
+    text = f"the server of run {request.header.lineage} refused {site.name}: {reason}"
+    print(f"espalier: {text}", file=sys.stderr, flush=True)
     return reply_to(request, NoFields())
 
 
-def _say(line: str) -> None:
-    """Print a line to the node's log."""
-    print(f"espalier: {line}", file=sys.stderr, flush=True)
-
-
-def _collect_old(site: Site) -> None:
-    """Delete the state of abandoned runs."""
-    long_ago = time.time() - site.node.keep_days * SECONDS_PER_DAY
-    collect_old_runs(site.node.state_root(), long_ago)
-    collect_old_work(site.node.state_root(), long_ago)
+WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
+    "enrol": _enrol,
+    "refused": _refused,
+    "deliver": _deliver,
+    "train": _compute,
+    "alone": _compute,
+    "evaluate": _evaluate,
+    "fetch": hand_out,
+}
+"""Function that does the work for a message, by kind."""
 
 
 def _error_text(request: MessageBody, context: Context, reason: str) -> str:
     """Return the error text for the server; enrolment errors are prefixed with the site name."""
-    return (
-        refusal(claimed_name(context.node_config), reason)
-        if request.header.kind == "enrol"
-        else reason
-    )
+    enrols = request.header.kind == "enrol"
+    return refusal(claimed_name(context.node_config), reason) if enrols else reason
 
 
-def _answer(message: Message, context: Context, work: Work) -> Message:
+@app.query("enrol")
+@app.query("refused")
+@app.query("deliver")
+@app.query("fetch")
+@app.train()
+@app.train("alone")
+@app.evaluate()
+def answer(message: Message, context: Context) -> Message:
     """Answer a message: read it, do the work, and return what may leave the site."""
     arrived = approval.clock()
     request = None
@@ -227,11 +185,11 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
         )
         return Message(write(body), reply_to=message)
     waits_until = approval.deadline(message.metadata.ttl, arrived, request.header.kind)
-    content = egress(site, _worked(site, request, context, work), waits_until)
+    content = egress(site, _worked(site, request, context), waits_until)
     return Message(content, reply_to=message)
 
 
-def _worked(site: Site, request: MessageBody, context: Context, work: Work) -> MessageBody:
+def _worked(site: Site, request: MessageBody, context: Context) -> MessageBody:
     """Return the reply to a request, or a failure reply.
 
     The reply to an EspalierError contains its message, the reply to any other error only the type
@@ -243,7 +201,9 @@ def _worked(site: Site, request: MessageBody, context: Context, work: Work) -> M
         # Delete old runs first, because the limit on the number of runs counts those that have
         # state.
         if header.kind == "enrol":
-            _collect_old(site)
+            long_ago = time.time() - site.node.keep_days * SECONDS_PER_DAY
+            collect_old_runs(site.node.state_root(), long_ago)
+            collect_old_work(site.node.state_root(), long_ago)
         if header.kind != "refused":
             require_allowed(site, header)
         if header.kind not in BEFORE_A_SEAT:
@@ -251,7 +211,7 @@ def _worked(site: Site, request: MessageBody, context: Context, work: Work) -> M
         with at_work(site, header):
             # A round begins with the tensors of its order; other handlers only store blobs.
             check(request, site.contract.down, keep=header.kind == "train")
-            body = work(site, request)
+            body = WORK[header.kind](site, request)
             # The number of parts follows from the contract, not from the handler.
             body.header.num_parts = site.contract.num_parts
             return body

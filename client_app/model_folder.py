@@ -27,20 +27,18 @@ from typing import Any
 
 from espalier.environment.bounded_json import UnboundedJsonError, read_json, require_flat
 from espalier.errors import InputError, StateLost
-from espalier.messages.blobs.model_pieces import Manifest, Offer
-from espalier.messages.message import validate
+from espalier.messages.blobs.model_pieces import Manifest
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
     VERSION_FILE,
     PrivateState,
-    mark_as_ours,
+    marked_folder,
     private_folder,
     remove_ours,
 )
-from espalier.storage.directory_lock import FILE, in_turn
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 MODELS = "models"
 RESERVED = "reserved.json"
@@ -78,9 +76,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
                 f" bytes, so there is no room for this model of {wanted} bytes; raise the limit"
                 " in --node-config, or remove models below models/ in the site's state-dir"
             )
-        private_folder(models, manifest.sha256)
-        if not (folder / VERSION_FILE).exists():
-            mark_as_ours(folder)
+        marked_folder(models, manifest.sha256)
         # Taking the folder's lock updates the time of last use.
         with in_turn(folder):
             if not (folder / RESERVED).exists():
@@ -106,14 +102,14 @@ def _taken(folder: Path) -> int:
     return max(reserved, there)
 
 
-OUR_OWN = (RESERVED, FOUND, VERSION_FILE, FILE)
+OUR_OWN = (RESERVED, FOUND, VERSION_FILE, LOCK)
 """Names of files in a model's folder that no server sent."""
 
 
 def _remove_abandoned(own: Path) -> None:
     """Delete incomplete models without messages for ``ABANDONED_SECONDS``."""
     for folder in own.parent.iterdir():
-        lock = folder / FILE
+        lock = folder / LOCK
         if folder == own or not folder.is_dir() or (folder / FOUND).exists() or not lock.exists():
             continue
         if lock.stat().st_mtime < time.time() - ABANDONED_SECONDS:
@@ -155,9 +151,7 @@ class ModelFolder:
     """Model in the site's state directory. Callers hold the folder's lock."""
 
     def __init__(self, state_root: Path, folder_sha256: str) -> None:
-        self.folder = private_folder(state_root, MODELS, folder_sha256)
-        if not (self.folder / VERSION_FILE).exists():
-            mark_as_ours(self.folder)
+        self.folder = marked_folder(state_root, MODELS, folder_sha256)
         self.files = self.folder / FILES
         self.store = BlobStore(private_folder(self.folder, PIECES), OWNER_ONLY_FILE)
 
@@ -190,8 +184,8 @@ class ModelFolder:
             found = read_json((self.folder / FOUND).read_text())
         if found is None or not self.files.is_dir():
             return False
-        manifest = validate(Offer, found["offer"]).manifest()
-        if sorted(os.listdir(self.files)) != list(manifest.names):
+        manifest = Manifest.offered(found["offer"])
+        if sorted(os.listdir(self.files)) != manifest.names:
             return False
         # Hashing a whole model takes long, so it is skipped while inode, size and time are
         # unchanged.
@@ -249,7 +243,7 @@ class ModelFolder:
             ) from None
 
     def _note(self, manifest: Manifest) -> None:
-        offer = Offer.of(manifest).model_dump()
+        offer = manifest.model_dump()
         write_json(
             self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE
         )

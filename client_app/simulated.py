@@ -19,8 +19,7 @@ from contextvars import ContextVar
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from espalier.flower.outside_task import play_task
-from espalier.flower.shared_nodes import taken_out
+from espalier.flower.shared_nodes import play_task, taken_out
 
 _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 
@@ -58,10 +57,7 @@ def playing_a_node() -> Iterator[None]:
 
 
 def _is_ray_actor() -> bool:
-    """Return whether this process is a Ray actor.
-
-    Nothing is imported for this test, because Ray is always imported in an actor.
-    """
+    """Return whether this process is a Ray actor, in which Ray is always imported."""
     ray = sys.modules.get("ray")
     try:
         return (

@@ -12,6 +12,7 @@ from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
+from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
@@ -22,9 +23,6 @@ from espalier.messages.message import Fields, Header, MessageBody
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import PrivateState, private_folder
-
-DEMO = "demo"
-"""Name of the model that is installed with Espalier."""
 
 if TYPE_CHECKING:
     from espalier.hf.machine.computing import Computing
@@ -45,25 +43,13 @@ class Site:
 
     @staticmethod
     def of(context: Context, request: MessageBody | None = None) -> "Site":
-        """Read the settings of the node, to answer a request.
-
-        Raises
-        ------
-        InputError
-            A setting of the node is invalid.
-        """
+        """Read the settings of the node, to answer a request."""
         node = parse_node(context.node_config, simulated=in_simulation())
         return Site(context.run_config, node, request, context.node_id)
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Settings of the run.
-
-        Raises
-        ------
-        InputError
-            A setting is invalid.
-        """
+        """Settings of the run; InputError if one is invalid."""
         try:
             return parse(self.run_config)
         except EspalierError as error:
@@ -75,13 +61,7 @@ class Site:
 
     @cached_property
     def contract(self) -> Contract:
-        """Contract of the request and its reply.
-
-        Raises
-        ------
-        ProtocolError
-            The request names another method, or a round or part that does not exist.
-        """
+        """Contract of the request and its reply; ProtocolError if there is no such request."""
         assert self.request is not None
         return contract_for(self.request, lambda: self.model.plan, self.settings)
 
@@ -91,14 +71,7 @@ class Site:
 
         It is the model that the site's owner configured, or the demo model if there is none. In a
         simulation it is the run's model. If clients of the method need no base model, it is the
-        model that the server pushed.
-
-        Raises
-        ------
-        InputError
-            The run names a model but the site has none, or the model cannot be opened.
-        StateLost
-            The server has not pushed the model yet, or it is damaged.
+        model that the server pushed; StateLost if that is missing or damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
             assert self.request is not None

@@ -1,17 +1,10 @@
-"""Readable formats for counts, durations and sizes: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
+"""Readable text of counts, durations, sizes and tables: ``1 round``, ``15.3 MB``."""
+
+from collections.abc import Sequence
 
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
-TENTHS_BELOW = 10.0
-"""Duration in seconds below which tenths of a second can be shown."""
-MINUTES_FROM = 2 * MINUTE
-HOURS_FROM = HOUR
-DAYS_FROM = 2 * DAY
-"""Durations in seconds from which ``duration`` uses a larger unit and the next smaller one."""
-SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-LARGE = 100
-"""Value from which a size is shown without decimal places."""
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -31,13 +24,14 @@ def duration(seconds: float, *, tenths: bool = False) -> str:
     ----------
     tenths : whether to show tenths of a second below ten seconds, ``0.4 s``
     """
-    if tenths and round(seconds, 1) < TENTHS_BELOW:
+    if tenths and round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
+    # Each unit is used from ``least`` seconds on, together with the next smaller one.
     for least, large, unit, small, next_unit in (
-        (DAYS_FROM, DAY, "d", HOUR, "h"),
-        (HOURS_FROM, HOUR, "h", MINUTE, "min"),
-        (MINUTES_FROM, MINUTE, "min", 1, "s"),
+        (2 * DAY, DAY, "d", HOUR, "h"),
+        (HOUR, HOUR, "h", MINUTE, "min"),
+        (2 * MINUTE, MINUTE, "min", 1, "s"),
     ):
         if whole >= least:
             number, rest = divmod(round(whole / small) * small, large)
@@ -47,8 +41,17 @@ def duration(seconds: float, *, tenths: bool = False) -> str:
 
 def size(num_bytes: float) -> str:
     """Format a number of bytes with three digits, in powers of 1000: ``999 B``, ``15.3 MB``."""
-    for unit, scale in SIZES:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             value = num_bytes / scale
-            return f"{value:.3g} {unit}" if value < LARGE else f"{value:,.0f} {unit}"
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with left-aligned columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

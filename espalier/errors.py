@@ -1,5 +1,7 @@
 """Errors that a user or a site's owner can fix, and the log lines that tell why a run failed."""
 
+import sys
+
 FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 """Line that the ServerApp prints after it has reported why a run failed.
 
@@ -27,14 +29,17 @@ Rust library raises ``PanicException``, which derives from ``BaseException``.
 """
 
 
+def tell(message: object) -> None:
+    """Print a message of the program to standard error."""
+    print(f"espalier: {message}", file=sys.stderr, flush=True)
+
+
 class EspalierError(ValueError):
     """Error that a person can fix: it names the key or file, the value and the remedy.
 
-    Parameters
-    ----------
-    text : message for the machine on which the error occurred; never quotes a line of data
-    told : message that leaves a real site in place of ``text``, if ``text`` states something that
-        was counted or found in the site's data
+    ``text`` is for the machine on which the error occurred, and never quotes a line of data. If it
+    states something that was counted or found in a site's data, ``told`` leaves the site in its
+    place.
     """
 
     def __init__(self, text: str, told: str | None = None) -> None:
@@ -59,4 +64,14 @@ class StateLost(EspalierError):
     """Error of a client that lost the state of earlier rounds.
 
     If the method supports it, the server sends the client what it needs to catch up.
+    """
+
+
+class NoAnswerError(RuntimeError):
+    """Error for a message that is not answered; its text may be sent to the server.
+
+    Covers: the text is ours and contains no data of the site. For any other error, the warm node
+    sends only the type. Contracts limit the content of answers; a Flower error has none.
+    Does not cover: Flower's own node, which sends the text of errors raised outside the ClientApp's
+    handlers.
     """

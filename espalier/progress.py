@@ -19,8 +19,6 @@ Listener = Callable[[str], None]
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
-SECONDS_BETWEEN_LINES = 10.0
-
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
@@ -57,14 +55,7 @@ def beats(parts: Collection[T], what: str) -> Iterator[T]:
 
 
 class Share:
-    """Progress of work of a known size: the percentage done, and the time left at this pace.
-
-    Parameters
-    ----------
-    what : name of the work
-    total : its size, in any unit
-    now : monotonic clock in seconds
-    """
+    """Progress of work whose size ``total`` is known: percentage, and time left at this pace."""
 
     def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -90,20 +81,13 @@ def with_progress(parts: Collection[T], what: str) -> Iterator[T]:
 
 
 class Pace:
-    """Listener that prints a progress line every few seconds, with the time since its start.
+    """Listener that says a progress line every few seconds, with the time since its start.
 
-    Parameters
-    ----------
-    say : receives each line
-    now : monotonic clock in seconds
-    every : minimum seconds between two lines and before the first
+    ``every`` is the minimum number of seconds between two lines, and before the first.
     """
 
     def __init__(
-        self,
-        say: Callable[[str], None],
-        now: Callable[[], float] = time.monotonic,
-        every: float = SECONDS_BETWEEN_LINES,
+        self, say: Listener, now: Callable[[], float] = time.monotonic, every: float = 10.0
     ) -> None:
         self._say = say
         self._now = now

@@ -47,13 +47,6 @@ def _keep_code_of_these_sources() -> None:
     numba.config.CACHE_DIR = str(root / f"kernels-{digest[:16]}")
 
 
-def instruction(rule: Callable[..., Any]) -> Any:
-    """Make a function for kernels whose body is written as LLVM instructions."""
-    from numba.extending import intrinsic
-
-    return intrinsic(rule)
-
-
 def use_threads_of_torch() -> int:
     """Set numba's number of threads to torch's, and return it; results do not depend on it."""
     import numba

@@ -8,7 +8,6 @@ row divided by the root of its first entry.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -49,24 +48,13 @@ def factorise(
     Parameters
     ----------
     gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any
-        positive number
-        It is not changed. In addition to it, memory holds the result, a float32 matrix of the same
-        size, and a third of one.
-    damping : fraction of the mean diagonal, in [0, 1], that is added to the diagonal
-        If the damped matrix has no Cholesky factor, ten times as much is added, up to 1. The result
-        has the final value.
+        positive number; not changed. In addition to it, memory holds the result, a float32 matrix
+        of the same size, and a third of one.
+    damping : fraction of the mean diagonal, in [0, 1], that is added to the diagonal. If the damped
+        matrix has no Cholesky factor, ten times as much is added, up to 1. The result has the final
+        value.
     dead_diagonal : value of a dead channel in the mean diagonal, in the scale of ``gram``; None:
         dead channels are left out of the mean
-
-    Returns
-    -------
-    Factor
-        The published code takes three steps: the factor of H, the inverse of H, and the factor of
-        the inverse. Here H = R R^T with R upper triangular, so that U is R^-1. It is the same
-        matrix, because a Cholesky factor is unique, and is computed by matrix products. The
-        published code sets a dead channel's diagonal to 1 and counts it in the mean as 1 of H = 2 /
-        n x x^T, summed over n samples. This corresponds to ``dead_diagonal = n / 2``. Its damping
-        then depends on the scale of the inputs.
 
     Raises
     ------
@@ -74,15 +62,15 @@ def factorise(
         ``gram`` has NaN or infinity.
     NoFactorError
         ``gram`` has no factor with the highest damping either.
-    ValueError
-        ``gram`` is not square, or the damping is out of range.
+
+    Notes
+    -----
+    The published code takes three steps: the factor of H, the inverse of H, and the factor of the
+    inverse. Here H = R R^T with R upper triangular, so that U is R^-1. It is the same matrix,
+    because a Cholesky factor is unique. The published code sets a dead channel's diagonal to 1 of
+    H = 2 / n x x^T, summed over n samples, which corresponds to ``dead_diagonal = n / 2``. Its
+    damping then depends on the scale of the inputs.
     """
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(
-            f"the gram of the inputs has to be a square matrix, got {tuple(gram.shape)}"
-        )
-    if not 0 <= damping <= 1:
-        raise ValueError(f"damping has to lie between 0 and 1, got {damping}")
     _require_finite(
         gram,
         "the calibration activations contain NaN or infinity; use dtype float32 or check the model",
@@ -127,32 +115,32 @@ def prune(
     -------
     prune_mask : Tensor
         bool, shaped like ``weight``, True for pruned weights. The scores are ``W_ij^2 / U_jj^2`` of
-        weights that earlier blocks have updated. They are compared as ``|W_ij| * (1 / U_jj)``, in
-        float32. After each block exactly ``int(number * sparsity)`` of the weights so far are
-        pruned; of equal scores the lower row-major index within the block is pruned first. (The
-        published code prunes all scores up to a threshold, one more in each block.) In a pattern, m
-        weights are compared when their column is reached, so updates within the block count as
-        well.
+        weights that earlier blocks have updated. After each block exactly ``int(number *
+        sparsity)`` of the weights so far are pruned; of equal scores the lower row-major index
+        within the block is pruned first. (The published code prunes all scores up to a threshold,
+        one more in each block.) In a pattern, m weights are compared when their column is reached,
+        so updates within the block count as well.
     weight : Tensor
-        float32, the updated weights; exactly 0 if pruned. Weights of dead channels are 0 in any
-        case.
+        float32, the updated weights; exactly 0 if pruned or in a dead channel
 
     Raises
     ------
     ValueError
-        The shapes do not match, the sparsity is out of range, or m does not divide both the columns
-        and the block size.
+        m does not divide both the columns and the block size.
     NotFiniteError
         A weight is NaN or infinite, or became so.
 
     Notes
     -----
     In addition to the result, memory holds one float32 matrix of its size. Large matrices on a CPU
-    use the compiled kernel. Its weights differ from those of the plain form in the last bits, by
-    the order of rounding. Both are deterministic for a given number of threads, on which only
-    torch's matrix product depends.
+    use the compiled kernel, whose weights differ from those of the plain form in the last bits.
+    Both are deterministic for a given number of threads.
     """
-    _require_fit(weight, factor, sparsity, pattern, block_size)
+    if pattern is not None and (weight.shape[1] % pattern[1] or block_size % pattern[1]):
+        raise ValueError(
+            f"pattern {pattern[0]}:{pattern[1]} does not divide rows of {weight.shape[1]} weights"
+            f" in blocks of {block_size}"
+        )
     updated = weight.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     _require_finite(updated, "the weights contain NaN or infinity; check the model")
     updated[:, factor.dead] = 0
@@ -162,7 +150,9 @@ def prune(
     rows, columns = weight.shape
     for number, start in enumerate(range(0, columns, block_size), 1):
         end = min(start + block_size, columns)
-        block = _Block.of(factor, updated, prune_mask, slice(start, end))
+        of_block = slice(start, end)
+        upper = factor.upper[of_block, of_block].contiguous()
+        block = _Block(upper, updated[:, of_block], prune_mask[:, of_block])
         if pattern is None:
             # A difference of totals, so that rounding does not accumulate over the blocks.
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)
@@ -179,29 +169,16 @@ def prune(
 
 
 def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
-    """Return SparseGPT's score ``W_ij^2 / (H^-1)_jj`` without updates.
+    """Return SparseGPT's score ``W_ij^2 / (H^-1)_jj`` without updates (Sun et al. 2023, table 1).
 
-    Source: Wanda, Sun et al. 2023, table 1.
-
-    Parameters
-    ----------
-    weight : (out_features, in_features), any float dtype, on the device of ``factor``
-    factor : factor of the Gram matrix of the layer's inputs; ``(H^-1)_jj`` is the squared norm of
-        column j of U
-
-    Returns
-    -------
-    Tensor
-        float32, same shape as ``weight``; 0 in dead channels.
+    ``(H^-1)_jj`` is the squared norm of column j of U. The weight can have any float dtype; the
+    result is float32, has its shape, and is 0 in dead channels.
 
     Raises
     ------
-    ValueError
-        The shapes do not match.
     NotFiniteError
         A weight is NaN or infinite.
     """
-    _require_shape(weight, factor)
     _require_finite(weight, "the weights contain NaN or infinity; check the model")
     norms = torch.linalg.vector_norm(factor.upper, dim=0)
     return weight.to(torch.float32).div(norms).square_().masked_fill_(factor.dead, 0)
@@ -214,12 +191,6 @@ class _Block:
     upper: Tensor
     weight: Tensor
     prune_mask: Tensor
-
-    @classmethod
-    def of(cls, factor: Factor, weight: Tensor, prune_mask: Tensor, columns: slice) -> Self:
-        """Return some columns of a matrix, of its mask and of the inputs' factor."""
-        upper = factor.upper[columns, columns].contiguous()
-        return cls(upper, weight[:, columns], prune_mask[:, columns])
 
     @property
     def reciprocals(self) -> Tensor:
@@ -293,7 +264,13 @@ def _inverse_root(square: Tensor) -> bool:
     """
     half = square.shape[0] // 2
     if square.shape[0] <= LEAF:
-        return _inverse_root_of_leaf(square)
+        # LAPACK computes lower factors, so the rows and columns of H are reversed.
+        lower, failed = torch.linalg.cholesky_ex(square.flip(0, 1))
+        if bool(failed):
+            return False
+        identity = torch.eye(square.shape[0], device=square.device)
+        square.copy_(torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1))
+        return True
     a = square[:half, :half]
     b = square[:half, half:]
     c = square[half:, half:]
@@ -307,52 +284,6 @@ def _inverse_root(square: Tensor) -> bool:
     torch.neg(torch.mm(a, b, out=root), out=b)
     square[half:, :half].zero_()
     return True
-
-
-def _inverse_root_of_leaf(square: Tensor) -> bool:
-    """Do the same as ``_inverse_root`` with LAPACK.
-
-    LAPACK computes lower factors, so the rows and columns of H are reversed.
-    """
-    lower, failed = torch.linalg.cholesky_ex(square.flip(0, 1))
-    if bool(failed):
-        return False
-    identity = torch.eye(square.shape[0], device=square.device)
-    square.copy_(torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1))
-    return True
-
-
-def _require_fit(
-    weight: Tensor,
-    factor: Factor,
-    sparsity: float,
-    pattern: tuple[int, int] | None,
-    block_size: int,
-) -> None:
-    """Raise ``ValueError`` if arguments of ``prune`` do not match each other."""
-    _require_shape(weight, factor)
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity has to be at least 0 and below 1, got {sparsity}")
-    if block_size < 1:
-        raise ValueError(f"block_size has to be at least 1, got {block_size}")
-    if pattern is None:
-        return
-    n, m = pattern
-    if not 0 < n < m:
-        raise ValueError(f"pattern {n}:{m} has to keep at least one and fewer than all weights")
-    if weight.shape[1] % m or block_size % m:
-        raise ValueError(
-            f"pattern {n}:{m} does not divide rows of {weight.shape[1]} weights in blocks of"
-            f" {block_size}"
-        )
-
-
-def _require_shape(weight: Tensor, factor: Factor) -> None:
-    if weight.ndim != 2 or weight.shape[1] != factor.upper.shape[0]:
-        raise ValueError(
-            f"weight {tuple(weight.shape)} does not fit the factor of {factor.upper.shape[0]} input"
-            " channels"
-        )
 
 
 def _require_finite(numbers: Tensor, text: str) -> None:

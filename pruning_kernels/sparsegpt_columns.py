@@ -80,11 +80,9 @@ def solve_rows(
         places = np.empty(width, np.int64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             for column in range(width):
-                line[column], pruned[column], error[column] = (
-                    weight[row, column],
-                    prune_mask[row, column],
-                    0,
-                )
+                line[column] = weight[row, column]
+                pruned[column] = prune_mask[row, column]
+                error[column] = 0
             for first in range(0, width, size):
                 end = min(first + size, width)
                 if quota:
@@ -99,8 +97,6 @@ def solve_rows(
                     _subtract(line, upper, error[column], column)
                     line[column] = 0
             for column in range(width):
-                weight[row, column], errors[row, column], prune_mask[row, column] = (
-                    line[column],
-                    error[column],
-                    pruned[column],
-                )
+                weight[row, column] = line[column]
+                errors[row, column] = error[column]
+                prune_mask[row, column] = pruned[column]

@@ -1,14 +1,14 @@
-"""ServerApp: from the settings to the strategy, its start and its results."""
+"""One run at the server: from the settings to the strategy, its start and its results."""
 
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.pulls import ask_again_soon
@@ -32,17 +32,13 @@ from server_app.report.result_size import remove_set_aside, set_aside
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line, show
 from server_app.run_directory import HOW_TO_TELL, RUNNING, open_run_directory
-from strategies.base.evaluation import ClientEvaluation
 from strategies.base.federation import Federation
 from strategies.base.method import Method
 from strategies.base.progress import Clock
 from strategies.base.rounds import RunFailed
 from strategies.base.run import Run
 
-app = ServerApp()
 
-
-@app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     ask_again_soon()
@@ -66,21 +62,10 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     RunFailed
         Too few clients completed their work.
     """
-    with ExitStack() as held:
-        return _run_method(grid, context, clock or Clock(), held)
-
-
-def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> Path:
-    """Implement ``run_method``; ``held`` closes its resources when the run has ended."""
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
     grid = with_enough_nodes(grid, settings.num_clients)
-    if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
-        raise InputError(
-            "evaluation.centralized = 'on': the centralized baseline needs the data of all"
-            " clients in one place, so it exists only in simulations; set it to 'off' or 'auto'"
-        )
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     computing = set_up(settings, Path(settings.out_dir))
     with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
@@ -89,19 +74,29 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         tests = public_tests(settings, model)
         require_fit(settings, model, tests, {}, simulation=simulation)
         require_sound_base(model, computing, tests)
-    directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
-    folder = directory.folder
-    lineage = directory.lineage
-    print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
-    tell_plan(settings, model, tests, computing, simulation=simulation)
-    summary = Summary(
-        settings,
-        model,
-        computing.threads,
-        computing.device.type,
-        losses={name: {} for name in tests.texts},
-    )
-    run = Run(settings, model, folder, lineage, grid, clock, simulation, computing, keys)
+    with open_run_directory(settings, model, str(context.run_id)) as directory:
+        folder = directory.folder
+        print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
+        tell_plan(settings, model, tests, computing, simulation=simulation)
+        lineage = directory.lineage
+        clock = clock or Clock()
+        run = Run(settings, model, folder, lineage, grid, clock, simulation, computing, keys)
+        losses: dict[str, dict[str, float | None]] = {name: {} for name in tests.texts}
+        device = computing.device.type
+        summary = Summary(settings, model, computing.threads, device, losses=losses)
+        _work_and_note_end(run, tests, summary)
+        directory.note_completed()
+        remove_set_aside(folder.path)
+        if simulation:
+            _remove_private_state(run)
+        show(summary, folder.ledger.total())
+        print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
+        return folder.path
+
+
+def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
+    """Do the work of a run; ``summary.json`` has its status from the beginning to the end."""
+    folder = run.folder
     summary.seconds = run.seconds_before
     summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
     try:
@@ -118,13 +113,6 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, "completed", None)
-    directory.note_completed()
-    remove_set_aside(folder.path)
-    if simulation:
-        _remove_private_state(run)
-    show(summary, folder.ledger.total())
-    print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
-    return folder.path
 
 
 def _what_remains(run: Run) -> str:
@@ -175,7 +163,7 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
         The result was written and evaluated, but some numbers are NaN or infinite.
     """
     row = METHODS[run.settings.method]
-    method: Method = part(row.strategy)(run, _evaluation(run, tests))
+    method: Method = part(row.strategy)(run, tests.evaluation(run))
     outcome: Outcome[Any] = part(row.outcome)(run, tests, summary)
     federation = Federation(
         method,
@@ -217,18 +205,6 @@ def _work(run: Run, tests: PublicTests, summary: Summary) -> None:
     outcome.require_finite()
 
 
-def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
-    """Return the evaluation at clients.
-
-    Clients evaluate their local baseline, unless the settings disable it, and models on their own
-    text.
-    """
-    items = (
-        (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
-    )
-    return ClientEvaluation(run, tests.of_clients(run.settings), items)
-
-
 def _collect_egress_logs(run: Run) -> None:
     """Copy the egress logs of simulated sites, which are on this machine, to the run directory."""
     for log in sorted((NodeSettings().state_root() / "egress").glob(f"{run.lineage}-*.jsonl")):
@@ -241,7 +217,7 @@ def _remove_private_state(run: Run) -> None:
     """Delete the client state of a completed simulation; real sites keep theirs."""
     root = NodeSettings().state_root()
     remove_run(root, run.lineage)
-    if (work := run.work()) is not None:
+    if (work := run.rounds.work) is not None:
         work.remove()
     for log in (root / "egress").glob(f"{run.lineage}-*.jsonl"):
         log.unlink(missing_ok=True)

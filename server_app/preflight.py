@@ -20,7 +20,7 @@ from espalier.progress import Pace, beats_of, heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.client_state import private_folder
-from espalier.training.client_data import read_client_data
+from espalier.training.sequences import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
 from server_app.run_directory import require_run_directory
@@ -49,7 +49,10 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         settings, model, public_tests(settings, model, built_in=False), equals, simulation=True
     )
     unusable = _unusable(settings, model)
-    lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
+    lines = [
+        f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}: {reason}"
+        for reason, clients in unusable.items()
+    ]
     left = settings.num_clients - sum(map(len, unusable.values()))
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
         raise InputError("\n".join(lines))
@@ -73,10 +76,6 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
             if settings.data.origin == "hub" and CANNOT_BE_LOADED in str(error):
                 return {str(error): list(range(settings.num_clients))}
     return found
-
-
-def _clients(clients: list[int]) -> str:
-    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
 def _tell(line: str) -> None:

@@ -14,6 +14,8 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.run import Run
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class PublicTests:
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""
         return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
+
+    def evaluation(self, run: Run) -> ClientEvaluation:
+        """Return the evaluation at clients: local baselines, unless disabled, and own texts."""
+        items = None
+        if self.encoded is not None and run.settings.clients_evaluate:
+            items = (self.encoded, self.metrics)
+        return ClientEvaluation(run, self.of_clients(run.settings), items)
 
 
 def public_tests(
@@ -70,14 +79,12 @@ def _of_task(
     settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tensor], num_classes: int
 ) -> PublicTests:
     items = public_items(settings)
-    metrics = (
-        ("loss",)
-        if "acc" not in task_named(settings.task.name).metrics
-        else ("acc", "acc_norm", "loss")
-    )
     if not items:
         return PublicTests(texts, num_classes=num_classes)
+    metrics: tuple[str, ...] = ("loss",)
+    if num_classes:
+        metrics = ("acc", "loss")
+    elif "acc" in task_named(settings.task.name).metrics:
+        metrics = ("acc", "acc_norm", "loss")
     encoded = as_tests(settings, items, model.tokenizer, num_classes > 0, model.num_positions)
-    return PublicTests(
-        texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes
-    )
+    return PublicTests(texts, items, encoded, metrics, num_classes)

@@ -31,9 +31,8 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import lineage_of, printable
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
-from espalier.storage.atomic import write_bytes
+from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.directory_lock import holder_of, locked, require_free
-from espalier.storage.json_files import Damaged, read_sealed, sealed
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.run import identity
 from strategies.base.run_folder import RunFolder
@@ -85,8 +84,10 @@ def open_run_directory(
         is named) or another model.
     """
     if settings.resume_from:
-        with _resumed(settings, model) as directory:
-            yield directory
+        path = _existing(settings)
+        with locked(path):
+            document = _require_continued(settings, model, path)
+            yield RunDirectory(RunFolder(path), document)
         return
     stamp = datetime.now().strftime(STAMP)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
@@ -94,14 +95,15 @@ def open_run_directory(
         folder = RunFolder(path)
     except OSError as error:
         raise _cannot_be_made(settings, path, error.strerror) from None
-    lineage = lineage_of(stamp, run_id)
-    of_the_run = {
-        "lineage": lineage,
+    document = {
+        "version": VERSION,
+        "completed": False,
+        "lineage": lineage_of(stamp, run_id),
         "model_sha256": model.sha256,
         "settings": _of_the_result(settings),
     }
     with locked(path):
-        directory = RunDirectory(folder, {"version": VERSION, "completed": False, **of_the_run})
+        directory = RunDirectory(folder, document)
         directory.write()
         write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
         yield directory
@@ -153,14 +155,6 @@ def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> Espal
     return InputError(
         f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory"
     )
-
-
-@contextmanager
-def _resumed(settings: RunSettings, model: OpenedModel) -> Iterator[RunDirectory]:
-    path = _existing(settings)
-    with locked(path):
-        was = _require_continued(settings, model, path)
-        yield RunDirectory(RunFolder(path), was)
 
 
 def _existing(settings: RunSettings) -> Path:
@@ -218,6 +212,8 @@ def _of_the_result(settings: RunSettings) -> dict[str, Any]:
     return flat
 
 
+READ_KEYS = {"status", "reason", "finished", "num_clients", "seconds"}
+"""Keys of ``summary.json`` that a status needs."""
 RUNNING = "running"
 INTERRUPTED = "interrupted"
 COMPLETED = "completed"
@@ -253,13 +249,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     path = folder / "summary.json"
     try:
         document = read_json(path.read_text())
-        if not isinstance(document, dict) or not {
-            "status",
-            "reason",
-            "finished",
-            "num_clients",
-            "seconds",
-        } <= set(document):
+        if not isinstance(document, dict) or not document.keys() >= READ_KEYS:
             raise ValueError
         return document
     except OSError as error:

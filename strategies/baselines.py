@@ -1,11 +1,7 @@
 """Centralized baselines: a method on the pooled data of all clients.
 
-They exist only in simulation, where all data are in one place.
-
-It needs all data in one place, so it exists only in simulation.
-
-It takes as many steps as the clients of all rounds together with their batch size, so it processes
-the same number of sequences.
+They exist only in simulation, where all data are in one place. Training takes as many steps as the
+clients of all rounds together with their batch size, so it processes the same number of sequences.
 """
 
 from functools import reduce
@@ -30,7 +26,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
 from espalier.methods.fedpetuning import trained
 from espalier.methods.fedprllm import FedPrLLMSettings
@@ -49,6 +45,9 @@ from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning
 from strategies.base.run import Run
 
+SCRATCH = "centralized"
+"""Folder in the run directory for blobs of a baseline; it is deleted after the evaluation."""
+
 
 def pooled_samples(run: Run) -> Tensor:
     """Return the calibration samples of all clients, (samples, tokens), int64."""
@@ -62,34 +61,39 @@ def pooled_samples(run: Run) -> Tensor:
     return samples
 
 
-def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """Prune with all samples as one client of FedPrLLM would; remaining weights do not change.
+def _tell(run: Run, index: int, samples: Tensor) -> None:
+    """Show that a block is finished."""
+    text = f"block {index}, {count(len(samples), 'sample')}"
+    run.progress.step("centralized", text, block=index)
 
-    Returns
-    -------
-    Edits
-        Edits that turn the dense model into the pruned one. The masks are in ``store``, one blob
-        per block.
+
+def masked_by_all(run: Run) -> Edits:
+    """Return the edits by which one client of FedPrLLM with all samples would prune the model.
+
+    The masks are in ``SCRATCH``, one blob per block.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     hashes = []
     for index, masks in prune_by_block(stream, samples, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
-        run.progress.step(
-            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
-        )
+        _tell(run, index, samples)
     return masked(
         lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
     )
 
 
-def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """Prune with all samples as one client of FedSpaLLM would.
+def reconstructed_by_all(run: Run) -> Edits:
+    """Return the edits by which one client of FedSpaLLM with all samples would prune the model.
 
-    The client samples every layer and prunes directly to the final sparsity.
+    The client samples every layer and prunes directly to the final sparsity. Its layers are in
+    ``SCRATCH``.
     """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan
@@ -97,11 +101,7 @@ def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edi
     hashes = []
     for layer in prune_layers(stream, samples, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))
-        run.progress.step(
-            "centralized",
-            f"block {layer.index}, {count(len(samples), 'sample')}",
-            block=layer.index,
-        )
+        _tell(run, layer.index, samples)
     return replaced(
         lambda i: {
             name: m.weight()
@@ -117,9 +117,7 @@ def flap_of_all(run: Run) -> OpenedModel:
     samples = pooled_samples(run)
     for index, found in enumerate(watched_moments(stream, samples)):
         moments.append(found)
-        run.progress.step(
-            "centralized", f"block {index}, {count(len(samples), 'sample')}", block=index
-        )
+        _tell(run, index, samples)
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
 
@@ -171,14 +169,7 @@ def slicegpt_of_all(run: Run) -> OpenedModel:
 
 
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
-    """Train the run's adapters on all clients' sequences.
-
-    Returns
-    -------
-    dict
-        The trained tensors by blob key and canonical name.
-    """
-    # A simulated node has no data besides the run's [data] table.
+    """Train the run's adapters on all clients' sequences; return them by blob key and name."""
     settings = run.settings
     nowhere = simulated_node()
     clients = range(settings.num_clients)
@@ -197,8 +188,6 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     )
     run.progress.begin("centralized", 1)
     tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
-    run.progress.step(
-        "centralized",
-        f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}",
-    )
+    done = f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}"
+    run.progress.step("centralized", done)
     return tensors

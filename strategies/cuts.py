@@ -5,11 +5,10 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.edits import BlobEdits, WeightEdit, edits_from
 from espalier.hf.structured.export import require_writable
-from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.cuts import cut_specs, scales_of
 from espalier.messages.message import NoFields
 from espalier.messages.parts import parts_of
@@ -19,19 +18,17 @@ from espalier.models.structure import BlockStructure
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.method import Method
+from strategies.base.method import Method, RunResult, settings_of
 from strategies.base.run import Run
 
 
-class CutResult:
+class CutResult(RunResult):
     """Smaller model, available when the cut is decided.
 
-    Parameters
-    ----------
-    run : run whose base model is cut
-    biases : canonical names of the matrices that get a bias
-    scaled : kinds of prunable groups that get scales
+    ``biases`` names the matrices that get a bias, ``scaled`` the kinds of groups that get scales.
     """
+
+    STATE = ("blobs",)
 
     def __init__(self, run: Run, biases: Sequence[str] = (), scaled: Sequence[str] = ()) -> None:
         self.run = run
@@ -41,14 +38,6 @@ class CutResult:
         self.scaled = tuple(scaled)
         self.blobs: list[str] = []
         """Hash of each block's blob."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the hashes of the decided blocks."""
-        return {"blobs": self.blobs}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        self.blobs = state["blobs"]
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -86,17 +75,15 @@ class CutResult:
         """Return size and remaining fraction of the model, and the group counts of each block."""
         small = self.model
         assert small.structure is not None
-        blocks = [
-            {"groups": block.sizes.groups, "channels": block.sizes.channels}
-            for block in small.structure.blocks
-        ]
-        share = small.plan.num_parameters / self.base.plan.num_parameters
-        found = {
+        blocks = small.structure.blocks
+        found: dict[str, Any] = {
             "parameters": small.plan.num_parameters,
-            "share_of_the_base": share,
-            "units_of_blocks": blocks,
+            "share_of_the_base": small.plan.num_parameters / self.base.plan.num_parameters,
+            "units_of_blocks": [
+                {"groups": block.sizes.groups, "channels": block.sizes.channels} for block in blocks
+            ],
         }
-        scales = [self._scales(block) for block in small.structure.blocks]
+        scales = list(map(self._scales, blocks))
         return found | ({"scales_of_blocks": scales} if any(scales) else {})
 
     def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
@@ -111,31 +98,20 @@ class CutResult:
 def require_cuttable(
     settings: RunSettings, model: OpenedModel, blocks: range, biases: Sequence[str] = ()
 ) -> None:
-    """Check that prunable groups of a model can be removed, and the result be written.
+    """Refuse encoders, impossible pruning ratios, and results that cannot be written.
 
-    Some forms of output cannot hold a model whose blocks differ in shape.
-
-    Parameters
-    ----------
-    settings : settings of the run
-    model : base model
-    blocks : blocks whose groups may be removed
-    biases : canonical names of the matrices that get a bias
-
-    Raises
-    ------
-    InputError
-        The model is an encoder, the pruning ratio is impossible, or the result cannot be written.
+    Some forms of output cannot hold a model whose blocks differ in shape. ``biases`` names the
+    matrices that get a bias.
     """
     check_labels(model.family, None, str(model.directory / "config.json"))
-    try:
+    with settings_of(settings):
         require_writable(model, settings.of(StructuredSettings), biases, blocks)
-    except EspalierError as error:
-        raise InputError(f"{settings.method}.{error}") from None
 
 
-class EditResult:
+class EditResult(RunResult):
     """Tensors of a result, in the checkpoint's blobs, and the edits of weights by them."""
+
+    STATE = ("hashes",)
 
     def __init__(self, run: Run, edits: BlobEdits) -> None:
         self.settings = run.settings
@@ -143,14 +119,6 @@ class EditResult:
         self.functions = edits
         self.hashes: dict[str, str] = {}
         """Hash of each blob, by key."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the hashes."""
-        return {"hashes": self.hashes}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        self.hashes = state["hashes"]
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -174,10 +142,7 @@ class EditResult:
 
 
 class Editing(Method):
-    """Method whose result has the tensors of a client's reply; ``fold`` puts them into ``result``.
-
-    The parameters are those of ``Method``.
-    """
+    """Method whose result has the tensors of a client's reply; ``fold`` puts them into ``result``."""
 
     EDITS: ClassVar[BlobEdits]
     """Edits of weights by the tensors of the result."""

@@ -5,23 +5,14 @@ The paper averages the factors A and B, which is not the same as averaging the u
 is kept.
 """
 
-from typing import ClassVar
-
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.run import Run
 
 
 class FedPETuning(Tuning):
-    """Strategy of FedPETuning: federated averaging of adapters.
-
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
-    """Class of the result."""
+    """Strategy of FedPETuning: federated averaging of adapters."""
 
     result: AdapterResult
 
@@ -31,4 +22,3 @@ class FedPETuning(Tuning):
         self.averager = AdapterAverager(
             run, lambda: self.result, brings_result=run.settings.evaluation.own_text
         )
-        self.saved.append(self.averager)

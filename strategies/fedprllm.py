@@ -22,7 +22,7 @@ import torch
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.edits import WeightEdit, masked, masked_and_scaled
+from espalier.hf.stream.edits import WeightEdit, masked
 from espalier.messages.blobs.mask_tensors import kept_shares, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Fields
@@ -42,26 +42,18 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.selection import group_size, pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words, count
-from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
+from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_counter
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords
+from strategies.base.method import ClientOrder, Method, ProgressWords, RunResult
 from strategies.base.public_samples import require_counting
 from strategies.base.run import Run
 
-STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
-"""Attributes that a checkpoint stores."""
 
+class VoteResult(RunResult):
+    """Decided blocks of a run, in order; their masks and counts are in ``store``."""
 
-class VoteResult:
-    """Decided blocks of a run, in order.
-
-    Parameters
-    ----------
-    settings : settings of the run
-    model : dense model
-    store : store for masks and counts, in a run that of the checkpoint
-    """
+    STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
         self.settings = settings.of(FedPrLLMSettings)
@@ -77,15 +69,6 @@ class VoteResult:
         """Number of clients that voted on each decided block."""
         self.unanimous_survivors = 0
         """Number of kept weights that all clients voted to prune (many by column comparison)."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the hashes of the decided blocks, and the reported numbers."""
-        return {name: getattr(self, name) for name in STATE}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -110,10 +93,7 @@ class VoteResult:
             self.count_blobs.append(self.store.put(pack_tensors(votes)))
 
     def _sizes(self, block: BlockPlan, linear: LinearPlan) -> Sizes | None:
-        """Return the values that break ties: the smaller one is pruned first.
-
-        None means that the lower index is pruned first.
-        """
+        """Return the values that break ties, smaller ones first; None for the lower index."""
         if self.settings.ties == "magnitude":
             return magnitudes(self.model.checkpoint.read(linear.parameter))
         if self.settings.ties == "random":
@@ -126,10 +106,7 @@ class VoteResult:
         return {"unanimous_survivors": self.unanimous_survivors}
 
     def zeros_beyond_masks(self) -> int:
-        """Return the number of kept weights that weight scaling sets to zero.
-
-        Their factor is the fraction of clients that voted to keep them, which is 0.
-        """
+        """Return the number of kept weights that weight scaling sets to zero: nobody kept them."""
         return self.unanimous_survivors if self.settings.weight_scaling else 0
 
     def blob(self, index: int) -> bytes:
@@ -153,9 +130,8 @@ class VoteResult:
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one block's dense weights (steps 5 and 6)."""
-        if self.settings.weight_scaling:
-            return masked_and_scaled(self.prune_masks, self.kept_shares)(index)
-        return masked(self.prune_masks)(index)
+        shares = self.kept_shares if self.settings.weight_scaling else None
+        return masked(self.prune_masks, shares)(index)
 
     def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
         """Return ``(m - votes) / m`` of one block's weights: float32, by canonical linear name."""
@@ -168,42 +144,29 @@ class VoteResult:
     def local_sparsity(self) -> float:
         """Return the sparsity of a client's local baseline, as the settings demand."""
         shapes = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
-        pruned = sum(
-            pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group)
-            for shape in shapes
-        )
+        job = self.settings
+        pruned = sum(pruned_in_matrix(shape, job.sparsity, job.local_group) for shape in shapes)
         return pruned / self.model.plan.num_weights
 
 
 def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
-    """Check that a pattern divides the rows of every matrix, and the columns of a SparseGPT step.
-
-    Raises
-    ------
-    InputError
-        It does not. The message names the method's pattern and the matrix.
-    """
+    """Refuse a pattern that does not divide rows of a matrix, or columns of a SparseGPT step."""
     job = settings.of(PruningSettings)
+    given = f"{settings.method}.pattern = '{job.pattern}'"
     for linear in (linear for block in plan.blocks for linear in block.linears):
         try:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:
-            raise InputError(
-                f"{settings.method}.pattern = '{job.pattern}': {linear.parameter}: {error}"
-            ) from None
+            raise InputError(f"{given}: {linear.parameter}: {error}") from None
         if job.pattern and job.columns_together % size:
             raise InputError(
-                f"{settings.method}.pattern = '{job.pattern}': sparsegpt decides"
-                f" {job.columns_together} columns at a time, which {size} does not divide; choose"
-                " another pattern or local-method"
+                f"{given}: sparsegpt decides {job.columns_together} columns at a time, which"
+                f" {size} does not divide; choose another pattern or local-method"
             )
 
 
 class FedPrLLM(Method):
-    """Strategy of FedPrLLM: voting on prune masks.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of FedPrLLM: voting on prune masks."""
 
     WORDS = ProgressWords("masks", "masks", "masks")
     result: VoteResult
@@ -226,24 +189,20 @@ class FedPrLLM(Method):
         """Number of rounds: 1 for one-shot pruning, one per block for iterative pruning."""
         return 1 if self.settings.strategy == "one-shot" else len(self.run.model.plan.blocks)
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
-        text = (
-            f"{job.strategy}, {job.local_metric} by {job.local_group}, votes by {job.server_group},"
-            f" ties by {job.ties}"
-        )
         scaling = ", weight scaling" if job.weight_scaling else ""
-        self.run.progress.note("method", f"fedprllm     {amount}, {text}{scaling}")
+        return (
+            f"{amount}, {job.strategy}, {job.local_metric} by {job.local_group}, votes by"
+            f" {job.server_group}, ties by {job.ties}{scaling}"
+        )
 
     # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> ClientOrder:
-        """Return the order to send masks; parts have the masks of complete blocks.
-
-        In iterative pruning it carries the decision on the block before (step 7).
-        """
+        """Return the order to send masks; if iterative, with the decision on the block before."""
         order = super().order(server_round, client)
         if self.settings.strategy == "one-shot" or server_round == 1:
             return order
@@ -256,10 +215,7 @@ class FedPrLLM(Method):
         return replace(order, fields=decision, blobs=decided | votes)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
-        """Return a function that pushes all decisions to clients that lost their hidden states.
-
-        These clients start again at the first block.
-        """
+        """Return a function that pushes all decisions to clients that lost their hidden states."""
         if self.settings.strategy == "one-shot" or server_round == 1:
             return None
         return lambda lost: self._push(server_round, server_round - 1, lost)
@@ -271,7 +227,7 @@ class FedPrLLM(Method):
         for index in blocks:
             block = self.run.model.plan.blocks[index]
             counters = {
-                linear.name: VoteCounter(linear.shape, len(clients), self.run.device)
+                linear.name: vote_counter(linear.shape, len(clients), self.run.device)
                 for linear in block.linears
             }
             for name, counter in counters.items():
@@ -299,9 +255,5 @@ class FedPrLLM(Method):
         for blocks in decided_parts(self.run.model.plan, self.run.settings, decided):
             blobs = {block_key(index): self.result.blob(index) for index in blocks}
             blobs |= {votes_key(index): self.result.votes_blob(index) for index in blocks if scaled}
-            yield (
-                Decision(
-                    num_voters=[self.result.num_voters[index] for index in blocks], decided=decided
-                ),
-                blobs,
-            )
+            voters = [self.result.num_voters[index] for index in blocks]
+            yield Decision(num_voters=voters, decided=decided), blobs

@@ -10,17 +10,17 @@ compared over all blocks (section 3.3). Biases compensate for them (section 3.4)
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
 from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import MessageBody
 from espalier.methods.flap import FlapSettings, biases, mean_name, squares_name
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
-from strategies.averaging.client_weights import count_claims
+from strategies.averaging.client_weights import count_claims, count_sizes
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
@@ -31,10 +31,7 @@ from strategies.cuts import CutResult, require_cuttable
 
 
 class Flap(Method):
-    """Strategy of FLAP: pooled fluctuation of the inputs.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of FLAP: pooled fluctuation of the inputs."""
 
     WORDS = ProgressWords("moments", "moments", "moments")
     result: CutResult
@@ -53,33 +50,25 @@ class Flap(Method):
         """Refuse a model that cannot be cut by these settings."""
         require_cuttable(settings, model, range(len(model.plan.blocks)), biases(settings))
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = (
-            f"{job.pruning_ratio:.0%} of the blocks' parameters, {job.selection} comparison{bias}"
-        )
-        self.run.progress.note("method", f"flap         {text}")
+        amount = f"{job.pruning_ratio:.0%} of the blocks' parameters"
+        return f"{amount}, {job.selection} comparison{bias}"
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record the number of tokens."""
-        self._tokens[seat.client] = int(report["tokens"])
+        if body.header.kind == "train":
+            self._tokens[seat.client] = int(body.fields["tokens"])
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide the cut."""
-        most = self.run.settings.federation.max_weight_ratio
         claimed = {client: self._tokens[client] for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
-        tokens = count_claims(
-            self.rounds,
-            "tokens",
-            {client: float(number) for client, number in claimed.items()},
-            most,
-        )
-        counted = count_claims(self.rounds, "inputs", sizes, most)
-        factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
-
+        as_floats = {client: float(number) for client, number in claimed.items()}
+        tokens = count_claims(self.rounds, "tokens", as_floats)
+        factor = count_sizes(self.rounds, "inputs", sizes)
         limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
 
         @cache
@@ -117,8 +106,6 @@ class Flap(Method):
 
 
 def _moments(inbox: Inbox, client: int, index: int, name: str, tokens: int) -> Moments:
-    mean, squares = (
-        inbox.tensor(client, block_key(index), of(name)).double()
-        for of in (mean_name, squares_name)
-    )
+    mean = inbox.tensor(client, block_key(index), mean_name(name)).double()
+    squares = inbox.tensor(client, block_key(index), squares_name(name)).double()
     return Moments(tokens, mean, squares)

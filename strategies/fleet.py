@@ -2,12 +2,10 @@
 
 A simulation runs on one machine, so its measured seconds do not describe a heterogeneous fleet
 (FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
-and from the speed of each device (``espalier.settings.fleet``). No clock is read. The paper
-measures on development kits, where memory, caches and drivers take time too; this model counts
-multiplications and additions only.
-
-The time follows from the numbers of operations and bytes, so it is the same in every run. Bytes are
-those of the contracts: adapters and cut bits, both ways, without headers and other fields.
+and from the speed of each device (``espalier.settings.fleet``), so it is the same in every run. The
+paper measures on development kits, where memory, caches and drivers take time too; this model
+counts multiplications and additions only. Bytes are those of the contracts: adapters and cut bits,
+both ways, without headers and other fields.
 """
 
 import math
@@ -43,78 +41,25 @@ def computing_seconds(
 ) -> float:
     """Return the seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
 
-    Parameters
-    ----------
-    steps : number of steps in the round
-    tokens : number of tokens in a step
-    kept : number of frozen parameters that the device has after pruning; removed ones cost nothing
-    trained : number of trained parameters: LoRA adapters and others, such as a classification head
-    conditions : speed of the device in this round
-
-    Raises
-    ------
-    ValueError
-        A number is negative.
+    ``tokens`` is the number in a step, ``kept`` that of the frozen parameters after pruning, and
+    ``trained`` that of the trained ones: LoRA adapters and others, such as a classification head.
     """
-    if min(steps, tokens, kept, trained) < 0:
-        raise ValueError(
-            f"steps, tokens and parameters are at least 0, got {steps}, {tokens}, {kept} and"
-            f" {trained}"
-        )
     return steps * tokens * (FROZEN * kept + TRAINED * trained) / conditions.operations_per_second
 
 
 def sending_seconds(num_bytes: int, conditions: Conditions) -> float:
-    """Return the seconds to send ``num_bytes``, download plus upload: ``8 bytes / bandwidth``.
-
-    Raises
-    ------
-    ValueError
-        ``num_bytes`` is negative.
-    """
-    if num_bytes < 0:
-        raise ValueError(f"bytes are at least 0, got {num_bytes}")
+    """Return the seconds to send ``num_bytes``, download plus upload: ``8 bytes / bandwidth``."""
     return 8 * num_bytes / conditions.bits_per_second
 
 
-def round_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
-    """Return the duration of a round in seconds: that of its slowest device, 0 without devices."""
-    return max(_times(seconds), default=0.0)
-
-
-def waiting_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
-    """Return the mean time that devices wait for the slowest one (equation 1), 0 without devices.
-
-    Raises
-    ------
-    ValueError
-        A time is negative or not finite.
-    """
-    times = _times(seconds)
-    slowest = max(times, default=0.0)
-    return math.fsum(slowest - time for time in times) / len(times) if times else 0.0
-
-
-def _times(seconds: Mapping[int, float] | Sequence[float]) -> list[float]:
-    times = list(seconds.values() if isinstance(seconds, Mapping) else seconds)
-    if bad := [time for time in times if not (math.isfinite(time) and time >= 0)]:
-        raise ValueError(f"times of a round are finite and at least 0, {bad[0]} is not")
-    return times
-
-
-FLEETS = Path(__file__).parents[2] / "conf" / "devices"
+FLEETS = Path(__file__).parents[1] / "conf" / "devices"
 """Folder of the named fleets."""
 
 
 def fleet_of(name: str) -> Fleet | None:
-    """Return the fleet of the setting ``fleet``; None if times are measured.
+    """Return the fleet with a name of ``conf/devices`` or in a file; None if the name is empty.
 
-    ``name`` is a fleet of ``conf/devices`` or the path of a file.
-
-    Raises
-    ------
-    InputError
-        The fleet does not exist or is not valid.
+    Raises InputError if the fleet does not exist or is not valid.
     """
     if not name:
         return None
@@ -125,10 +70,7 @@ def fleet_of(name: str) -> Fleet | None:
 def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
     """Return the fleet that a run simulates; None if its method has no virtual clock or it is off.
 
-    Raises
-    ------
-    InputError
-        The fleet does not exist, is not valid, or has too few devices.
+    Raises InputError if the fleet does not exist, is not valid, or has too few devices.
     """
     name = settings.federation.fleet_name(settings.job, simulation=simulation)
     try:
@@ -141,19 +83,6 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         reason = str(error).removeprefix("fleet: ")
         raise InputError(f"federation.fleet = '{given}'{meant}: {reason}") from None
     return fleet
-
-
-def require_fleet(settings: RunSettings) -> None:
-    """Refuse a named fleet that does not exist or has too few devices.
-
-    The value ``auto`` is checked later, because it depends on whether the run is a simulation.
-    """
-    fleet_of_run(settings, simulation=False)
-
-
-def fingerprint_of(fleet: Fleet | None) -> str:
-    """Return the SHA-256 of a fleet, empty without one; a resumed run must have the same."""
-    return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
 
 
 def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
@@ -169,8 +98,8 @@ def bytes_of_bits(
 ) -> int:
     """Return the bytes of cut bits that a device receives and sends in a round; 0 in round 1.
 
-    They travel with each part of the adapters and each request for a part; the order itself is the
-    first request. A device that is asked to cut receives and sends them once more.
+    They travel with each part of the adapters and each request for a part. A device that is asked
+    to cut receives and sends them once more.
     """
     bits = sum(spec.num_bytes for spec in bit_specs(groups).values())
     return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
@@ -224,9 +153,11 @@ class RoundTime:
 
     @classmethod
     def of(cls, server_round: int, devices: Mapping[int, DeviceTime]) -> Self:
-        """Return the entry of a round with these devices."""
+        """Return the entry of a round with these devices (FedSpine's equation 1)."""
         seconds = [own.seconds for own in devices.values()]
-        return cls(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
+        slowest = max(seconds, default=0.0)
+        waiting = math.fsum(slowest - own for own in seconds) / max(1, len(seconds))
+        return cls(server_round, slowest, waiting, devices)
 
     def in_words(self) -> str:
         """Return the duration and the waiting time as text, for a progress line."""
@@ -243,22 +174,9 @@ class RoundTime:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Read the values that ``to_json`` returned.
-
-        Raises
-        ------
-        InputError
-            They are damaged.
-        """
-        try:
-            devices = {
-                int(client): cls.DEVICE(**own) for client, own in document["devices"].items()
-            }
-            return cls(document["round"], document["seconds"], document["waiting_seconds"], devices)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise InputError(
-                "a round's note in the checkpoint is damaged; resume from another run directory"
-            ) from None
+        """Read the values that ``to_json`` returned."""
+        devices = {int(client): cls.DEVICE(**own) for client, own in document["devices"].items()}
+        return cls(**{**document, "devices": devices})
 
 
 class FleetClock:
@@ -267,7 +185,8 @@ class FleetClock:
     def __init__(self, run: Run) -> None:
         self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         """Simulated devices; None if the run has no virtual clock."""
-        self.fingerprint = fingerprint_of(self.fleet)
+        self.fingerprint = sha256(self.fleet.model_dump_json().encode()) if self.fleet else ""
+        """SHA-256 of the fleet, empty without one; a resumed run must have the same."""
         self._run = run
         self._recorded = 0
         """Last round whose times this process wrote to the ledger."""

@@ -9,16 +9,15 @@ the best approximation of its rank.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from espalier.messages.local_baseline import Alone
 from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.plan import block_key
 from pruning_kernels.lora.factors import norm
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import counted_capabilities
-from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
@@ -27,13 +26,7 @@ from strategies.base.run import Run
 
 
 class HetLoRA(Tuning):
-    """Strategy of HetLoRA: averaging of adapters with a rank per client.
-
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
-    """Class of the result."""
+    """Strategy of HetLoRA: averaging of adapters with a rank per client."""
 
     result: AdapterResult
 
@@ -47,17 +40,14 @@ class HetLoRA(Tuning):
             rank_of=self._rank_of,
             brings_result=run.settings.evaluation.own_text,
         )
-        self.saved.append(self.averager)
         self._ranks: dict[int, int] | None = None
         """Rank r_k of each client in its next round; None before the first round."""
 
-    def summary(self) -> None:
-        """Show the method, its main settings and the clients' ranks."""
-        super().summary()
-        ranks = ", ".join(
-            f"{seat.site} {self._rank_of(seat)}" for seat in self.rounds.roster.active()
-        )
-        self.run.progress.note("ranks", f"ranks        {ranks}")
+    def description(self) -> str:
+        """Return the main settings and the clients' ranks in words."""
+        seats = self.rounds.roster.active()
+        ranks = ", ".join(f"{seat.site} {self._rank_of(seat)}" for seat in seats)
+        return f"{super().description()}, ranks: {ranks}"
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters, and adopt the ranks that self-pruning left."""
@@ -101,11 +91,6 @@ class HetLoRA(Tuning):
         The most capable client gets the full rank of the adapters. In the paper, ranks lie between
         r_min and r_max according to the device, by an unspecified rule; here r_max is ``lora.rank``
         and r_min is at least 1. Stated capabilities are limited relative to the median.
-
-        Raises
-        ------
-        InputError
-            Some sites measured their capability and others state theirs.
         """
         seats = self.rounds.roster.seats
         lora = self.run.settings.lora

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from espalier.errors import EspalierError, InputError
 from espalier.hf.group_scores.mask_tuning import RESCALE_DAMPING, scaled_cuts, scales_or_none
 from espalier.hf.group_scores.taylor import read_factor, taylor_cut
 from espalier.hf.opening.opened import OpenedModel
@@ -44,20 +43,17 @@ from espalier.settings.run import RunSettings
 from pruning_kernels.groups.mask_tuning import is_positive
 from pruning_kernels.groups.slicing import unpacked
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS, within_band, within_ratio
-from strategies.averaging.client_weights import count_claims
+from strategies.averaging.client_weights import count_sizes
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords
+from strategies.base.method import ClientOrder, Method, ProgressWords, settings_of
 from strategies.base.run import Run
 from strategies.cuts import CutResult, require_cuttable
 
 
 class LlmPruner(Method):
-    """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales."""
 
     WORDS = ProgressWords("scores", "scores", "scores")
     result: CutResult
@@ -76,27 +72,22 @@ class LlmPruner(Method):
     ) -> None:
         """Refuse a model that cannot be cut, and equations that do not fit in a message."""
         job = settings.of(LlmPrunerSettings)
-        try:
+        with settings_of(settings):
             blocks = cut_blocks(model.plan, job)
-        except EspalierError as error:
-            raise InputError(f"{settings.method}.{error}") from None
         require_cuttable(settings, model, blocks)
-        try:
+        with settings_of(settings):
             require_sendable(model.plan, job)
-        except EspalierError as error:
-            raise InputError(f"{settings.method}.{error}") from None
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.job
         spared = f"{job.spare_first} first and {job.spare_last} last blocks spared"
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
         then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
-        text = (
+        return (
             f"{job.pruning_ratio:.0%} of the blocks' parameters, {job.element} sums,"
             f" {job.selection} comparison, {spared}{then}"
         )
-        self.run.progress.note("method", f"llm-pruner   {text}")
 
     # ----- messages -------------------------------------------------------------------------------
 
@@ -158,10 +149,8 @@ class LlmPruner(Method):
             ]
             for client in clients
         }
-        factor = self._counted(
-            "scores",
-            {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()},
-        )
+        sizes = {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()}
+        factor = count_sizes(self.rounds, "scores", sizes)
         scores: dict[int, dict[str, Tensor]] = {index: {} for index in blocks}
         counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
@@ -180,12 +169,8 @@ class LlmPruner(Method):
                 read_factor(one, len(scores[index][kind]), samples) * factor[c] ** 0.5
                 for c, one in zip(clients, flat, strict=True)
             )
-            return torch.cat(
-                [
-                    _within_scores(one, most)
-                    for one, most in zip(own, counted[index, kind], strict=True)
-                ]
-            )
+            scored = zip(own, counted[index, kind], strict=True)
+            return torch.cat([_within_scores(one, most) for one, most in scored])
 
         return taylor_cut(self.run.model, scores, self.job, fisher_of)
 
@@ -198,23 +183,12 @@ class LlmPruner(Method):
         ):
             beyond = limited != size
             if bool(beyond.any()):
-                worst = int(
-                    (
-                        torch.maximum(size, limited)
-                        / torch.minimum(size, limited).clamp(min=1e-300)
-                    ).argmax()
-                )
+                smaller = torch.minimum(size, limited).clamp(min=1e-300)
+                worst = int((torch.maximum(size, limited) / smaller).argmax())
                 self.limits.note(client, place, float(size[worst]), float(limited[worst]))
                 own = torch.where(beyond, limited.copysign(own), own)
             found.append(own)
         return found
-
-    def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
-        """Return the factors that limit the clients' sums."""
-        counted = count_claims(
-            self.rounds, what, sizes, self.run.settings.federation.max_weight_ratio
-        )
-        return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
     # ----- scales ---------------------------------------------------------------------------------
 
@@ -229,9 +203,8 @@ class LlmPruner(Method):
     def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
         cut = self._cut()
         places = equation_places(self.plan, cut, self.job)
-        factor = self._counted(
-            "equations", {client: self._size(inbox, client, places) for client in clients}
-        )
+        sizes = {client: self._size(inbox, client, places) for client in clients}
+        factor = count_sizes(self.rounds, "equations", sizes)
         refused: list[tuple[int, str]] = []
         blobs = []
         self.run.progress.begin("rescaling", len(self.plan.blocks))
@@ -254,11 +227,7 @@ class LlmPruner(Method):
     def _scales(
         self, inbox: Inbox, factor: Mapping[int, float], refused: list[tuple[int, str]]
     ) -> Callable[[int, str], Tensor | None]:
-        """Return a function that solves the sum of the clients' equations of a place.
-
-        The clients are added in client order. Places without a usable solution are appended to
-        ``refused``.
-        """
+        """Return a function that solves the summed equations of a place, or notes a refusal."""
 
         def of(index: int, kind: str) -> Tensor | None:
             joint = torch.zeros(())
@@ -318,8 +287,4 @@ def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
     """Return a Fisher factor, (rows, groups), whose column squares sum to at most the score."""
     squares = factor.square().sum(dim=0)
     beyond = squares > scores * (1 + ROUNDING)
-    return (
-        torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor)
-        if bool(beyond.any())
-        else factor
-    )
+    return torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor)

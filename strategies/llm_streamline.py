@@ -19,7 +19,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.errors import EspalierError, InputError
 from espalier.hf.group_scores.streamline import (
     first_layer,
     likest,
@@ -29,7 +28,7 @@ from espalier.hf.group_scores.streamline import (
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_adapter, read_layer
-from espalier.messages.message import Fields, NoFields, validate
+from espalier.messages.message import Fields, MessageBody, NoFields, validate
 from espalier.methods.llm_streamline import (
     COSINES,
     SIMILARITY_KEY,
@@ -48,23 +47,15 @@ from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, ProgressWords
+from strategies.base.method import ClientOrder, Method, ProgressWords, RunResult, settings_of
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
-STATE = ("start", "cosines", "layer", "sent")
-"""Attributes that a checkpoint stores."""
 
+class StreamlinedResult(RunResult):
+    """Smaller model, available when its blocks are chosen; its layer is in ``store``."""
 
-class StreamlinedResult:
-    """Smaller model, available when its blocks are chosen.
-
-    Parameters
-    ----------
-    settings : settings of the run
-    model : base model
-    store : store for the tensors, in a run that of the checkpoint
-    """
+    STATE = ("start", "cosines", "layer", "sent")
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
         self.settings = settings
@@ -80,15 +71,6 @@ class StreamlinedResult:
         """Hash of each float32 tensor of the layer, by canonical name; empty before training."""
         self.sent: dict[str, str] = {}
         """Hash of each of the layer's tensors as it is sent."""
-
-    def state(self) -> dict[str, Any]:
-        """Return numbers and hashes."""
-        return {name: getattr(self, name) for name in STATE}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -109,10 +91,10 @@ class StreamlinedResult:
         first = first_layer(self.base, self.start)
         layer: dict[str, str] = {}
         for name, value in folded:
-            layer[name] = self.store.put(save({name: value}))
-            sent = (
-                differences({name: value}, first) if federation.sends_differences else {name: value}
-            )
+            sent = {name: value}
+            layer[name] = self.store.put(save(sent))
+            if federation.sends_differences:
+                sent = differences(sent, first)
             self.sent[name] = self.store.put(pack_adapters(sent, federation.wire_dtype)[0])
         self.layer = layer
 
@@ -123,13 +105,8 @@ class StreamlinedResult:
     def received(self) -> Mapping[str, Tensor]:
         """Return the layer with which clients begin a round: float32, by canonical name."""
         first = first_layer(self.base, self.start)
-        return (
-            read_layer(
-                {name: self.blob(name) for name in self.sent}, first, self.settings.federation
-            )
-            if self.sent
-            else first
-        )
+        blobs = {name: self.blob(name) for name in self.sent}
+        return read_layer(blobs, first, self.settings.federation) if blobs else first
 
     @property
     def model(self) -> OpenedModel:
@@ -141,25 +118,18 @@ class StreamlinedResult:
         """Return size and remaining fraction of the model, the removed blocks, and all cosines."""
         small = self.model
         share = small.plan.num_parameters / self.base.plan.num_parameters
-        trained = (
-            sum(torch.Size(value.shape).numel() for value in self.tensors().values())
-            if self.layer
-            else 0
-        )
+        layer = self.tensors() if self.layer else {}
         return {
             "parameters": small.plan.num_parameters,
             "share_of_the_base": share,
             "blocks_that_went": list(range(self.start, self.start + self.span)),
             "cosines": self.cosines,
-            "trained_parameters": trained,
+            "trained_parameters": sum(value.numel() for value in layer.values()),
         }
 
 
 class LlmStreamline(Method):
-    """Strategy of LLM-Streamline: pooled cosines, then an averaged layer.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of LLM-Streamline: pooled cosines, then an averaged layer."""
 
     result: StreamlinedResult
     WORDS = ProgressWords("answers")
@@ -183,14 +153,12 @@ class LlmStreamline(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         job = settings.of(LlmStreamlineSettings)
         blocks = len(model.plan.blocks)
-        try:
+        with settings_of(settings):
             for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
                 require_form(made, job.form)
-        except EspalierError as error:
-            raise InputError(f"{settings.method}.{error}") from None
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         blocks = len(self.run.model.plan.blocks)
         place = "nothing comes in their place"
         if self.job.replacement == "layer":
@@ -198,8 +166,7 @@ class LlmStreamline(Method):
                 f"one layer in their place, {count(self.federation.rounds, 'round')} of"
                 f" {count(self.job.steps, 'step')}"
             )
-        text = f"llm-streamline {self.result.span} of {blocks} neighbouring blocks go, {place}"
-        self.run.progress.note("method", text)
+        return f"{self.result.span} of {blocks} neighbouring blocks go, {place}"
 
     def state(self) -> dict[str, Any]:
         """Return the result and the magnitudes for ``Reach``."""
@@ -254,12 +221,14 @@ class LlmStreamline(Method):
 
     # ----- replies --------------------------------------------------------------------------------
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record skipped steps; with weights by samples, also the number of samples."""
-        if "skipped_steps" not in report:
-            self._tokens[seat.client] = report["tokens"]
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record tokens, or skipped steps and, with weights by samples, the number of samples."""
+        if body.header.kind != "train":
             return
-        told = self._told[seat.client] = validate(LayerReport, report)
+        if body.header.server_round == 1:
+            self._tokens[seat.client] = body.fields["tokens"]
+            return
+        told = self._told[seat.client] = validate(LayerReport, body.fields)
         samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
         skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
         seat.metrics = {**samples, "skipped_steps": skipped}
@@ -277,7 +246,7 @@ class LlmStreamline(Method):
             self._choose(inbox, clients)
             return
         claimed = {client: float(self._told[client].samples or 1) for client in clients}
-        weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
+        weights = count_claims(self.rounds, "weight", claimed)
         self.run.progress.begin("averaging", 1)
         begun = self.result.tensors()
         self.result.replace(
@@ -288,15 +257,15 @@ class LlmStreamline(Method):
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
         claimed = {client: float(self._tokens[client]) for client in clients}
-        tokens = count_claims(self.rounds, "tokens", claimed, self.federation.max_weight_ratio)
+        tokens = count_claims(self.rounds, "tokens", claimed)
         found = torch.stack(
             [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients]
         )
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
         cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
-        self.result.cosines, self.result.start = cosines.tolist(), likest(cosines)
-        first = self.result.start
-        last = self.result.start + self.result.span - 1
+        self.result.cosines = cosines.tolist()
+        self.result.start = first = likest(cosines)
+        last = first + self.result.span - 1
         text = (
             f"blocks       {first} to {last} go: cosine {float(cosines.max()):.4f} between what"
             " goes in and what comes out"
@@ -304,18 +273,14 @@ class LlmStreamline(Method):
         self.run.progress.note("chosen", text, first=first, last=last)
 
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-        """Return cosines with limited distance from 1: (clients, stretches).
-
-        The distance is limited relative to the median client, for each stretch.
-        """
+        """Limit the distance of cosines, (clients, stretches), from 1 by that of the median client."""
         distances = (1 - cosines).clamp(min=0)
         limited = within_ratio(distances, SINGLE_NUMBERS * self.federation.max_update_ratio)
         changed = limited != distances
         for row, client in enumerate(clients):
             for place in changed[row].nonzero().flatten().tolist():
-                self.limits.note(
-                    client, place, float(distances[row, place]), float(limited[row, place])
-                )
+                claimed = float(distances[row, place])
+                self.limits.note(client, place, claimed, float(limited[row, place]))
         self.limits.tell(self.rounds, "cosines")
         return torch.where(changed, 1 - limited, cosines)
 
@@ -324,12 +289,8 @@ class LlmStreamline(Method):
 
     def _sent(self, inbox: Inbox, client: int, name: str) -> torch.Tensor:
         """Return one tensor as a client sent it: float32."""
-        return read_adapter(
-            partial(inbox.tensor, client, name),
-            name,
-            self._shapes()[name],
-            self.federation.wire_dtype,
-        )
+        read = partial(inbox.tensor, client, name)
+        return read_adapter(read, name, self._shapes()[name], self.federation.wire_dtype)
 
     def _mean(
         self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor

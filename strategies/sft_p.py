@@ -8,7 +8,6 @@ every client builds its own smaller dense model from the result, within its own 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
@@ -17,24 +16,17 @@ from espalier.messages.local_baseline import Alone
 from espalier.methods.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
-from espalier.training.sft_p.masked_training import first_shared, of_generator
-from strategies.averaging.adapter_averager import AdapterAverager
+from espalier.training.masked_training import first_shared, of_generator
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
-from strategies.base.method import Selection
+from strategies.base.method import Selection, settings_of
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
 
 class SftP(Tuning):
-    """Strategy of SFT-P: averaging of a mask generator and LoRA.
-
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[AdapterResult]] = AdapterResult
-    """Class of the result."""
+    """Strategy of SFT-P: averaging of a mask generator and LoRA."""
 
     result: AdapterResult
 
@@ -56,7 +48,6 @@ class SftP(Tuning):
             brings_result=evaluation.asked or self.job.has_local_baseline,
             training={PREFIX: of_generator((), settings).settings(settings.training)},
         )
-        self.saved.append(self.averager)
 
     @classmethod
     def require_fit(
@@ -93,39 +84,35 @@ class SftP(Tuning):
                 " others; set it to all, or name the model that nothing was cut from"
             )
         for client in range(settings.num_clients):
-            try:
+            with settings_of(settings):
                 ResidualGates(model.plan).target(
                     job.pruning_ratio_of_client(client), job.pruning_ratio_of
                 )
-            except EspalierError as error:
-                raise InputError(f"{method}.{error}") from None
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.job
         settings = self.run.settings
         size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
         lora = f"LoRA of rank {settings.lora.rank}" if job.adapters else "no LoRA"
         shares = job.pruning_ratios or f"{job.pruning_ratio:g}"
         who = "each client's own" if job.conditioned else "one for all"
-        text = f"pruning ratios {shares}, masks {who}, a generator of {size:,} parameters, {lora}"
-        self.run.progress.note("method", f"{settings.method:<12} {text}")
+        return f"pruning ratios {shares}, masks {who}, a generator of {size:,} parameters, {lora}"
 
     def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
         """Select the round's clients, and push generator and LoRA to them.
 
         Late clients join only after the rounds.
         """
-        on_time = [seat for seat in self.rounds.roster.active() if not self._is_late(seat)]
+        roster = self.rounds.roster
+        number = len(roster.seats)
+        on_time = [one for one in roster.active() if not self.job.is_late(one.client, number)]
         limits = self.averager.draw(server_round, on_time)
         selection = self.averager.prepare(server_round, limits)
         if selection.quorum_of is None and self.job.late_clients:
             number = self.run.settings.num_clients - self.job.late_clients
             return replace(selection, quorum_of=number)
         return selection
-
-    def _is_late(self, seat: Seat) -> bool:
-        return self.job.is_late(seat.client, len(self.rounds.roster.seats))
 
     def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order to write the client's model, even if nobody evaluates it.

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.export import require_sliceable
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
-from espalier.hf.sliced.signals import basis_of, mean_moments, pack_basis, read_basis
+from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import NoFields, validate
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
+from espalier.messages.message import MessageBody, NoFields
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt import (
+    BASIS,
     MOMENTS,
-    MomentsReport,
     SliceGptSettings,
     basis_specs,
     dense_width,
@@ -38,42 +38,26 @@ from strategies.averaging.client_weights import count_claims
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method, ProgressWords
+from strategies.base.method import Method, ProgressWords, RunResult, settings_of
 from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 
-STATE = ("bases", "kept")
-"""Attributes that a checkpoint stores."""
 
+class SlicedResult(RunResult):
+    """Sliced model, available when its bases are computed; they are in ``store``."""
 
-class SlicedResult:
-    """Sliced model, available when its bases are computed.
-
-    Parameters
-    ----------
-    model : base model
-    store : store for the bases, in a run that of the checkpoint
-    width : width of the residual stream after slicing
-    """
+    STATE = ("bases", "kept")
 
     def __init__(self, model: OpenedModel, store: BlobStore, width: int) -> None:
         self.base = model
         self.store = store
         self.width = width
+        """Width of the residual stream after slicing."""
         self.bases: list[str] = []
         """Hash of each place's blob."""
         self.kept: list[float] = []
         """Fraction of the signals' squared norm that each basis retains."""
-
-    def state(self) -> dict[str, Any]:
-        """Return hashes and fractions."""
-        return {name: getattr(self, name) for name in STATE}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -82,7 +66,7 @@ class SlicedResult:
     def take(self, moments: Tensor) -> float:
         """Compute and store the basis of the next place; return the fraction that it retains."""
         basis, kept = basis_of(moments, self.width)
-        self.bases.append(self.store.put(pack_basis(basis)))
+        self.bases.append(self.store.put(pack_statistics({BASIS: basis})))
         self.kept.append(kept)
         return kept
 
@@ -93,7 +77,11 @@ class SlicedResult:
     @property
     def model(self) -> SlicedModel:
         """Sliced model, whose tensors are computed when they are read."""
-        return SlicedModel(self.base, lambda place: read_basis(self.blob(place)), self.width)
+
+        def basis(place: int) -> Tensor:
+            return read_statistics(self.blob(place))[BASIS]
+
+        return SlicedModel(self.base, basis, self.width)
 
     def report(self) -> dict[str, Any]:
         """Return size, remaining fraction and width of the model, and the retained fractions."""
@@ -108,10 +96,7 @@ class SlicedResult:
 
 
 class SliceGpt(Method):
-    """Strategy of SliceGPT: pooled second moments of clients, or those of a public text.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of SliceGPT: pooled second moments of clients, or those of a public text."""
 
     result: SlicedResult
     WORDS = ProgressWords("moments", "moments", "moments")
@@ -135,28 +120,21 @@ class SliceGpt(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         require_sliceable(model)
         job = settings.of(SliceGptSettings)
-        try:
+        with settings_of(settings):
             job.width(dense_width(model.plan))
-        except EspalierError as error:
-            raise InputError(f"{settings.method}.{error}") from None
         if job.covariances == "public":
             require_public_text(settings, job)
             # An estimate may have a configuration only.
             if model.has_tokenizer:
                 public_samples(settings, job, model)
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
-        whose = (
-            "all clients"
-            if self.job.covariances == "clients"
-            else f"public text ({self.job.public_text})"
-        )
-        text = (
-            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the"
-            f" residual stream stay, by {whose}"
-        )
-        self.run.progress.note("method", text)
+    def description(self) -> str:
+        """Return the main settings in words."""
+        whose = "all clients"
+        if self.job.covariances == "public":
+            whose = f"public text ({self.job.public_text})"
+        width = dense_width(self.plan)
+        return f"{self.result.width} of {width} components of the residual stream stay, by {whose}"
 
     def before_round(self, server_round: int) -> bool:
         """Compute the bases from public text at the server, if the settings say so."""
@@ -166,26 +144,22 @@ class SliceGpt(Method):
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), samples))
         return True
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record the number of samples."""
-        self._samples[seat.client] = validate(MomentsReport, report).samples
+        if body.header.kind == "train":
+            self._samples[seat.client] = body.fields["samples"]
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments place by place, in client order, and compute the bases."""
         if self.job.covariances == "public":
             return
         claimed = {client: float(self._samples[client] or 1) for client in clients}
-        weights = count_claims(
-            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
-        )
+        weights = count_claims(self.rounds, "weight", claimed)
         self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
         self.limits.tell(self.rounds, "moments")
 
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
-        """Return the mean of the clients' moments at a place, (width, width), float64.
-
-        From three clients on, each client's moments are limited by the mean of the others.
-        """
+        """Return the mean of the clients' limited moments at a place: (width, width), float64."""
         width = dense_width(self.plan)
         total = sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)

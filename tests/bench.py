@@ -15,6 +15,7 @@ from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
+from espalier.launch.configuration import flatten
 from espalier.messages.message import Header
 from espalier.messages.records import read
 from espalier.settings.run import default_values, unread
@@ -24,16 +25,6 @@ ROOT = Path(__file__).parent.parent
 server_app.app.tell_plan = lambda *_, **__: None
 server_app.app.tell_time_of_sites = lambda *_: None
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the nested settings with dotted keys, as Flower passes them on."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= (
-            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 LOCAL_ONLY = {"evaluation.local-baseline": True}

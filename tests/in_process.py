@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 import espalier.flower.shared_nodes
 from client_app.simulated import playing_a_node
-from espalier.flower.outside_task import play_task
+from espalier.flower.shared_nodes import play_task
 from strategies.base.progress import Clock
 
 Tamper = Callable[[Message, Message], Message | None]

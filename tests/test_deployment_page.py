@@ -18,7 +18,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
 from espalier.cli.command import _parser
-from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import configuration
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.fedsoda import counts, paper
+from benchmarks.footprint import Footprint, footprint
 from benchmarks.published_models import Tuned, tuned
-from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.settings.federation import WireDtype
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes

@@ -24,8 +24,8 @@ from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
-from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
+from pruning_kernels.votes.votes import VoteCounter, vote_counter
 from strategies.fedspallm.global_model import KeptResult
 
 
@@ -81,8 +81,8 @@ class Clients:
     ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         sent = [load(self.store.get(self.layers(client)[block.index])) for client in clients]
         for linear in block.linears:
-            mean = KeptMean(linear.shape)
-            votes = VoteCounter(linear.shape, len(clients))
+            mean = kept_mean(linear.shape)
+            votes = vote_counter(linear.shape, len(clients))
             masks = [tensors[mask_name(linear.name)].numpy() for tensors in sent]
             for mask, tensors in zip(masks, sent, strict=True):
                 mean.add(mask, tensors[kept_name(linear.name)].to(torch.float32).numpy())

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.group_importance import GroupImportance
 from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
-from espalier.training.sequences import Sequences, TextSequences
+from espalier.training.sequences import Sequences, text_sequences
 
 Score = Literal["exact", "mask"]
 RATIOS = (0.0, 0.3, 0.5)
@@ -147,28 +146,10 @@ def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings
     )
 
 
-@dataclass(frozen=True)
-class RandomTexts:
-    """Random texts of an encoder, with random classes."""
-
-    token_ids: torch.Tensor
-    """Token ids, (texts, tokens), int64."""
-    classes: torch.Tensor
-    """Classes, (texts,), int64."""
-
-    def __len__(self) -> int:
-        return len(self.classes)
-
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch; all texts have the same length."""
-        chosen = self.token_ids[list(numbers)]
-        return Batch(chosen, torch.ones_like(chosen), self.classes[list(numbers)])
-
-    def joined(self, other: "RandomTexts") -> "RandomTexts":
-        """Return these texts followed by those of ``other``."""
-        return RandomTexts(
-            torch.cat([self.token_ids, other.token_ids]), torch.cat([self.classes, other.classes])
-        )
+def _classified(texts: list[tuple[torch.Tensor, torch.Tensor]]) -> Batch:
+    """Return a batch of random texts, which all have the same length, with their classes."""
+    token_ids = torch.stack([own for own, _ in texts])
+    return Batch(token_ids, torch.ones_like(token_ids), torch.stack([label for _, label in texts]))
 
 
 def _classes(model: OpenedModel) -> int | None:
@@ -189,8 +170,9 @@ def _token_ids(given: argparse.Namespace) -> torch.Tensor:
 def _sequences(model: OpenedModel, given: argparse.Namespace) -> Sequences:
     token_ids = _token_ids(given)
     if _classes(model) is None:
-        return TextSequences((token_ids,))
-    return RandomTexts(token_ids, torch.arange(NUM_SEQUENCES) % CLASSES)
+        return text_sequences(token_ids)
+    classes = torch.arange(NUM_SEQUENCES) % CLASSES
+    return Sequences((list(zip(token_ids, classes, strict=True)),), _classified)
 
 
 def _computing(given: argparse.Namespace) -> Computing:

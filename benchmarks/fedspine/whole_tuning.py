@@ -7,6 +7,7 @@ same number of steps, and the mean weighted by samples starts the next round.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,9 +30,7 @@ from server_app.public_tests import public_tests
 from strategies.fleet import (
     computing_seconds,
     fleet_of,
-    round_seconds,
     sending_seconds,
-    waiting_seconds,
 )
 
 
@@ -78,8 +77,9 @@ def looks(
             times.append(
                 computing + sending_seconds(sent if server_round == 1 else 2 * sent, conditions)
             )
-        seconds = seconds + round_seconds(times)
-        waiting = waiting + waiting_seconds(times)
+        slowest = max(times)
+        seconds = seconds + slowest
+        waiting = waiting + fmean(slowest - time for time in times)
         up = up + sent
         if server_round % settings.evaluation.every == 0:
             found = federation.score()[metric]

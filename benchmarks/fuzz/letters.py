@@ -23,7 +23,7 @@ from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import Enrolment, SignedEnrolment
 from espalier.messages.evaluation import Losses
 from espalier.messages.ledger import Ledger
-from espalier.messages.message import Header, Kind, MessageBody, NoFields, validate
+from espalier.messages.message import Header, Kind, MessageBody, validate
 from espalier.messages.records import STYPE, num_bytes, read, write
 from espalier.messages.signed_name import is_signed, statement
 from espalier.messages.tensor_blobs import TensorSpec
@@ -94,10 +94,10 @@ def _exchange(
     asking = request(run, kind, server_round, fields)
     plan = partial(plan_of, run.method)
     down = contract_for(asking, plan, run).down
-    asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoFields()).items()}
+    asking.blobs = {key: _blob(specs) for key, specs in down.blobs.items()}
     # This contract may depend on the request's blobs, so they are set first.
     up = contract_for(asking, plan, run).up
-    blobs = {key: _blob(specs) for key, specs in up.specs(NoFields()).items()}
+    blobs = {key: _blob(specs) for key, specs in up.blobs.items()}
     if kind == "fetch":
         asking.fields["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(asking, plan, run)
@@ -176,7 +176,7 @@ def _hashes(
     for part in range(1, contract.num_parts):
         fetch = request(run, "fetch", server_round, asked(run, "fetch", server_round)[0], part)
         fetch.blobs = asking.blobs
-        specs = contract_for(fetch, partial(plan_of, run.method), run).up.specs(NoFields())
+        specs = contract_for(fetch, partial(plan_of, run.method), run).up.blobs
         hashes += [sha256(_blob(of_blob)) for of_blob in specs.values()]
     return hashes
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import AdapterPlan, Tensors
-from espalier.models.plan import block_key
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def sample_losses(
     texts = {str(number): sample[None] for number, sample in enumerate(samples)}
     if adapters is None or tensors is None:
         return torch.tensor(list(mean_losses(stream, texts).values()), dtype=torch.float64)
-    edits = merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})))
+    edits = merged(adapters, tensors)
     return torch.tensor(list(mean_losses(stream, texts, edits).values()), dtype=torch.float64)
 
 

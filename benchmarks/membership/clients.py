@@ -18,7 +18,7 @@ from espalier.data.passages import split
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.identity.names import lineage_of
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.message import MessageBody, request_header
 from espalier.messages.records import address, read
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -126,11 +126,8 @@ class Clients:
         grid = InProcessGrid(app, nodes, settings)
         found = []
         for client, node_id in enumerate(grid.get_node_ids()):
-            header = Header(
-                schema_version=SCHEMA_VERSION, kind="train", method=run.method,
-                lineage=lineage_of("20260101-000000", run.method), server_round=1,
-                client=client, attempt=1, part=0, num_parts=1,
-            )  # fmt: skip
+            lineage = lineage_of("20260101-000000", run.method)
+            header = request_header(run.method, "train", 1, client, lineage=lineage)
             (message,) = grid.push_messages(
                 [address(MessageBody(header, dict(fields)), node_id, SECONDS)]
             )

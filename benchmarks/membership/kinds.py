@@ -14,17 +14,18 @@ from espalier.hf.group_scores.flap import pack_moments, unpack_moments, watched_
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.signals import mean_moments
-from espalier.hf.sliced.signals import pack_moments as pack_signals
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block
-from espalier.hf.stream.input_statistics import watch_for
+from espalier.hf.stream.input_statistics import pack_statistics, watch_for
 from espalier.messages.blobs.adapters import sums, unpack_adapters
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.methods.fedpetuning import trained
 from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.slicegpt import MOMENTS
 from espalier.settings.run import RunSettings, parse
 from espalier.training.initial_values import initial_adapters
+from pruning_kernels.groups.slicing import packed
 from pruning_kernels.selection.local import LocalPruning
 
 Recompute = Callable[[BlockStream, Tensor, RunSettings], Iterator[bytes]]
@@ -70,7 +71,8 @@ def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
 
 
 def _signals(stream: BlockStream, samples: Tensor, _: RunSettings) -> Iterator[bytes]:
-    return map(pack_signals, mean_moments(stream, samples))
+    for moments in mean_moments(stream, samples):
+        yield pack_statistics({MOMENTS: packed(moments)})
 
 
 def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:

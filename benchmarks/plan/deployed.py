@@ -25,7 +25,6 @@ from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from server_app.estimate.estimate import Plan
-from server_app.estimate.memory import superlink, supernode
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6
@@ -49,12 +48,9 @@ def plan_of(
 
 def planned(plan: Plan) -> dict[str, tuple[int, int]]:
     """Return the largest message and the estimated peak in bytes, by process."""
-    traffic = plan.traffic.total("most")
-    peaks = {
-        "SuperLink": superlink(traffic, plan.settings.num_clients).peak,
-        "SuperNode": supernode(traffic.largest).peak,
-    }
-    return {process: (traffic.largest, peak) for process, peak in peaks.items()}
+    largest = plan.traffic.total().largest
+    peaks = {"SuperLink": plan.superlink.peak, "SuperNode": plan.supernode.peak}
+    return {process: (largest, peak) for process, peak in peaks.items()}
 
 
 def measured(

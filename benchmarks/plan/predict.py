@@ -7,8 +7,7 @@ from pathlib import Path
 from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
-from server_app.estimate.estimate import Plan
-from server_app.estimate.traffic import Speeds, seconds
+from server_app.estimate.estimate import Plan, Speeds
 from server_app.public_tests import public_tests
 
 
@@ -19,13 +18,13 @@ def main() -> None:
     plan = Plan(settings, model, public_tests(settings, model))
     speed = Speeds(measured_capability(set_up(settings, Path("."))) / 1000)
     total = plan.traffic.total()
-    rounds = plan.traffic.cases["usual"].num_rounds
+    rounds = plan.traffic.strategy.num_rounds
     found = {
         "down_planned": total.down, "up_planned": total.up, "client_planned": plan.client.peak,
         "server_planned": plan.server.peak, "client_libraries": plan.client.libraries,
         "server_libraries": plan.server.libraries,
-        "disk_planned": sum(size for name, size in plan.disk.server.items() if name != "replies of a round"),
-        "seconds_planned": rounds * seconds(plan.work.operations(), 0, speed),
+        "disk_planned": sum(size for name, size in plan.server_disk.items() if name != "replies of a round"),
+        "seconds_planned": rounds * speed.seconds(plan.work.operations()),
     }  # fmt: skip
     print(json.dumps(found))
 

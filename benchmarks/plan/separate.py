@@ -32,7 +32,7 @@ def _client(pipe: Connection) -> None:
     """Answer messages in a client's process, and finally report time and peak memory."""
     from client_app.app import app
     from client_app.simulated import playing_a_node
-    from espalier.flower.outside_task import play_task
+    from espalier.flower.shared_nodes import play_task
     from espalier.messages.records import address, read
 
     play_task()

@@ -18,7 +18,7 @@ from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import METHODS, TUNED
 from espalier.hf.opening.opened import open_model
 from espalier.models.plan import ModelPlan
-from espalier.training.sft_p.mask_history import LOOKED_AT, NEAR
+from espalier.training.mask_history import LOOKED_AT, NEAR
 
 SHARES = (0.2, 0.5)
 MIXED = (0.2, 0.5, 0.5)

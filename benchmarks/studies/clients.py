@@ -27,7 +27,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.bitmask import Words, pack
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.votes import VoteCounter, vote_counter
 from strategies.fedprllm import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
@@ -173,7 +173,7 @@ class Clients:
 
 def _counted(block: BlockPlan, votes: Sequence[Mapping[str, Words]]) -> dict[str, VoteCounter]:
     """Return the votes of all clients on one block, given packed masks by canonical linear name."""
-    counters = {linear.name: VoteCounter(linear.shape, len(votes)) for linear in block.linears}
+    counters = {linear.name: vote_counter(linear.shape, len(votes)) for linear in block.linears}
     for name, counter in counters.items():
         counter.count(np.stack([vote[name] for vote in votes]))
     return counters

@@ -28,12 +28,12 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
-from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
@@ -47,7 +47,6 @@ from espalier.methods.fedpetuning import (
     trained,
 )
 from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -55,8 +54,8 @@ from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters, initial_values
+from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
-from pruning_kernels.lora.factors import Factors
 
 FIRST_ORDER = "first-order"
 """Name of the document with the first order of the run."""
@@ -99,19 +98,14 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
     )
 
 
-def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
-    """Raise InputError if training uses fewer tokens in these steps than the site policy requires."""
+def require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
+    """Raise InputError if these steps use fewer tokens than the site policy requires."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = (
         "give the site more data, raise training.steps, training.batch-size or"
         " training.accumulation"
     )
     require_tokens(site.node, tokens, remedy)
-
-
-def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
-    store, hashes, _ = taken(site, header, num_parts)
-    return {key: store.get(blob) for key, blob in hashes.items()}
 
 
 def _train(
@@ -135,34 +129,35 @@ def _train(
     with mistakes_of_kernels():
         tensors, outcome = training.run(start, first_step, steps)
         # The check is repeated after training: skipped steps contribute no tokens.
-        _require_enough(site, training, outcome.weighed)
+        require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
-    return TuningReport(
-        seconds=time.monotonic() - started,
-        samples=(
-            training.num_sequences if site.settings.federation.client_weights == "samples" else 0
-        ),
-        skipped_steps=outcome.skipped_steps,
-        rank=rank,
-        blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
-    )
+    hashes = keep_blobs(site, state, server_round, tensors, start, rank)
+    return TuningReport(**report_of(site, started, training, outcome, rank, hashes))
 
 
-def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first ranks of a tensor; a scalar, such as a step count, is returned unchanged."""
-    return value[tuple(map(slice, shape))] if value.ndim else value
+def report_of(
+    site: Site,
+    started: float,
+    training: AdapterTraining,
+    outcome: Trained,
+    rank: int,
+    hashes: list[str],
+) -> dict[str, Any]:
+    """Return the fields of ``TuningReport`` for a round that began at ``started``."""
+    weighed = site.settings.federation.client_weights == "samples"
+    return {
+        "seconds": time.monotonic() - started,
+        "samples": training.num_sequences if weighed else 0,
+        "skipped_steps": outcome.skipped_steps,
+        "rank": rank,
+        "blob_sha256": hashes,
+    }
 
 
 def _training(
     site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
 ) -> AdapterTraining:
-    """Return a client's training, for a round or for the local baseline.
-
-    Raises
-    ------
-    InputError
-        The first round would use fewer tokens than the site policy requires.
-    """
+    """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
     settings = site.settings
     penalty = None
     if beside.penalty is not None:
@@ -180,7 +175,7 @@ def _training(
         cache_folder=cache_of(site),
         load=site.load,
     )
-    _require_enough(site, training, range(first_step, first_step + settings.training.steps))
+    require_enough(site, training, range(first_step, first_step + settings.training.steps))
     return training
 
 
@@ -201,11 +196,9 @@ def begins_with(
     """
 
     def first() -> Tensors:
-        return (
-            initial_values(site.model, adapters, site.settings.seed)
-            if first_values is None
-            else first_values(site)
-        )
+        if first_values is not None:
+            return first_values(site)
+        return initial_values(site.model, adapters, site.settings.seed)
 
     if not blobs:
         return first()
@@ -224,26 +217,13 @@ def begins_with(
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
-    """Raise InputError if the pushed parts belong to another model than the one in the order.
-
-    Raises
-    ------
-    InputError
-        A blob is missing, or contains other tensors.
-    """
+    """Raise InputError if a blob is missing, or contains the tensors of another model."""
     specs = blob_specs(adapters, settings)
+    begun = "train: of the adapters that the work begins with"
     if lacking := sorted(specs.keys() - blobs.keys()):
-        raise InputError(
-            f"train: of the adapters that the work begins with {', '.join(lacking)} were not"
-            " sent to this client"
-        )
-    if other := sorted(
-        key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob
-    ):
-        raise InputError(
-            f"train: of the adapters that the work begins with {', '.join(other)} are those of"
-            " another model"
-        )
+        raise InputError(f"{begun} {', '.join(lacking)} were not sent to this client")
+    if other := sorted(key for key, own in specs.items() if tensor_specs(blobs[key]) != own):
+        raise InputError(f"{begun} {', '.join(other)} are those of another model")
 
 
 def keep_blobs(
@@ -252,33 +232,30 @@ def keep_blobs(
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
     The blobs contain the trained tensors, or their differences from ``start`` if differences are
-    sent. With error feedback, the errors are added to the blobs of the next round.
-
-    Returns
-    -------
-    list of str
-        SHA-256 of each blob.
+    sent. With error feedback, the errors are added to the blobs of the next round. Returns the
+    SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)
     hashes = []
     feeds_back = site.settings.of(AdapterAveraging).feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
-    after = {}
+    losses = {}
     for key, block in tensors.items():
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.
         residuals = {
-            name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()
+            name: loss[tuple(map(slice, block[name].shape))]
+            for name, loss in owed.get(key, {}).items()
         }
         blob, lost = pack_adapters(
             cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
         )
         hashes.append(store.put(blob))
         if feeds_back and lost:
-            after[key] = lost
-    if after:
-        client_state.keep(state, FEEDBACK, server_round, after)
+            losses[key] = lost
+    if losses:
+        client_state.keep(state, FEEDBACK, server_round, losses)
     return hashes
 
 
@@ -296,10 +273,8 @@ def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
         # The first order has the rank from before any self-pruning.
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
-        return {
-            "rank_limit": order["rank_limit"],
-            "blobs": _train_local_baseline(site, state, request.header, adapters, beside),
-        }
+        blobs = _train_local_baseline(site, state, request.header, adapters, beside)
+        return {"rank_limit": order["rank_limit"], "blobs": blobs}
 
     return make_local_baseline(site, request, make)
 
@@ -307,20 +282,14 @@ def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 def _train_local_baseline(
     site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
 ) -> dict[str, str]:
-    """Train for as many steps as this client has in all rounds, and store the adapters.
-
-    Returns
-    -------
-    dict
-        SHA-256 of each blob, by key.
-    """
+    """Train for as many steps as in all rounds, and return the SHA-256 of each stored blob."""
     training = _training(site, adapters, beside, header.client)
     store = state.blobs(header.server_round)
     with mistakes_of_kernels():
         tensors, outcome = training.run(
             initial_adapters(adapters, site.settings.seed), 0, training.total_steps
         )
-        _require_enough(site, training, outcome.weighed)
+        require_enough(site, training, outcome.weighed)
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 
@@ -337,17 +306,14 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
     def federated() -> Tensors:
-        after = header.model_copy(update={"server_round": header.server_round + 1})
-        return begins_with(site, whole, delivered_to(site, after, len(parts(whole, site.settings))))
+        num_parts = len(parts(whole, site.settings))
+        return begins_with(site, whole, pushed_blobs(site, after(header), num_parts))
 
     if site.settings.task.name == TEXT:
+        own = _edits(adapters, alone, beside)
         before = _edits(whole, {}, beside)
         return prepare_evaluation(
-            site,
-            request,
-            _edits(adapters, alone, beside),
-            lambda: _edits(whole, federated(), beside),
-            before,
+            site, request, own, lambda: _edits(whole, federated(), beside), before
         )
     pushed: Tensors = federated() if request.fields["own_text"] else {}
 
@@ -381,15 +347,6 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
-    """Return the edits that merge the adapters, and those of ``beside``, into the model.
-
-    Blocks without tensors are not changed.
-    """
+    """Return the edits that merge the adapters and ``beside`` into the blocks with tensors."""
     plan = adapters.joined(beside.plan)
-    values = {**tensors, **beside.values}
-
-    def factors(index: int) -> dict[str, Factors]:
-        key = block_key(index)
-        return factors_of(plan, index, values[key]) if key in values else {}
-
-    return merged(factors, adapters.keep_zeros)
+    return merged(plan, {**tensors, **beside.values})

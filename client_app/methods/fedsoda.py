@@ -83,13 +83,7 @@ class HeldEmulator:
     """SHA-256 of its blobs, by key."""
 
     def blobs(self, state: PrivateState) -> dict[str, bytes]:
-        """Return the blobs by key.
-
-        Raises
-        ------
-        StateLost
-            A blob is missing or damaged.
-        """
+        """Return the blobs by key; StateLost if one is missing or damaged."""
         store = state.blobs_of(EMULATOR)
         try:
             return {key: store.get(blob) for key, blob in self.hashes.items()}
@@ -100,10 +94,7 @@ class HeldEmulator:
 def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:
     """Return the stored emulator LoRA of an alignment; None means the last one.
 
-    Raises
-    ------
-    StateLost
-        That alignment was not received here.
+    Raises StateLost if that alignment was not received here.
     """
     kept = _kept(state)
     if aligned is None:

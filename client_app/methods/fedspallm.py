@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from client_app.methods.fedspallm_layers import Held, held_in, hold, holds
 from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.calibration import samples_of
 from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.site import Site
-from espalier.data.client_text import client_samples
 from espalier.errors import InputError, StateLost
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
@@ -35,12 +35,9 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         return _prune(site, state, request, sampled)
 
     def goes_through(state: PrivateState) -> dict[str, str]:
-        held = held_in(state, header.server_round)
-        return {
-            index: layer["blob"]
-            for index, layer in held.items()
-            if int(index) <= sampled.blocks[-1]
-        }
+        held = held_in(state, header.server_round).items()
+        last = sampled.blocks[-1]
+        return {index: layer["blob"] for index, layer in held if int(index) <= last}
 
     def require_layers(state: PrivateState) -> None:
         held = held_in(state, header.server_round)
@@ -53,37 +50,28 @@ def train(site: Site, request: MessageBody) -> MessageBody:
 def _prune(
     site: Site, state: PrivateState, request: MessageBody, sampled: SampledBlocks
 ) -> PruneReport:
-    """Prune the sampled layers of the global model, and store each layer as soon as it is pruned.
-
-    The walk through the model ends at the last sampled layer.
-    """
+    """Prune the sampled layers of the global model, and store each as soon as it is pruned."""
     started = time.monotonic()
     server_round = request.header.server_round
     held = held_in(state, server_round)
     hold(state, server_round, held)
-    samples = client_samples(site.settings, site.node, site.model.encode, request.header.client)
+    samples = samples_of(site, request.header)
     job = site.settings.of(FedSpaLLMSettings)
     store = state.blobs(server_round)
     hashes = []
     damping = 0.0
-    pruning = LocalPruning(
-        job.local_method,
-        sparsity_of(site.settings, server_round),
-        job.local_group,
-        job.damping_mean,
-    )
+    sparsity = sparsity_of(site.settings, server_round)
+    pruning = LocalPruning(job.local_method, sparsity, job.local_group, job.damping_mean)
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
-        for layer in prune_layers(
-            stream, samples, pruning, sampled.blocks, _global(site, state, held)
-        ):
+        edits = _global(site, state, held)
+        for layer in prune_layers(stream, samples, pruning, sampled.blocks, edits):
             hashes.append(store.put(pack_kept(layer.matrices)))
             damping = max(damping, layer.damping)
+    weighed = site.settings.federation.client_weights == "samples"
     return PruneReport(
         seconds=time.monotonic() - started,
-        calibration_samples=(
-            len(samples) if site.settings.federation.client_weights == "samples" else 0
-        ),
+        calibration_samples=len(samples) if weighed else 0,
         damping=damping,
         blob_sha256=hashes,
     )
@@ -95,9 +83,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     state = site.state(header)
     kept = kept_report(site, header, "layers")
     sampled = validate(SampledBlocks, kept["order"])
-    hashes = dict(
-        zip(sampled.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True)
-    )
+    hashes = dict(zip(sampled.blocks, kept["report"]["blob_sha256"], strict=True))
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
     if not holds(state, held, sampled.versions, others):

@@ -37,19 +37,18 @@ def held_in(state: PrivateState, server_round: int) -> Held:
 
 
 def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
-    """Return whether the given layers are stored undamaged in the versions of the global model.
+    """Return whether ``layers`` are stored undamaged in the versions of the global model.
 
-    Parameters
-    ----------
-    versions : current version of each layer of the global model, 0 for a dense layer
-    layers : indices of the layers to check
+    ``versions`` has the current version of each layer, 0 for a dense one.
     """
-    wanted = {str(index): versions[index] for index in layers}
-    if any(
-        held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()
-    ):
-        return False
-    return all(state.lasting().is_whole(held[index]["blob"]) for index in wanted if index in held)
+    store = state.lasting()
+    for index in layers:
+        layer = held.get(str(index))
+        if versions[index] != (layer["version"] if layer else 0):
+            return False
+        if layer and not store.is_whole(layer["blob"]):
+            return False
+    return True
 
 
 def hold(state: PrivateState, server_round: int, held: Held) -> None:
@@ -66,10 +65,7 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
 
 
 def _document(state: PrivateState, server_round: int) -> Held:
-    """Return the recorded layers of a round.
-
-    They are {} if the document is missing or damaged, so that its layers count as lost.
-    """
+    """Return the recorded layers of a round; a damaged document counts as lost."""
     with suppress(EspalierError):
         return dict(state.load(server_round, "held") or {})
     return {}

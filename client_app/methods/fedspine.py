@@ -31,12 +31,11 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline
-from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
 from client_app.site import Site
-from espalier.data.data_protection import require_tokens
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Header, MessageBody, validate
@@ -44,7 +43,6 @@ from espalier.methods.fedpetuning import Order, parts
 from espalier.methods.fedspine import STRUCTURE, FedSpineSettings, SpineReport, shortened, trained
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
 from espalier.models.groups import Cut, Groups
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
@@ -60,23 +58,15 @@ GROUPS = "groups"
 def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tensor | None) -> None:
     """Store the importances of the remaining groups.
 
-    Without values (no step was finite), the importances of earlier rounds are kept.
-
-    Parameters
-    ----------
-    cut : mask of the cut groups over the whole model, (groups,), bool
-    values : importances of the remaining groups, (remaining groups,), float64
+    Without values (no step was finite), the importances of earlier rounds are kept. ``cut`` is a
+    mask over the whole model, (groups,), bool; ``values`` are (remaining groups,), float64.
     """
     if values is None:
         return
     whole = torch.zeros(len(cut), dtype=torch.float64)
     whole[torch.from_numpy(~cut)] = values
-    client_state.keep(
-        state,
-        client_state.IMPORTANCE,
-        server_round,
-        {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}},
-    )
+    kept = {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}}
+    client_state.keep(state, client_state.IMPORTANCE, server_round, kept)
 
 
 def measured_importance(
@@ -91,11 +81,6 @@ def measured_importance(
         return None
     values: NDArray[np.float64] = kept["values"].numpy()
     return values
-
-
-REMEDY = (
-    "give the site more data, raise training.steps, training.batch-size or training.accumulation"
-)
 
 
 FIRST_PART = 1
@@ -135,11 +120,6 @@ class CutModel:
         """Folder for the NF4 copy of the model; None for a cut model, which changes every round."""
         return None if self.cut.any() else fedpetuning.cache_of(self.site)
 
-    @cached_property
-    def parts(self) -> list[list[str]]:
-        """Blob keys of each part in which the adapters are sent."""
-        return parts(self.adapters, self.site.settings)
-
 
 # ----- a round -----
 
@@ -162,28 +142,24 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    settings = site.settings
     start = fedpetuning.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
     training, watch = _training(site, own, request.header.client)
-    first_step = (server_round - 1) * settings.training.steps
-    steps = settings.training.steps
+    steps = site.settings.training.steps
+    first_step = (server_round - 1) * steps
     # The check is repeated after training: skipped steps contribute no tokens.
     _require_enough(site, training, range(first_step, first_step + steps))
     with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
     _require_enough(site, training, outcome.weighed)
     keep_measured(state, server_round, own.cut, watch.importance)
-    before, after = losses_of(outcome, first_step)
+    loss_before, loss_after = losses_of(outcome, first_step)
     limit = validate(Order, request.fields).rank_limit
+    hashes = fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit)
     return SpineReport(
-        seconds=time.monotonic() - started,
-        samples=training.num_sequences if settings.federation.client_weights == "samples" else 0,
-        skipped_steps=outcome.skipped_steps,
-        rank=limit,
-        loss_before=before,
-        loss_after=after,
+        **fedpetuning.report_of(site, started, training, outcome, limit, hashes),
+        loss_before=loss_before,
+        loss_after=loss_after,
         taylor=shortened(watch.taylor),
-        blob_sha256=fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit),
     )
 
 
@@ -208,12 +184,9 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
-    """Raise InputError unless each half of the steps uses the minimum number of tokens of the site.
-
-    The report contains one loss for each half.
-    """
+    """Check the minimum of tokens for each half of the steps, which has a loss of its own."""
     for half in _halves(steps):
-        require_tokens(site.node, training.rests_on(half, site.node.fewest_tokens()), REMEDY)
+        fedpetuning.require_enough(site, training, half)
 
 
 def _halves(steps: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -256,7 +229,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
 
 def _edits(own: CutModel, tensors: Tensors) -> Edits:
     """Return the edits that merge LoRA into the smaller model."""
-    return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
+    return merged(own.adapters, tensors)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
@@ -286,11 +259,8 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
 def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """Return the final cut and adapters of this device."""
-    after = header.model_copy(update={"server_round": header.server_round + 1})
     # The first part contains the cut, and the number of parts follows from the cut.
-    store, hashes, _ = taken(site, after, 1)
+    store, hashes, _ = taken(site, after(header), 1)
     own = CutModel(site, store.get(hashes[STRUCTURE]))
-    store, hashes, _ = taken(site, after, len(own.parts))
-    return own, fedpetuning.begins_with(
-        site, own.adapters, {key: store.get(hashes[key]) for key in own.adapters.shapes()}
-    )
+    blobs = pushed_blobs(site, after(header), len(parts(own.adapters, site.settings)))
+    return own, fedpetuning.begins_with(site, own.adapters, blobs)

@@ -47,11 +47,7 @@ def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
 
 
 def _cut(site: Site, state: PrivateState, request: MessageBody) -> bytes:
-    """Return the bit mask of the cut.
-
-    The bits are those of the request if this client has no importances of that model, or no new
-    ones since its last cut.
-    """
+    """Return the bits of the cut; those of the request if nothing new was measured on it."""
     import torch
 
     from client_app.methods.fedspine import measured_importance

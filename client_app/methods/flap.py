@@ -15,6 +15,7 @@ from client_app.protocol.calibration import answer_from_samples
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.site import Site
 from espalier.hf.group_scores.flap import (
+    BlockMoments,
     flap_cuts,
     pack_moments,
     unpack_moments,
@@ -22,9 +23,9 @@ from espalier.hf.group_scores.flap import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.flap import FlapSettings, MomentsReport, biases
+from espalier.hf.structured.selection import open_cut
+from espalier.messages.message import Header, MessageBody
+from espalier.methods.flap import FlapSettings, biases
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:
@@ -47,14 +48,12 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
-    report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    """Return the model by the cut that follows from the client's own moments."""
+    report = kept_report(site, header, "moments")["report"]
     store = site.state(header).blobs(header.server_round)
-    kept = dict(enumerate(report.blob_sha256))
-    cuts = list(
-        flap_cuts(
-            site.model,
-            lambda index: unpack_moments(store.get(kept[index]), report.tokens),
-            site.settings.of(FlapSettings),
-        )
-    )
+
+    def moments(index: int) -> BlockMoments:
+        return unpack_moments(store.get(report["blob_sha256"][index]), report["tokens"])
+
+    cuts = list(flap_cuts(site.model, moments, site.settings.of(FlapSettings)))
     return open_cut(site.model, cuts.__getitem__, biases(site.settings))

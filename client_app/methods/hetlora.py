@@ -14,8 +14,7 @@ from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
-from pruning_kernels.lora.factor_ranks import kept_rank, self_prune_rank, tail_norm
-from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.factors import Factors, kept_rank, self_prune_rank, tail_norm
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,7 @@ class SelfPruning:
         """Return the rank for the next round: the lower one if training made the tail smaller.
 
         In the first round nothing is pruned, because B is zero at the start and no tail is smaller
-        than that.
-
-        Raises
-        ------
-        NotFiniteError
-            A tail contains NaN or infinity.
+        than that. Raises NotFiniteError if a tail contains NaN or infinity.
         """
         return self_prune_rank(
             self.rank, self.gamma, float(self.tail(before)), float(self.tail(after))

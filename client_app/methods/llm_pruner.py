@@ -15,7 +15,7 @@ from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.site import Site
-from espalier.hf.group_scores.mask_tuning import normal_equations, pack_equations, tuned_by_one
+from espalier.hf.group_scores.mask_tuning import normal_equations, tuned_by_one
 from espalier.hf.group_scores.taylor import (
     pack_scores,
     taylor_cut,
@@ -24,12 +24,13 @@ from espalier.hf.group_scores.taylor import (
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.message import Header, MessageBody, validate
-from espalier.messages.parts import Report
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, told_cut
+from espalier.hf.stream.input_statistics import pack_statistics
+from espalier.hf.structured.selection import open_cut
+from espalier.messages.message import Header, MessageBody
+from espalier.methods.llm_pruner import AIMS, JOINT, LlmPrunerSettings, cut_blocks, told_cut
 from espalier.models.groups import Groups
 from espalier.storage.client_state import PrivateState
+from pruning_kernels.groups.slicing import packed
 
 CUT = "cut"
 """Key of the local baseline: hash of each block's blob."""
@@ -63,7 +64,7 @@ def _measure(site: Site, request: MessageBody) -> MessageBody:
     def blobs(samples: Tensor) -> list[bytes]:
         stream = BlockStream(site.model, site.computing)
         found = normal_equations(stream, samples, cut, job, site.settings.data.num_samples)
-        return [pack_equations(equations) for equations in found]
+        return [pack_statistics({JOINT: packed(joint), AIMS: aims}) for joint, aims in found]
 
     return answer_from_samples(site, request, blobs)
 
@@ -77,13 +78,9 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
         job = site.settings.of(LlmPrunerSettings)
-        made = tuned_by_one(
-            site.model,
-            site.computing,
-            samples_of(site, header),
-            job,
-            site.settings.data.num_samples,
-        )
+        samples = samples_of(site, header)
+        asked = site.settings.data.num_samples
+        made = tuned_by_one(site.model, site.computing, samples, job, asked)
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
 
@@ -105,7 +102,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     if job.has_local_baseline:
         made: list[str] = stored_local_baseline(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
-    kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
+    kept = kept_report(site, header, "scores")["report"]["blob_sha256"]
     plan = site.model.plan
     scores = {
         index: unpack_scores(store.get(blob), job, site.settings.data.num_samples)

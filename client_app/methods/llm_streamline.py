@@ -17,7 +17,7 @@ from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.calibration import answer_from_samples, samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
-from client_app.protocol.push import brought, pushed_hashes, taken
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError
@@ -25,19 +25,18 @@ from espalier.hf.group_scores.streamline import (
     first_layer,
     likest,
     open_streamlined,
-    pack_cosines,
     stretch_cosines,
-    unpack_cosines,
 )
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.messages.blobs.adapters import differences, pack_adapters, read_layer
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.llm_streamline import (
+    COSINES,
     LayerReport,
     LlmStreamlineSettings,
     Replace,
-    SimilarityReport,
     layer_parts,
 )
 from espalier.seeds import derive_seed
@@ -51,18 +50,15 @@ STRETCH = "stretch"
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:
-    """Compare blocks, or train the layer, and reply with the first part.
+    """Compare blocks, or train the layer, and reply with the first part, once per round."""
 
-    Each round is answered once.
-    """
+    def cosines(samples: Tensor) -> list[bytes]:
+        stream = BlockStream(site.model, site.computing)
+        return [pack_statistics({COSINES: _cosines(site, stream, samples)})]
+
     if request.header.server_round == 1:
         return answer_from_samples(
-            site,
-            request,
-            lambda samples: [
-                pack_cosines(_cosines(site, BlockStream(site.model, site.computing), samples))
-            ],
-            lambda samples: {"tokens": samples.numel()},
+            site, request, cosines, lambda samples: {"tokens": samples.numel()}
         )
     return answer_once(
         site,
@@ -79,9 +75,6 @@ def _cosines(site: Site, stream: BlockStream, samples: Tensor) -> Tensor:
 
 def _span(site: Site) -> int:
     return site.settings.of(LlmStreamlineSettings).span(len(site.model.plan.blocks))
-
-
-# ----- training the layer -----
 
 
 def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport:
@@ -149,13 +142,8 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
         kept = state.load_lasting(STRETCH) or {}
         if kept.get("walked") == walked:
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
-                return Stretch(
-                    stream,
-                    samples,
-                    start,
-                    stream.resume(samples, before),
-                    stream.resume(samples, behind),
-                )
+                states = stream.resume(samples, before), stream.resume(samples, behind)
+                return Stretch(stream, samples, start, *states)
     found = Stretch.walked(stream, samples, start, _span(site))
     hashes = {
         "before": store.put_pieces(found.before.pieces()),
@@ -164,9 +152,6 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
     state.save_lasting(STRETCH, {"walked": walked, **hashes})
     store.keep_only(hashes.values())
     return found
-
-
-# ----- local baseline and evaluation -----
 
 
 def alone(site: Site, request: MessageBody) -> MessageBody:
@@ -203,18 +188,18 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         return open_streamlined(
             site.model, made["start"], _span(site), load(store.get(made["layer"]))
         )
-    (kept,) = validate(SimilarityReport, kept_report(site, header, "cosines")["report"]).blob_sha256
-    return open_streamlined(site.model, likest(unpack_cosines(store.get(kept))), _span(site), None)
+    (kept,) = kept_report(site, header, "cosines")["report"]["blob_sha256"]
+    cosines = read_statistics(store.get(kept))[COSINES]
+    return open_streamlined(site.model, likest(cosines), _span(site), None)
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:
     """Return the federated result that the server pushed after the last round."""
-    after = header.model_copy(update={"server_round": header.server_round + 1})
-    _, _, (order, *_) = taken(site, after, 1)
+    _, _, (order, *_) = taken(site, after(header), 1)
     start = validate(Replace, order).start
     if site.settings.of(LlmStreamlineSettings).replacement == "none":
         return open_streamlined(site.model, start, _span(site), None)
-    store, hashes, _ = taken(site, after, len(layer_parts(site.model.plan, site.settings, start)))
-    blobs = {key: store.get(blob) for key, blob in hashes.items()}
+    num_parts = len(layer_parts(site.model.plan, site.settings, start))
+    blobs = pushed_blobs(site, after(header), num_parts)
     layer = read_layer(blobs, first_layer(site.model, start), site.settings.federation)
     return open_streamlined(site.model, start, _span(site), layer)

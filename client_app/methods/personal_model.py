@@ -14,15 +14,14 @@ from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.amounts import count
 from espalier.data.tasks.catalogue import task_named
-from espalier.hf.export.adapter import edited_encoder, unrounded
-from espalier.hf.export.encoder import check_against, export_encoder
+from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.structured.selection import open_cut
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import cut_specs
 from espalier.messages.message import Header
 from espalier.messages.parts import parts_of
@@ -51,14 +50,7 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
 def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> None:
     """Write a client's smaller model with merged LoRA, and check it by loading it.
 
-    It appears complete or not at all.
-
-    Raises
-    ------
-    InputError
-        The file system refused.
-    ExportError
-        The loaded model computes other values. Its files are deleted.
+    It appears complete or not at all. Raises ExportError if the loaded model computes other values.
     """
     model = _structured(model)
     stream = BlockStream(model, site.computing)
@@ -75,34 +67,23 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
 def write_own_encoder(
     site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path
 ) -> None:
-    """Write a client's smaller encoder with merged LoRA and classification head, and check it.
-
-    Raises
-    ------
-    InputError
-        The file system refused.
-    ExportError
-        The loaded model computes other values. Its files are deleted.
-    """
+    """Write a client's smaller encoder with merged LoRA and classification head, and check it."""
     model = _structured(model)
     head = tensors[HEAD_KEY]
-    edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+    edits = merged(adapters, tensors)
     target.parent.mkdir(parents=True, exist_ok=True)
     export_encoder(
         model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
     )
-    meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
-        check_against(model, edits, head, meant, target)
+        check_encoder(model, edits, head, target)
 
 
 def _structured(model: OpenedModel) -> OpenedModel:
     """Return the model with a structure, if necessary one that keeps everything."""
-    return (
-        model
-        if model.structure is not None
-        else OpenedModel(model.directory, Structure.whole(model.plan))
-    )
+    if model.structure is not None:
+        return model
+    return OpenedModel(model.directory, Structure.whole(model.plan))
 
 
 @contextmanager
@@ -120,38 +101,28 @@ def _card(site: Site, model: OpenedModel) -> str:
     whole = site.model.plan.num_parameters
     loader = model.family.auto_class
     has_read = "text" if model.family.kind == "decoder" else "items"
-    return "\n".join(
-        [
-            "# A smaller model of one client",
-            "",
-            (
-                f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
-                f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of"
-                f" {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else"
-                " has it."
-            ),
-            "",
-            "```python",
-            f"from transformers import {loader}, AutoTokenizer",
-            "",
-            f'model = {loader}.from_pretrained(".", trust_remote_code=True)',
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
-            "```",
-            "",
-        ]
+    made = (
+        f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
+        f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,},"
+        f" LoRA merged. It was pruned for this client's {has_read}; nobody else has it."
     )
+    return f"""# A smaller model of one client
+
+{made}
+
+```python
+from transformers import {loader}, AutoTokenizer
+
+model = {loader}.from_pretrained(".", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""
 
 
 def delivered_cut(
     site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
 ) -> OpenedModel:
-    """Open the federated smaller model.
-
-    Raises
-    ------
-    InputError
-        The server has not pushed all parts.
-    """
+    """Open the federated smaller model that the server pushed."""
     parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
     store, hashes, _ = taken(site, header, len(parts))
     return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases)

@@ -27,10 +27,9 @@ from client_app.protocol.evaluation import (
     require_own_data,
 )
 from client_app.protocol.local_baseline import make_local_baseline
-from client_app.protocol.push import brought, pushed_hashes
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
 from client_app.site import Site
 from espalier.data.client_text import validation_samples
-from espalier.data.data_protection import require_tokens
 from espalier.errors import EspalierError, InputError, StateLost
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
@@ -38,28 +37,27 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.methods.fedpetuning import Order, TuningReport, parts
 from espalier.methods.sft_p import BIAS, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
-from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
-from espalier.training.adapter_training import flat_name
-from espalier.training.sequences import client_sequences
-from espalier.training.sft_p import mask_history
-from espalier.training.sft_p.mask_generator import first_embedding, gate_logits
-from espalier.training.sft_p.masked_training import (
+from espalier.training import mask_history
+from espalier.training.adapted_model import flat_name
+from espalier.training.masked_training import (
     EMBEDDING,
-    Gating,
     MaskedTraining,
+    first_embedding,
     first_shared,
+    gate_logits,
     of_generator,
 )
+from espalier.training.sequences import client_sequences
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,10 @@ class SmallerModel:
     @property
     def edits(self) -> Edits:
         """Edits that merge LoRA into the smaller model."""
-        return merged(
-            lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {}))
-        )
+        return merged(self.adapters, self.tensors)
 
     def validated(self, site: Site, header: Header) -> float | None:
-        """Return its perplexity on the client's own held-out text, which is not sent.
-
-        The result is None without ``validation_samples``, or if the text is too short.
-        """
+        """Return its perplexity on own held-out text, which is not sent; None without such text."""
         number = site.settings.of(SftPSettings).validation_samples
         if not number:
             return None
@@ -117,14 +110,10 @@ class SmallerModel:
         )
 
     def loaded(self, site: Site) -> Any:
-        """Return the whole model in memory, with LoRA.
-
-        If clients train in NF4, it is loaded in the computing dtype, because the shapes after the
-        cut need not be multiples of the NF4 block size.
-        """
+        """Return the whole model in memory, with LoRA."""
         settings = site.settings
-        base = site.settings.training.base
-        if base == "nf4":
+        if settings.training.base == "nf4":
+            # The shapes after the cut need not be multiples of the NF4 block size.
             dtype = "bfloat16" if site.computing.dtype == torch.bfloat16 else "float32"
             training = settings.training.model_copy(update={"base": dtype})
             settings = settings.model_copy(update={"training": training})
@@ -144,13 +133,8 @@ def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
 def own_target(site: Site, header: Header | None) -> int:
     """Return the maximum number of block weights in this client's model.
 
-    Without a header, the target of an individual simulated client is not used.
-
-    Raises
-    ------
-    InputError
-        The pruning ratio is too large. A ratio that the site's owner chose is not sent to the
-        server.
+    Without a header, the target of an individual simulated client is not used. Raises InputError if
+    the pruning ratio is too large; a ratio that the site's owner chose is not sent to the server.
     """
     job = site.settings.of(SftPSettings)
     own = site.node.pruned_share
@@ -178,24 +162,16 @@ OWN = "own"
 
 
 def require_ready(site: Site) -> None:
-    """Raise InputError if the owner's pruning ratio is impossible for the site's model.
+    """Raise InputError before enrolment if the owner's pruning ratio is impossible here.
 
-    The check runs before the site enrols.
-
-    Raises
-    ------
-    InputError
-        The text that is sent to the server does not contain the pruning ratio.
+    The text that is sent to the server does not contain the ratio.
     """
     if site.node.pruned_share:
         own_target(site, None)
 
 
 def train(site: Site, request: MessageBody) -> MessageBody:
-    """Train the round's generator and LoRA, and reply with the first part.
-
-    Each round is answered once.
-    """
+    """Train the round's generator and LoRA, and reply with the first part, once per round."""
     order = validate(Order, request.fields)
 
     def work(state: PrivateState) -> TuningReport:
@@ -218,7 +194,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
-    _require_enough(site, training, first_step)
+    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
     own = _conditioning(state, header)
     moments = {}
     # Only the embedding's moments continue; those of shared tensors begin anew in every round.
@@ -226,33 +202,18 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():
         tensors, outcome = training.masked(start, first_step, steps, moments)
-    require_tokens(site.node, training.rests_on(outcome.weighed, site.node.fewest_tokens()), REMEDY)
-    after = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
-    client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: after})
+    fedpetuning.require_enough(site, training, outcome.weighed)
+    kept = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
+    client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: kept})
     mine = SmallerModel.of(site, header, tensors, training.embedding)
     mask_history.note_round(
         state, header.server_round, training.spent, mine.validated(site, header)
     )
     mask_history.note_masks(state, mine.chosen)
+    hashes = fedpetuning.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
     return TuningReport(
-        seconds=time.monotonic() - started,
-        samples=training.num_sequences if settings.federation.client_weights == "samples" else 0,
-        skipped_steps=outcome.skipped_steps,
-        rank=rank_limit,
-        blob_sha256=fedpetuning.keep_blobs(
-            site, state, header.server_round, tensors, start, rank_limit
-        ),
+        **fedpetuning.report_of(site, started, training, outcome, rank_limit, hashes)
     )
-
-
-REMEDY = (
-    "give the site more data, raise training.steps, training.batch-size or training.accumulation"
-)
-
-
-def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> None:
-    steps = range(first_step, first_step + site.settings.training.steps)
-    require_tokens(site.node, training.rests_on(steps, site.node.fewest_tokens()), REMEDY)
 
 
 def alone(site: Site, request: MessageBody) -> MessageBody:
@@ -265,7 +226,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
     order = validate(Alone, request.fields)
 
     def make(state: PrivateState) -> dict[str, Any]:
-        if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
+        if order.fits and EMBEDDING not in _conditioning(state, after(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
             mine = SmallerModel.of(site, header, *_own(site, state, header))
@@ -276,22 +237,15 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
 
 
 def _fit(site: Site, state: PrivateState, header: Header) -> None:
-    """Fit the embedding of a client that took part in no round.
-
-    The embedding and the number of steps stay here.
-    """
+    """Fit the embedding of a client that took part in no round; it stays here."""
     require_own_data(site, header)
     training = _training(site, state, header)
     steps = site.settings.of(SftPSettings).late_steps
-    require_tokens(site.node, training.rests_on(range(steps), site.node.fewest_tokens()), REMEDY)
+    fedpetuning.require_enough(site, training, range(steps))
     with mistakes_of_kernels():
         training.fitted(_delivered(site, header), steps)
-    client_state.keep(
-        state,
-        client_state.CONDITIONING,
-        header.server_round,
-        {OWN: {EMBEDDING: training.embedding}},
-    )
+    kept = {OWN: {EMBEDDING: training.embedding}}
+    client_state.keep(state, client_state.CONDITIONING, header.server_round, kept)
     mask_history.note_fit(state, training.spent)
 
 
@@ -303,81 +257,61 @@ def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
 def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tensor]:
     """Return the final generator and LoRA, and the client's embedding after the last round.
 
-    Raises
-    ------
-    StateLost
-        The client's embedding is lost. With another embedding the model would belong to no client.
+    Raises StateLost without the embedding: with another one the model would belong to no client.
     """
     job = site.settings.of(SftPSettings)
-    if (
-        job.conditioned
-        and job.has_local_baseline
-        and EMBEDDING not in _conditioning(state, _after(header))
-    ):
+    needed = job.conditioned and job.has_local_baseline
+    if needed and EMBEDDING not in _conditioning(state, after(header)):
         raise StateLost(
             f"{header.kind}: this client no longer has its embedding, without which it has no model"
             " of its own"
         )
-    return _delivered(site, header), own_embedding(site, state, _after(header))
+    return _delivered(site, header), own_embedding(site, state, after(header))
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
     """Return the final generator and LoRA."""
     plan = trained(site.model.plan, site.settings)
-    return fedpetuning.begins_with(
-        site,
-        plan,
-        fedpetuning.delivered_to(site, _after(header), len(parts(plan, site.settings))),
-        _first,
-    )
-
-
-def _after(header: Header) -> Header:
-    return header.model_copy(update={"server_round": header.server_round + 1})
+    blobs = pushed_blobs(site, after(header), len(parts(plan, site.settings)))
+    return fedpetuning.begins_with(site, plan, blobs, _first)
 
 
 def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
     """Return this client's training, which starts from its own embedding."""
     settings = site.settings
-    job = site.settings.of(SftPSettings)
+    job = settings.of(SftPSettings)
     client = header.client
-    adapters = lora_plan(site.model.plan, settings)
-    shape = shape_of(settings)
     names = [
-        flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own
+        flat_name(key, name)
+        for key, own in shape_of(settings).shapes(site.model.plan).items()
+        for name in own
     ]
     generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
         model=site.model,
         computing=site.computing,
         settings=settings,
-        adapters=adapters,
+        adapters=lora_plan(site.model.plan, settings),
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=fedpetuning.cache_of(site),
         load=site.load,
         groups=[of_generator(generator, settings)],
-        shape=shape,
-        gating=Gating(job.estimator, job.tau, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
-        conditioned=job.conditioned,
         target=own_target(site, header),
     )
 
 
 def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
-    """Return the client's embedding from earlier rounds.
+    """Return the client's embedding from earlier rounds, or else that of the seed.
 
-    Without one, it is drawn from the seed, or is the constant that all clients share if embeddings
-    are not personal.
+    All clients share a constant if embeddings are not personal.
     """
     kept = _conditioning(state, header)
     if EMBEDDING in kept:
         return kept[EMBEDDING]
-    conditioned = site.settings.of(SftPSettings).conditioned
-    return first_embedding(
-        shape_of(site.settings), site.settings.seed, header.client if conditioned else None
-    )
+    whose = header.client if site.settings.of(SftPSettings).conditioned else None
+    return first_embedding(shape_of(site.settings), site.settings.seed, whose)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:

@@ -6,28 +6,27 @@ with bases from the client's own moments.
 """
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.calibration import samples_of
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
 from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
 from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.data.client_text import client_samples
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.rotated_checkpoint import SlicedModel
-from espalier.hf.sliced.signals import (
-    basis_of,
-    mean_moments,
-    pack_basis,
-    pack_moments,
-    read_basis,
-    read_moments,
-)
+from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.message import Header, MessageBody, validate
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
+from espalier.messages.message import Header, MessageBody
 from espalier.messages.parts import parts_of
 from espalier.methods.slicegpt import (
+    BASIS,
+    MOMENTS,
     MomentsReport,
     SliceGptSettings,
     basis_specs,
@@ -37,7 +36,7 @@ from espalier.methods.slicegpt import (
 )
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState
-from pruning_kernels.groups.slicing import unpacked
+from pruning_kernels.groups.slicing import packed, unpacked
 
 BASES = "bases"
 """Name of a per-round document: hashes of the bases from the client's own moments."""
@@ -56,10 +55,13 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         require_own_text(site, header)
         if not moment_specs(site.model.plan, settings):
             return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
-        samples = client_samples(settings, site.node, site.model.encode, header.client)
+        samples = samples_of(site, header)
         store = state.blobs(header.server_round)
         stream = BlockStream(site.model, site.computing)
-        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, samples)]
+        hashes = [
+            store.put(pack_statistics({MOMENTS: packed(moments)}))
+            for moments in mean_moments(stream, samples)
+        ]
         num_samples = len(samples) if settings.federation.client_weights == "samples" else 0
         return MomentsReport(
             seconds=time.monotonic() - started, blob_sha256=hashes, samples=num_samples
@@ -73,10 +75,8 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
 
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
-        samples = client_samples(site.settings, site.node, site.model.encode, header.client)
-        store = state.blobs(header.server_round)
-        moments = mean_moments(BlockStream(site.model, site.computing), samples)
-        return {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+        moments = mean_moments(BlockStream(site.model, site.computing), samples_of(site, header))
+        return {BASES: _kept_bases(site, state.blobs(header.server_round), moments)}
 
     return make_local_baseline(site, request, make)
 
@@ -92,8 +92,22 @@ def _width(site: Site) -> int:
     return site.settings.of(SliceGptSettings).width(dense_width(site.model.plan))
 
 
+def _kept_bases(site: Site, store: BlobStore, moments: Iterable[Tensor]) -> list[str]:
+    """Store the basis of each place, and return the hashes."""
+    return [store.put(pack_statistics({BASIS: basis_of(own, _width(site))[0]})) for own in moments]
+
+
 def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
-    return SlicedModel(site.model, lambda place: read_basis(store.get(bases[place])), _width(site))
+    def basis(place: int) -> Tensor:
+        return read_statistics(store.get(bases[place]))[BASIS]
+
+    return SlicedModel(site.model, basis, _width(site))
+
+
+def _put_basis(site: Site, store: BlobStore, moments: Tensor) -> str:
+    """Store the basis that follows from the moments of a place, and return its hash."""
+    basis, _ = basis_of(moments, _width(site))
+    return store.put(pack_statistics({BASIS: basis}))
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
@@ -101,13 +115,13 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     store = state.blobs(header.server_round)
     if site.settings.job.has_local_baseline:
         return _sliced(site, store, stored_local_baseline(site, header)[BASES])
-    report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    hashes = kept_report(site, header, "moments")["report"]["blob_sha256"]
     # The bases are stored, because their eigendecompositions take long.
     known = state.load(header.server_round, BASES)
     if known is None:
         dense = dense_width(site.model.plan)
-        moments = (unpacked(read_moments(store.get(blob)), dense) for blob in report.blob_sha256)
-        known = {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+        moments = (unpacked(read_statistics(store.get(blob))[MOMENTS], dense) for blob in hashes)
+        known = {BASES: _kept_bases(site, store, moments)}
         state.save(header.server_round, BASES, known)
     return _sliced(site, store, known[BASES])
 

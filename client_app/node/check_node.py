@@ -5,13 +5,9 @@ takes long.
 
 Covers: the findings are shown only on this terminal.
 
-Does not cover: memory and disk space of the work (the estimate of the run covers them), whether the
-SuperLink can be reached, and whether the server has the same program and model. Their hashes are
-printed for comparison.
-
-Covers: numbers of this machine and of the run's contracts, shown only on this terminal.
-
-Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``).
+Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``), whether
+the SuperLink can be reached, and whether the server has the same program and model. Their hashes
+are printed for comparison.
 """
 
 import os
@@ -19,6 +15,8 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from flwr.app import Context, RecordDict
@@ -27,9 +25,9 @@ from client_app.policy.identity import own_key
 from client_app.policy.site_policy import amounts, require_allowed, runs_answered
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
-from espalier.amounts import count, size
+from espalier.amounts import aligned, count, size
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint
@@ -39,12 +37,16 @@ from espalier.methods.fedpetuning import trained
 from espalier.models.plan import ModelPlan
 from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
-from espalier.settings.node import MOST
-from espalier.storage.client_state import private_folder, require_writable
-from espalier.training.client_data import read_client_data
+from espalier.settings.node import MOST, shortened
+from espalier.storage.client_state import private_folder
+from espalier.training.sequences import read_client_data
 
 WIDTH = 110
 """Width of an observer sentence, in characters."""
+SHOWN = 4
+"""Maximum number of tensor names in a line."""
+ANY_CLIENT = 0
+"""Client number of a site, which reads its own file completely whatever its number."""
 COLUMNS = ("message", "bytes of tensors", "tensors", "fields")
 HOLDS = {
     "": "no reply needs approval",
@@ -61,7 +63,7 @@ def accepts(site: Site) -> Iterator[str]:
     for limit in MOST:
         request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "max_runs":
-            request = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+            request = f" within {count(node.keep_days, 'day')}; {len(runs_answered(site)):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     brought = node.max_bytes_of_models()
     yield f"models that a run sends: {f'at most {brought:,} bytes' if brought else 'none'}"
@@ -73,13 +75,7 @@ def accepts(site: Site) -> Iterator[str]:
 
 
 def device(site: Site) -> Iterator[str]:
-    """Yield the device of this site and its memory.
-
-    Raises
-    ------
-    InputError
-        The configured device does not exist.
-    """
+    """Yield the device of this site and its memory; raise InputError if there is none."""
     computing = site.computing
     yield (
         f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
@@ -90,11 +86,9 @@ def device(site: Site) -> Iterator[str]:
     if computing.device.type == "cuda":
         import torch
 
-        found, (free, total) = (
-            torch.cuda.get_device_properties(computing.device),
-            torch.cuda.mem_get_info(computing.device),
-        )
-        yield f"{found.name}, memory {size(total)}, {size(free)} free"
+        free, total = torch.cuda.mem_get_info(computing.device)
+        name = torch.cuda.get_device_name(computing.device)
+        yield f"{name}, memory {size(total)}, {size(free)} free"
 
 
 def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
@@ -104,10 +98,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     what an observer learns.
     """
     groups = outlook.alike()
-    rows = [COLUMNS, *(_row(group, plan) for group in groups)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned([COLUMNS, *(_row(group, plan) for group in groups)])
     rounds = count(outlook.rounds, "round")
     if outlook.is_known:
         most = "at most " if outlook.varies else ""
@@ -187,31 +178,17 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
     return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
 
 
-SHOWN = 4
-"""Maximum number of tensor names in a line."""
-
-
-ANY_CLIENT = 0
-"""Client number of a site, which reads its own file completely whatever its number."""
-
-
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Go through everything that a node would do in a run, and yield the findings line by line.
-
-    Raises
-    ------
-    InputError
-        The node would refuse the run, for the reason given.
-    """
+    """Yield the findings on what a node would do; raise InputError if it would refuse the run."""
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
     # `UNREAD` is a header without a run, because no run exists yet.
     require_allowed(site, UNREAD)
     yield f"site       {site.name}"
     yield f"state      {(folder := private_folder(site.node.state_root()))}"
-    require_writable(folder, "state-dir")
+    _require_writable(folder, "state-dir")
     if site.node.models_dir:
-        require_writable(private_folder(at_home(site.node.models_dir)), "models-dir")
+        _require_writable(private_folder(at_home(site.node.models_dir)), "models-dir")
     yield f"program    {code_sha256()[:12]}"
     if site.node.site_key or site.settings.site_keys:
         yield f"site-key   {site.node.site_key}: {fingerprint(own_key(site).public_key())}"
@@ -234,6 +211,18 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     yield from _under("data", _data(site))
     expected = outlook(plan, settings)
     yield from _under("sends", sends(expected, plan))
+
+
+def _require_writable(folder: Path, key: str) -> None:
+    """Raise InputError, with the setting that names the directory, if no file can be made there."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this"
+            " node can write, and run this check as the node's user"
+        ) from error
 
 
 def _data(site: Site) -> Iterator[str]:
@@ -260,16 +249,13 @@ def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
 def main(given: Mapping[str, Any]) -> int:
     """Check the node configuration ``node`` against the run configuration ``run``, both flat.
 
-    Returns
-    -------
-    int
-        0 if the node would accept the run, 2 if it would refuse it.
+    Returns 0 if the node would accept the run, 2 if it would refuse it.
     """
     try:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
         return 2
     return 0

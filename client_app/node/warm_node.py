@@ -16,7 +16,8 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any
 
-from espalier.flower.tasks import Desk, answer_with_error, claim_tasks
+from espalier.errors import tell
+from espalier.flower.tasks import answer_with_error, claim_tasks
 from espalier.hf.machine.machine_memory import machine_memory, memory_kills
 
 LEAVING = b"leaving\n"
@@ -33,14 +34,10 @@ TRIES = 3
 class Worker:
     """Process of the worker, if there is one.
 
-    Parameters
-    ----------
-    command : command that starts the process. The process reads tokens, one per line, and writes a
-        line after each answer. It writes ``leaving`` when it would like to end, and ends when its
-        standard input does.
-    lost : function that gets the token and the envelope of a task whose process the system killed
-        for lack of memory
-    kills : function that returns the number of processes that the system killed for lack of memory
+    ``command`` starts the process. It reads tokens, one per line, and writes a line after each
+    answer. It writes ``leaving`` when it would like to end, and ends when its standard input does.
+    ``lost`` gets the token and the envelope of a task whose process the system killed for lack of
+    memory; ``kills`` returns the number of processes that it killed.
     """
 
     def __init__(
@@ -123,31 +120,24 @@ class Worker:
 
 
 def main(order: dict[str, Any]) -> int:
-    """Serve a SuperNode.
-
-    Parameters
-    ----------
-    order : has ``address``, ``warm-seconds``, ``max-idle-bytes`` and ``secret`` (hexadecimal)
-    """
+    """Serve a SuperNode: ``address``, ``warm-seconds``, ``max-idle-bytes``, ``secret`` (in hex)."""
     # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = json.dumps(
         {key: order[key] for key in ("address", "warm-seconds", "max-idle-bytes")}
     )
-    desk = Desk(order["address"])
+    address = order["address"]
     worker = Worker(
         [sys.executable, "-P", "-m", "client_app.node.warm_worker", arguments],
-        lambda *task: answer_short_of_memory(desk, *task),
+        lambda *task: answer_short_of_memory(address, *task),
     )
-    claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
+    claim_tasks(address, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
     return 0
 
 
-def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
+def answer_short_of_memory(address: str, token: str, envelope: bytes) -> None:
     """Report to the node's log and to the server that the system killed the working process."""
     megabytes = machine_memory()[0] // MEGA
-    print(
-        f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
-    )
+    tell(f"{KILLED}; this node has {megabytes} MB. {REMEDY}")
     if envelope:
-        answer_with_error(desk, token, envelope, f"{KILLED}; see the node's log")
+        answer_with_error(address, token, envelope, f"{KILLED}; see the node's log")

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 from flwr.app import Context, Message
 
 from client_app.node.warm_node import LEAVING, PULLED
-from client_app.protocol.errors import NoAnswerError
+from espalier.errors import NoAnswerError, tell
 from espalier.flower.pulls import ask_again_soon
-from espalier.flower.tasks import Desk, answer_task
+from espalier.flower.tasks import answer_task
 from espalier.hf.machine.machine_memory import machine_memory, resident
 from espalier.identity.code_hash import bundle_sha256, code_sha256
 
@@ -40,13 +40,7 @@ class AnotherProgramError(NoAnswerError):
 
 
 def work(bundle: bytes, message: Message, context: Context) -> Message:
-    """Answer a message with the installed ClientApp.
-
-    Raises
-    ------
-    AnotherProgramError
-        The bundle contains another program.
-    """
+    """Answer with the installed ClientApp, or raise AnotherProgramError if the bundle differs."""
     own = code_sha256()
     sent = bundle_sha256(bundle)
     if own != sent:
@@ -63,18 +57,15 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
 def told(error: BaseException) -> str:
     """Return the error text for the server. The full error is in the node's log only."""
     if isinstance(error, NoAnswerError):
-        print(f"espalier: {error}", file=sys.stderr, flush=True)
+        tell(error)
         return str(error)
     traceback.print_exception(error)
     return f"unexpected {type(error).__name__} before the message was read; see this node's log"
 
 
 def main(order: dict[str, Any]) -> NoReturn:
-    """Answer tasks until standard input ends.
-
-    After ``warm-seconds`` without a task, the worker asks to be dismissed.
-    """
-    desk = Desk(order["address"])
+    """Answer tasks; after ``warm-seconds`` without a task, ask to be dismissed."""
+    address = order["address"]
     warm_seconds = float(order["warm-seconds"])
     max_idle = int(order["max-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
@@ -91,7 +82,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             os.write(answers, LEAVING)
             continue
         answer_task(
-            desk,
+            address,
             token,
             work,
             told,
@@ -110,10 +101,9 @@ def fits_idle(most: int) -> bool:
         shelf.forget_model()
     if (held := resident()) <= most:
         return True
-    print(
-        f"espalier: the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
-        " may use between tasks, and ends",
-        file=sys.stderr,
+    tell(
+        f"the worker uses {held // MEGA} MB, more than the {most // MEGA} MB that it"
+        " may use between tasks, and ends"
     )
     return False
 
@@ -124,10 +114,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:
-    """Read tokens while others are answered.
-
-    When standard input ends, there is no receiver of answers, and the process exits.
-    """
+    """Read tokens while others are answered; without input there is no receiver of answers."""
     for line in sys.stdin:
         tokens.put(line.rstrip("\n"))
     # This is a thread, in which ``sys.exit`` would not end the process.

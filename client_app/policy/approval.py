@@ -1,10 +1,10 @@
-"""Approval of replies: with ``require-approval``, a reply waits at the site until a person approves it.
+"""Approval of replies: with ``require-approval``, a reply waits at the site for a person.
 
-A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and recorded in
-the egress log. The process waits until ``espalier release`` decides, or until the server stops
-waiting for this attempt. In the second case there is no answer; the next attempt produces the same
-reply from the stored work of the round, and finds the decision. A restarted node continues in the
-same way.
+A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and
+recorded in the egress log. The process waits until ``espalier release`` decides, or until the
+server stops waiting for this attempt. In the second case there is no answer; the next attempt
+produces the same reply from the stored work of the round, and finds the decision. A restarted node
+continues in the same way.
 
 Covers: the reply that leaves is the reply that was shown, verified by a hash of all its contents.
 The approval of a ``train`` reply includes the blobs of its further parts, and ``fetch`` returns no
@@ -18,12 +18,12 @@ docs/privacy-reference.md).
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from client_app.policy.egress_log import described, egress_log, now
-from client_app.protocol.errors import NoAnswerError
 from client_app.site import Site
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, NoAnswerError
 from espalier.messages.ledger import seconds_of
 from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import tensor_specs
@@ -32,7 +32,6 @@ from espalier.storage.waiting_replies import Decision, Held, HeldReplies
 
 POLL_SECONDS = 0.25
 """Interval in seconds between checks for a decision, each of which looks for a file."""
-REFUSED = "it was not approved"
 
 
 class StillHeldError(NoAnswerError):
@@ -41,6 +40,9 @@ class StillHeldError(NoAnswerError):
 
 class Refused(EspalierError):
     """Decision of a person that a reply does not leave."""
+
+    def __init__(self) -> None:
+        super().__init__("it was not approved")
 
 
 def is_to_be_held(site: Site, body: MessageBody) -> bool:
@@ -56,19 +58,15 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
-    reply. It returns the text ``with its first part`` then.
-
-    Parameters
-    ----------
-    entry : entry of the egress log for this reply
-    waits_until : time at which the server stops waiting, on ``clock``
+    reply. It returns the text ``with its first part`` then. ``entry`` is the reply's entry of the
+    egress log.
 
     Raises
     ------
     Refused
         The reply was refused.
     StillHeldError
-        There was no decision in time.
+        There was no decision until ``waits_until``, a time on ``clock``.
     """
     state = site.state(body.header)
     replies = HeldReplies(state.held())
@@ -78,36 +76,32 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
         decided = replies.blobs_decided(body.header.server_round)
         words = [decided.get(digest) for digest in hashes.values()]
         if False in words:
-            raise Refused(REFUSED)
+            raise Refused
         if all(words):
             return "with its first part"
     held = _of(site, body, entry, hashes, kept)
     decision = replies.decision(held)
-    if decision is None and not replies.has(held):
-        _log(site, held, "held")
-        replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
     if decision is None:
+        if not replies.has(held):
+            note_hold(site.node.state_root(), held, "held")
+            replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
         decision = _awaited(site, held, replies, waits_until)
     if not decision.released:
-        raise Refused(REFUSED)
+        raise Refused
     return held.id
 
 
-def clock() -> float:
-    """Return a monotonic time in seconds. Only differences are meaningful."""
-    return time.monotonic()
+clock: Callable[[], float] = time.monotonic
+pause: Callable[[float], None] = time.sleep
+"""Clock and sleep, both in seconds, which tests replace."""
 
 
 def deadline(lifetime: float, started: float, kind: str) -> float:
     """Return the time at which the server stops waiting for the answer to a message.
 
-    The server begins to wait before the message arrives, so its real deadline is not later than
-    this one. A ``fetch`` may have been sent in advance; its lifetime counts twice.
-
-    Parameters
-    ----------
-    lifetime : seconds that Flower keeps the message
-    started : time of its arrival, on ``clock``
+    The server begins to wait before the message arrives at ``started``, so its real deadline is not
+    later than this one. ``lifetime`` is the number of seconds that Flower keeps the message. A
+    ``fetch`` may have been sent in advance; its lifetime counts twice.
     """
     return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
 
@@ -123,9 +117,6 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
     return decision
 
 
-pause: Callable[[float], None] = time.sleep
-
-
 def _of(
     site: Site,
     body: MessageBody,
@@ -133,11 +124,7 @@ def _of(
     hashes: Mapping[str, str],
     kept: BlobStore,
 ) -> Held:
-    """Return the reply with descriptions of all its blobs.
-
-    They include the blobs of further parts: a report lists all hashes, and the blobs are at the
-    site.
-    """
+    """Return the reply with descriptions of all its blobs, including those of further parts."""
     others = body.fields.get("blob_sha256", [])
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
@@ -145,26 +132,13 @@ def _of(
     return Held({**entry, **whose}, body.fields, later)
 
 
-def _log(site: Site, held: Held, what: str) -> None:
-    note_hold(
-        egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append,
-        held,
-        what,
-    )
+def note_hold(root: Path, held: Held, what: str, **more: str) -> None:
+    """Append the state of a reply that needs approval to the egress log below ``root``.
 
-
-def note_hold(
-    append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
-) -> None:
-    """Append the state of a reply that needs approval to the egress log.
-
-    Raises
-    ------
-    OSError
-        The log cannot be written.
+    OSError names the log if it cannot be written.
     """
     which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
-    append(
+    egress_log(root, held.entry["lineage"], held.entry["site"]).append(
         {
             "entry": what,
             "time": now(),

@@ -9,15 +9,15 @@ Does not cover: who may decide. Everybody with write access to the site's state 
 
 import os
 import pwd
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from client_app.policy.approval import note_hold
-from client_app.policy.egress_log import egress_log, now
+from client_app.policy.egress_log import now
+from espalier.amounts import aligned
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "waiting since")
@@ -40,24 +40,20 @@ def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
     return found, damaged
 
 
-def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
-    """Return the replies whose ids begin with the given characters.
-
-    Raises
-    ------
-    InputError
-        No reply or several replies match, or an id has fewer than ``MIN_OF_ID`` characters.
-    """
-    if short := [word for word in ids if len(word) < MIN_OF_ID]:
-        raise InputError(f"release: {short[0]!r}: give at least {MIN_OF_ID} characters of an id")
-    several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
-    for word, pairs in several.items():
+def _chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
+    """Return the replies whose ids begin with the given characters, each exactly one."""
+    chosen = {}
+    for word in ids:
+        if len(word) < MIN_OF_ID:
+            raise InputError(f"release: {word!r}: give at least {MIN_OF_ID} characters of an id")
+        pairs = [pair for pair in found if pair[1].id.startswith(word)]
         if len(pairs) != 1:
             raise InputError(
                 f"release: {word!r}: matches {len(pairs)} waiting replies; give the id of one"
                 " that is listed"
             )
-    return list({pairs[0][1].id: pairs[0] for pairs in several.values()}.values())
+        chosen[pairs[0][1].id] = pairs[0]
+    return list(chosen.values())
 
 
 def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
@@ -70,8 +66,8 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
         meanwhile, a file was changed, or the log or the decision cannot be written.
     """
     if pairs:
-        require_owner(root)
-    decision = Decision(released, now(), account(os.geteuid()), reason)
+        _require_owner(root)
+    decision = Decision(released, now(), _account(os.geteuid()), reason)
     errors = list[str]()
     for replies, held in pairs:
         try:
@@ -89,13 +85,13 @@ def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) ->
     """Record the decision in the egress log, then put it into effect."""
     if decision.released:
         replies.require_as_shown(held)
-    log = egress_log(root, held.entry["lineage"], held.entry["site"])
     why = {"reason": decision.reason} if decision.reason else {}
     try:
-        note_hold(log.append, held, _word(decision), by=decision.by, **why)
+        note_hold(root, held, _word(decision), by=decision.by, **why)
     except OSError as error:
         raise InputError(
-            f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}"
+            f"{error.filename}: cannot be written ({error.strerror}); nothing was decided on"
+            f" {held.id}"
         ) from None
     try:
         replies.decide(held, decision)
@@ -111,7 +107,7 @@ def _word(decision: Decision) -> str:
     return "released" if decision.released else "refused"
 
 
-def account(uid: int) -> str:
+def _account(uid: int) -> str:
     """Return the name of an account, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -119,32 +115,33 @@ def account(uid: int) -> str:
         return str(uid)
 
 
-def require_owner(root: Path) -> None:
-    """Raise InputError unless this account is the node's, which must be able to read decisions.
-
-    Raises
-    ------
-    InputError
-        The message names both accounts.
-    """
+def _require_owner(root: Path) -> None:
+    """Raise InputError unless this account is the node's, which must be able to read decisions."""
     owner = root.stat().st_uid
     own = os.geteuid()
     if owner != own:
         raise InputError(
-            f"release: {root} belongs to {account(owner)}, but you are {account(own)}; run the"
-            f" command as {account(owner)}"
+            f"release: {root} belongs to {_account(owner)}, but you are {_account(own)}; run the"
+            f" command as {_account(owner)}"
         )
 
 
-def listed(found: Iterable[Held]) -> Iterator[str]:
-    """Yield the lines of a table of replies that wait for approval."""
-    rows = [COLUMNS, *(_row(held) for held in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _listed(found: Iterable[Held]) -> list[str]:
+    """Return the lines of a table of replies that wait for approval."""
+    rows = [COLUMNS]
+    for held in found:
+        entry = held.entry
+        tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+        rows.append(
+            (
+                held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]),
+                entry["kind"], str(tensors), f"{held.num_bytes:,}", entry["time"],
+            )
+        )  # fmt: skip
+    return aligned(rows)
 
 
-def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
+def _shown(replies: HeldReplies, held: Held) -> Iterator[str]:
     """Yield a description of all contents of a reply that waits for approval."""
     yield f"{held.id}  {_what(held.entry)}"
     yield f"sha256 {held.digest}, waiting since {held.entry['time']}"
@@ -157,21 +154,10 @@ def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
             f" {blob['sha256']}, {file} (safetensors)"
         )
         tensors = list(blob["tensors"].items())
-        yield from (
-            f"    {name}: {tensor['dtype']} {tensor['shape']}"
-            for name, tensor in tensors[:SHOWN_TENSORS]
-        )
+        for name, tensor in tensors[:SHOWN_TENSORS]:
+            yield f"    {name}: {tensor['dtype']} {tensor['shape']}"
         if (more := len(tensors) - SHOWN_TENSORS) > 0:
             yield f"    and {more} more"
-
-
-def _row(held: Held) -> tuple[str, ...]:
-    entry = held.entry
-    tensors = sum(len(blob["tensors"]) for blob in held.blobs)
-    return (
-        held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]), entry["kind"], str(tensors),
-        f"{held.num_bytes:,}", entry["time"],
-    )  # fmt: skip
 
 
 def _what(entry: Mapping[str, Any]) -> str:
@@ -182,60 +168,50 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 
 def main(given: Mapping[str, Any]) -> int:
-    """List, show, approve or refuse replies as the command's arguments say.
-
-    Returns
-    -------
-    int
-        0, or 2 if a step failed.
-    """
-    failed = False
+    """List, show, approve or refuse replies; return 0, or 2 if a step failed."""
     try:
-        root = at_home(given["state_dir"])
-        if not root.is_dir():
-            raise InputError(
-                f"release: {root}: is not a directory; name the state-dir of the site's node"
-            )
-        if given["all"] and given["ids"]:
-            raise InputError(
-                f"release: {' '.join(given['ids'])} --all: name replies or give --all, not both"
-            )
-        # Another account cannot read the directory and would find nothing.
-        if os.geteuid() != 0:
-            require_owner(root)
-        found, damaged = waiting(root)
-        # The other replies can still be decided on.
-        for damage in damaged:
-            print(f"espalier: {damage}", file=sys.stderr)
-        for replies, held in chosen(found, given["show"]):
-            print("\n".join(shown(replies, held)))
-        refused = chosen(found, given["refuse"])
-        released = found if given["all"] else chosen(found, given["ids"])
-        ids = {held.id for _, held in refused}
-        released = (
-            [pair for pair in released if pair[1].id not in ids] if given["all"] else released
-        )
-        if both := sorted(ids & {held.id for _, held in released}):
-            raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
-        for pairs, is_released in ((refused, False), (released, True)):
-            try:
-                for line in decide(root, pairs, is_released, given["reason"]):
-                    print(line, flush=True)
-            except EspalierError as error:
-                print(f"espalier: {error}", file=sys.stderr)
-                failed = True
+        return _release(at_home(given["state_dir"]), given)
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
+        tell(error)
     except OSError as error:
         where = error.filename or given["state_dir"]
-        print(
-            f"espalier: release: {where}: {error.strerror}; run the command as the node's user",
-            file=sys.stderr,
+        tell(f"release: {where}: {error.strerror}; run the command as the node's user")
+    return 2
+
+
+def _release(root: Path, given: Mapping[str, Any]) -> int:
+    if not root.is_dir():
+        raise InputError(
+            f"release: {root}: is not a directory; name the state-dir of the site's node"
         )
-        return 2
-    if not (given["show"] or refused or released) and (found or not damaged):
-        print(
-            "\n".join(listed(held for _, held in found)) if found else f"No reply waits in {root}."
+    if given["all"] and given["ids"]:
+        raise InputError(
+            f"release: {' '.join(given['ids'])} --all: name replies or give --all, not both"
         )
-    return 2 if damaged or failed else 0
+    # Another account cannot read the directory and would find nothing.
+    if os.geteuid() != 0:
+        _require_owner(root)
+    found, errors = waiting(root)
+    # The other replies can still be decided on.
+    for error in errors:
+        tell(error)
+    for replies, held in _chosen(found, given["show"]):
+        print("\n".join(_shown(replies, held)))
+    refused = _chosen(found, given["refuse"])
+    ids = {held.id for _, held in refused}
+    released = _chosen(found, given["ids"])
+    if both := sorted(ids & {held.id for _, held in released}):
+        raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
+    if given["all"]:
+        released = [pair for pair in found if pair[1].id not in ids]
+    for pairs, is_released in ((refused, False), (released, True)):
+        try:
+            for line in decide(root, pairs, is_released, given["reason"]):
+                print(line, flush=True)
+        except EspalierError as error:
+            tell(error)
+            errors.append(error)
+    if not (given["show"] or refused or released) and (found or not errors):
+        lines = _listed(held for _, held in found) if found else [f"No reply waits in {root}."]
+        print("\n".join(lines))
+    return 2 if errors else 0

@@ -29,22 +29,13 @@ from espalier.messages.records import write
 def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     """Check, approve and log a reply, and return the records that leave the site.
 
-    Parameters
-    ----------
-    site : site that answers; it has the request and its contract
-    letter : reply of the handler
-    waits_until : time at which the server stops waiting, on the clock of ``hold``
-
-    Returns
-    -------
-    RecordDict
-        The reply, or a failure reply with the reason why it does not leave.
+    They are the reply, or a failure reply with the reason why it does not leave.
 
     Raises
     ------
     StillHeldError
-        There was no decision on the reply in time, and the server stops waiting. Flower reports an
-        error to the server, which asks again.
+        There was no decision on the reply until ``waits_until``, on the clock of ``hold``. Flower
+        reports an error to the server, which asks again.
     """
     assert site.request is not None
     try:
@@ -56,12 +47,10 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
         if hold.is_to_be_held(site, body):
             entry["released"] = hold.released(site, body, entry, waits_until)
         _log(site, body, entry)
-    except hold.StillHeldError:
+    except (hold.StillHeldError, *INTERRUPTS):
         raise
     except hold.Refused as refused:
         return _failed(site, f"blocked by the site: {refused}")
-    except INTERRUPTS:
-        raise
     # A reply that cannot be checked does not leave, for whatever reason.
     except BaseException as error:
         logging.getLogger("espalier").warning(
@@ -81,10 +70,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _failed(site: Site, reason: str) -> RecordDict:
-    """Return a failure reply with a reason, in place of the reply itself.
-
-    It is sent even if the log cannot be written, so that the server learns of that error.
-    """
+    """Return a failure reply with a reason; it is sent even if the log cannot be written."""
     assert site.request is not None
     body = failure(site.request.header, reason)
     content = write(body)
@@ -98,7 +84,6 @@ def _failed(site: Site, reason: str) -> RecordDict:
 
 
 def _log(site: Site, body: MessageBody, entry: dict[str, object]) -> None:
-    """Append one entry to the site's egress log."""
     try:
         egress_log(site.node.state_root(), body.header.lineage, site.name).append(
             {"time": now(), **entry}

@@ -1,4 +1,4 @@
-"""Log of everything that left a site in a run, as a hash chain, and its check (``espalier check-log``).
+"""Log of everything that left a site in a run, and its check (``espalier check-log``).
 
 The file is ``<state-dir>/egress/<lineage>-<site>.jsonl``. In addition to replies, it has entries
 for replies that needed approval: ``held``, ``released`` and ``refused``, each with its time.
@@ -8,7 +8,6 @@ passes the check. ``--head`` detects such a removal, with a hash that was noted 
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,16 +17,15 @@ from flwr.app import RecordDict
 
 from espalier.amounts import count
 from espalier.environment.paths import at_home
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.names import without_control
 from espalier.messages.contract import Side
 from espalier.messages.message import Fields, MessageBody
 from espalier.messages.records import num_bytes
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.blobs import sha256
-from espalier.storage.chain_check import Checked, chain_check
-from espalier.storage.client_state import OWNER_ONLY_FILE, private_folder
-from espalier.storage.hash_chain import HashChain
+from espalier.storage.client_state import private_folder
+from espalier.storage.hash_chain import Checked, HashChain, chain_check
 
 FOLDER = "egress"
 
@@ -35,9 +33,7 @@ FOLDER = "egress"
 def egress_log(root: Path, lineage: str, site: str) -> HashChain:
     """Return the egress log of a site in a run; ``root`` is the site's ``state-dir``."""
     folder = private_folder(root, FOLDER)
-    return HashChain(
-        folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE
-    )
+    return HashChain(folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site})
 
 
 def now() -> str:
@@ -48,20 +44,13 @@ def now() -> str:
 def reply_entry(
     body: MessageBody, content: RecordDict, side: Side, fields: Fields
 ) -> dict[str, Any]:
-    """Return the log entry of a reply.
+    """Return the log entry of a reply, with descriptions of its contents but no values.
 
-    It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
-    its contents, but no values.
-
-    Parameters
-    ----------
-    letter : reply that matches its contract
-    content : the reply as it is sent
-    side : side of the contract against which it was checked
-    fields : fields that the check returned
+    ``content`` is the reply as it is sent, ``side`` the side of the contract against which it was
+    checked, and ``fields`` are the fields that the check returned.
     """
     header = body.header
-    specs = side.specs(fields)
+    specs = side.blobs
     hashes = {} if side.blob_sha256 is None else side.blob_sha256(fields)
     return {
         "entry": "reply",
@@ -90,41 +79,24 @@ def described(
     return {"name": name, "bytes": len(blob), "sha256": digest, "tensors": tensors}
 
 
-KINDS = {
-    "reply": ("reply", "replies"),
-    "held": ("held",) * 2,
-    "released": ("released",) * 2,
-    "refused": ("refused",) * 2,
-}
-"""Names of entry kinds, as singular and plural."""
 BROKEN = 1
 UNKNOWN = 2
 TORN = 3
+"""Exit codes of the check of a log, from the most severe one."""
 
 
-def logs_of(where: Path) -> list[Path]:
-    """Return the egress logs of a state directory, or the log file itself if ``where`` is one.
-
-    Raises
-    ------
-    InputError
-        There is no log, or the directory cannot be read.
-    """
+def _logs_of(where: Path) -> list[Path]:
+    """Return the egress logs of a state directory, or the log file itself."""
     try:
-        if where.is_file():
-            return [where]
-        found = (
-            sorted(path for path in (where / FOLDER).iterdir() if path.suffix == ".jsonl")
-            if where.is_dir()
-            else []
-        )
-    except FileNotFoundError:
+        found = [where] if where.is_file() else sorted((where / FOLDER).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         found = []
     except OSError as error:
         raise InputError(
             f"check-log: {where}: cannot be read ({error.strerror}); run the command as the"
             " node's user"
         ) from None
+    found = [path for path in found if path == where or path.suffix == ".jsonl"]
     if not found:
         raise InputError(
             f"check-log: {where}: is not an egress log, and not a state directory or run"
@@ -133,21 +105,20 @@ def logs_of(where: Path) -> list[Path]:
     return found
 
 
-def findings(path: Path, checked: Checked) -> Iterator[str]:
+def _findings(path: Path, checked: Checked) -> Iterator[str]:
     """Yield the findings for one log, line by line."""
     yield str(path)
-    if is_renamed(path, checked):
+    if _is_renamed(path, checked):
         yield "  RENAMED  belongs to another run or site than its name says: it was moved here"
     if checked.origin is not None:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
         counts = [
-            f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}"
+            count(number, "reply", "replies") if kind == "reply" else f"{number} {kind}"
             for kind, number in sorted(checked.kinds.items())
         ]
-        when = f"{checked.first} to {checked.last}"
         entries = count(checked.entries, "entry", "entries")
         left = count(checked.num_bytes, "byte")
-        yield f"  {entries} ({', '.join(counts)}), {when}; {left} left"
+        yield (f"  {entries} ({', '.join(counts)}), {checked.first} to {checked.last}; {left} left")
     yield from (f"  {note}" for note in checked.notes)
     if checked.fault:
         yield f"  BROKEN   {checked.fault}"
@@ -155,23 +126,17 @@ def findings(path: Path, checked: Checked) -> Iterator[str]:
             yield f"  intact up to entry {checked.entries}, {checked.head}"
     elif checked.entries:
         yield f"  intact   head {checked.head}"
-    elif checked.unchained:
-        entries = count(checked.unchained, "entry", "entries")
-        yield (
-            f"  NO CHAIN {entries} of a release without a chain; changes to them cannot be detected"
-        )
     else:
         yield "  EMPTY    the log has no entry"
+    for number in checked.seen.values():
+        yield (
+            f"  the noted hash is that of entry {number} of {checked.entries}: no entry up to it"
+            " is missing"
+        )
 
 
-def noted(word: str) -> str:
-    """Return a noted hash in lower case, as it appears in the logs.
-
-    Raises
-    ------
-    InputError
-        ``word`` is not a complete SHA-256 in hexadecimal.
-    """
+def _noted(word: str) -> str:
+    """Return a noted SHA-256 in lower case, as it appears in the logs."""
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
         raise InputError(
             f"--head {word[:80]!r}: is not a hash; give all 64 characters that check-log printed"
@@ -180,11 +145,8 @@ def noted(word: str) -> str:
     return word.lower()
 
 
-def is_renamed(path: Path, checked: Checked) -> bool:
-    """Return whether a log in an egress folder has the name of another run or site.
-
-    A copy outside an egress folder may have any name.
-    """
+def _is_renamed(path: Path, checked: Checked) -> bool:
+    """Return whether a log in an egress folder has the name of another run or site."""
     return (
         checked.origin is not None
         and path.parent.name == FOLDER
@@ -192,59 +154,46 @@ def is_renamed(path: Path, checked: Checked) -> bool:
     )
 
 
-def shown(line: str) -> str:
-    """Return a line without control characters, which a manipulated log may contain."""
-    return without_control(line, keep="")
-
-
-def code_of(path: Path, checked: Checked) -> int:
+def _code_of(path: Path, checked: Checked) -> int:
     """Return the exit code for one log."""
-    if checked.fault or is_renamed(path, checked):
+    if checked.fault or _is_renamed(path, checked):
         return BROKEN
-    return (TORN if checked.torn else 0) if checked.entries else UNKNOWN
-
-
-def worst(one: int, other: int) -> int:
-    """Return the more severe of two exit codes."""
-    return next((code for code in (BROKEN, UNKNOWN, TORN) if code in (one, other)), 0)
+    if not checked.entries:
+        return UNKNOWN
+    return TORN if checked.notes else 0
 
 
 def main(given: Mapping[str, Any]) -> int:
     """Check logs, print the findings, and return the exit code.
 
-    Returns
-    -------
-    int
-        0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no
-        chain or cannot be read. 3 if the only problem is a log with torn lines, which might be
-        damaged entries.
+    0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no entry
+    or cannot be read. 3 if the only problem is a log with torn lines, which might be damaged
+    entries.
     """
-    code = 0
+    codes = set[int]()
     try:
-        wanted = [noted(word) for word in given["heads"]]
-        logs = logs_of(at_home(given["where"]))
+        missing = {_noted(word) for word in given["heads"]}
+        logs = _logs_of(at_home(given["where"]))
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
+        tell(error)
         return UNKNOWN
-    missing = set(wanted)
+    wanted = sorted(missing)
     for path in logs:
         try:
             checked = chain_check(path, wanted)
         except EspalierError as error:
-            print(f"espalier: {error}", file=sys.stderr)
-            code = worst(code, UNKNOWN)
+            tell(error)
+            codes.add(UNKNOWN)
         else:
-            print("\n".join(map(shown, findings(path, checked))), flush=True)
-            for head, number in checked.seen.items():
-                missing.discard(head)
-                print(
-                    f"  the noted hash is that of entry {number} of {checked.entries}: no entry"
-                    " up to it is missing"
-                )
-            code = worst(code, code_of(path, checked))
+            # A manipulated log may contain control characters.
+            lines = [without_control(line, keep="") for line in _findings(path, checked)]
+            print("\n".join(lines), flush=True)
+            missing -= checked.seen.keys()
+            codes.add(_code_of(path, checked))
     for head in sorted(missing):
         print(
             f"BROKEN     no entry has the noted hash {head}: the entries up to it were removed"
             " or replaced"
         )
-    return BROKEN if missing else code
+        codes.add(BROKEN)
+    return next((code for code in (BROKEN, UNKNOWN, TORN) if code in codes), 0)

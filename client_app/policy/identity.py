@@ -1,7 +1,7 @@
 """Signature of a site's name, for runs whose server has the public keys of the sites.
 
-Covers: the site signs only our own statement (``espalier.messages.signed_name``) with its own name and
-its node id, whatever a server sends. The key leaves neither the site nor this process.
+Covers: the site signs only our own statement (``espalier.messages.signed_name``) with its own name
+and its node id, whatever a server sends. The key leaves neither the site nor this process.
 
 Does not cover: other code in this process. ``flower-supernode`` runs the code that a run's
 submitter sends, which can read the key and sign anything. ``espalier node`` runs only the program
@@ -19,13 +19,7 @@ from espalier.messages.signed_name import sign, statement
 
 
 def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
-    """Return the site's private key.
-
-    Raises
-    ------
-    InputError
-        The site names no key, or an unusable one.
-    """
+    """Return the site's private key; raise InputError if there is none, or an unusable one."""
     if not site.node.site_key:
         raise InputError(
             "site-key: sites of this run prove their names with keys (site-keys), but this site"

@@ -17,13 +17,7 @@ from espalier.storage.client_state import lineages_of
 
 
 def require_allowed(site: Site, header: Header) -> None:
-    """Raise InputError if the site policy does not permit the run.
-
-    Raises
-    ------
-    InputError
-        One line for each violated limit.
-    """
+    """Raise InputError, with a line for each violated limit, if the policy forbids the run."""
     lines = []
     if not site.node.allows_method(site.settings.method):
         lines.append(
@@ -40,10 +34,11 @@ def require_allowed(site: Site, header: Header) -> None:
         most = site.node.most(limit)
         if most is not None and amount > most:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
-    if _is_one_run_too_many(site, header.lineage):
+    max_runs = site.node.most("max_runs")
+    runs = runs_answered(site)
+    if max_runs is not None and header.lineage not in runs and len(runs) >= max_runs:
         lines.append(
-            f"max-runs = {site.node.most('max_runs')}: this number of runs was already"
-            " answered within keep-days"
+            f"max-runs = {max_runs}: this number of runs was already answered within keep-days"
         )
     if site.node.require_site_keys and not site.settings.site_keys:
         lines.append(
@@ -71,23 +66,12 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
         )
         asked = "requested round" if header.server_round > rounds else planned
-        found["max_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
+        # The final result is pushed as if for one more round.
+        beyond = 1 if header.kind == "deliver" else 0
+        found["max_rounds"] = (asked, max(rounds, header.server_round - beyond))
     return found
 
 
-def _beyond(header: Header) -> int:
-    """Return 1 for a ``deliver``: the final result is pushed as if for one more round."""
-    return 1 if header.kind == "deliver" else 0
-
-
-def runs_answered(site: Site) -> int:
-    """Return the number of runs that count for ``max-runs``."""
-    return len(lineages_of(site.node.state_root(), site.name))
-
-
-def _is_one_run_too_many(site: Site, lineage: str) -> bool:
-    most = site.node.most("max_runs")
-    if most is None:
-        return False
-    runs = lineages_of(site.node.state_root(), site.name)
-    return lineage not in runs and len(runs) >= most
+def runs_answered(site: Site) -> set[str]:
+    """Return the names of the runs that count for ``max-runs``."""
+    return lineages_of(site.node.state_root(), site.name)

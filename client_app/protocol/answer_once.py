@@ -23,6 +23,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from client_app.site import Site, reply_to
@@ -51,6 +52,9 @@ def answer_once(
 ) -> MessageBody:
     """Answer a request with the fields and the first part of the blobs that its contract names.
 
+    Raises InputError if another request of this kind and round was answered or begun, or if a later
+    round was answered and the reply of this one is gone.
+
     Parameters
     ----------
     work : function that does the work, stores the blobs in the round's client state, and returns
@@ -58,12 +62,6 @@ def answer_once(
     rests_on : function that returns other inputs of the answer (JSON values), such as pushed parts
     require_ready : function that raises StateLost if the work cannot begin. It must not read the
         client's data: a failure here does not count as an answer.
-
-    Raises
-    ------
-    InputError
-        Another request of this kind and round was answered or begun, or a later round was answered
-        and the reply of this one is gone.
     """
     header = request.header
     state = site.state(header)
@@ -87,7 +85,7 @@ def answer_once(
         return reply_to(request, told)
     store = state.blobs(header.server_round)
     hashes = side.blob_sha256(told)
-    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.specs(told)})
+    return reply_to(request, told, {key: store.get(hashes[key]) for key in side.blobs})
 
 
 def is_answered(state: PrivateState, header: Header) -> bool:
@@ -98,10 +96,7 @@ def is_answered(state: PrivateState, header: Header) -> bool:
 def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
     """Return the stored answer to a round's order: ``order`` (its fields) and ``report``.
 
-    Raises
-    ------
-    InputError
-        The round was not answered. The message names ``what`` is missing.
+    Raises InputError, which names ``what`` is missing, if the round was not answered.
     """
     saved = site.state(header).load(header.server_round, "train")
     if saved is None:
@@ -114,10 +109,9 @@ def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
 
 def _asked(site: Site, request: MessageBody, rests_on: Mapping[str, Any]) -> str:
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
-    number = request.header.server_round
     order = [
         site.settings.digest(),
-        number,
+        request.header.server_round,
         sorted(request.fields.items()),
         blobs,
         sorted(rests_on.items()),
@@ -166,12 +160,8 @@ def at_work(site: Site, header: Header) -> Iterator[None]:
             stack.enter_context(work.working())
             say = work.say
         else:
-            say = _log
+            say = partial(print, file=sys.stderr, flush=True)
         stack.enter_context(
             heard_by(Pace(lambda line: say(f"{site.name:<12} {header.kind}: {line}")))
         )
         yield
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
 from client_app.protocol.answer_once import answer_once, kept_report
 from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
-from client_app.protocol.push import taken
+from client_app.protocol.push import pushed_blobs
 from client_app.site import Site
 from espalier.data.client_text import client_samples
 from espalier.hf.stream.edits import BlobEdits, edits_from
-from espalier.messages.contract import Contract
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody
 from espalier.messages.parts import Report
@@ -32,11 +32,8 @@ def answer_from_samples(
 ) -> MessageBody:
     """Answer a ``train`` with tensors about the calibration samples. Each round is answered once.
 
-    Parameters
-    ----------
-    blobs : function of the samples that returns the blobs of the contract, in its order
-    fields : function of the samples that returns the fields of the report apart from those of
-        ``Report``
+    ``blobs`` returns the blobs of the contract, in its order, and ``fields`` the fields of the
+    report apart from those of ``Report``.
     """
     report: Any = site.contract.up.fields
     header = request.header
@@ -65,19 +62,12 @@ def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evalua
     contract = contract_for(MessageBody(train), lambda: site.model.plan, site.settings)
     own = site.state(header).blobs(header.server_round)
     hashes = kept_report(site, header, "reply")["report"]["blob_sha256"]
-    sent = {key: own.get(blob) for key, blob in zip(_keys(contract), hashes, strict=True)}
-
-    def pushed() -> dict[str, bytes]:
-        store, found, _ = taken(site, header, contract.num_parts)
-        return {key: store.get(blob) for key, blob in found.items()}
+    keys = chain.from_iterable(contract.parts)
+    sent = {key: own.get(blob) for key, blob in zip(keys, hashes, strict=True)}
 
     return prepare_evaluation(
         site,
         request,
         edits_from(edits, sent, site.settings),
-        lambda: edits_from(edits, pushed(), site.settings),
+        lambda: edits_from(edits, pushed_blobs(site, header, contract.num_parts), site.settings),
     )
-
-
-def _keys(contract: Contract) -> list[str]:
-    return [key for part in contract.parts for key in part]

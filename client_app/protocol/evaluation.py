@@ -94,11 +94,8 @@ def prepare_evaluation(
 ) -> Evaluation:
     """Prepare to evaluate the local result on evaluation text, and all models on held-out text.
 
-    Parameters
-    ----------
-    alone : local baseline of the client
-    federated : function that returns the federated result, called only if it is evaluated
-    before : model that clients began with, the dense model by default
+    ``alone`` is the local baseline, and ``federated`` returns the federated result, if it is
+    evaluated. ``before`` is the model that clients began with.
     """
     require_many_at_a_site(site, request)
     texts: dict[str, torch.Tensor] = {}
@@ -155,19 +152,11 @@ def require_own_data(site: Site, header: Header) -> None:
 
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
-    """Return the held-out items.
-
-    The number of truncated items is written only to this node's log, because it depends on single
-    items.
-    """
+    """Return the held-out items; how many were truncated is told in this node's log only."""
     classes = site.model.family.kind == "encoder"
+    model = site.model
     own = held_out_items(
-        site.settings,
-        site.node,
-        site.model.tokenizer,
-        header.client,
-        classes,
-        site.model.num_positions,
+        site.settings, site.node, model.tokenizer, header.client, classes, model.num_positions
     )
     if own.cut:
         logging.getLogger("espalier").warning(
@@ -177,10 +166,7 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
-    """Raise InputError if a public item is longer than the site's model accepts.
-
-    The site's ``config.json`` may differ from the server's.
-    """
+    """Refuse a public item that is longer than the model by the site's ``config.json`` accepts."""
     longest = max(len(one.token_ids) for one in items.requests)
     positions = site.model.num_positions
     if positions is not None and longest - (not classes) > positions:
@@ -196,10 +182,8 @@ def prepare_task_evaluation(
 ) -> Evaluation:
     """Prepare to score the client's local result on public items, and all models on its own items.
 
-    Parameters
-    ----------
-    model_of : function that returns the whole model, in evaluation mode, for a name of
-        ``OWN_TEXT_MODELS``. It is called one by one for the models that are evaluated.
+    ``model_of`` returns the whole model, in evaluation mode, for a name of ``OWN_TEXT_MODELS``. It
+    is called one by one for the models that are evaluated.
     """
     require_many_at_a_site(site, request)
     classes = site.model.family.kind == "encoder"

@@ -29,13 +29,7 @@ def make_local_baseline(
 
 
 def stored_local_baseline(site: Site, header: Header) -> dict[str, Any]:
-    """Return the stored result of ``make``.
-
-    Raises
-    ------
-    InputError
-        There was no ``alone`` request in this round.
-    """
+    """Return the stored result of ``make``; InputError if the round has none."""
     made = site.state(header).load(header.server_round, BASELINE)
     if made is None:
         raise InputError(

@@ -1,15 +1,9 @@
-"""Model that a site receives from the server in pieces and reuses in later runs.
-
-The pieces are stored by hash, joined to files and checked. The model is in
-``<state-dir>/models/<hash of the folder>``, which only its owner can read. A folder that was not
-used for as long as the node keeps the state of runs is deleted with them.
+"""Model that a site receives from the server in pieces and reuses in later runs (``model_folder``).
 
 Covers: in one run a site accepts one model, so that no request is repeated with another model or
 tokenizer. A real site accepts a model only if its owner permits it and limits the total size
-(``max-model-bytes``). The size of an offer counts before its pieces arrive (``model_room``), and
-at most that size plus one piece is on the disk at any time. A file is opened only after its bytes
-matched the hash from which the folder's own hash is computed. A file that was changed later is
-hashed again, and the model is downloaded again if the hash differs.
+(``max-model-bytes``). The size of an offer counts before its pieces arrive, and at most that size
+plus one piece is on the disk at any time.
 
 Does not cover: the content of the model. A site that accepts a model trains on whatever the server
 sends.
@@ -18,7 +12,7 @@ sends.
 from client_app.model_folder import MODEL, ModelFolder, offered_sha256, reserve
 from client_app.site import Site, reply_to
 from espalier.errors import InputError, StateLost
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Manifest, Piece
 from espalier.messages.message import MessageBody, NoFields, validate
 from espalier.messages.tensor_blobs import views
 from espalier.storage.blobs import sha256
@@ -28,12 +22,10 @@ from espalier.storage.directory_lock import in_turn
 def take_offer(site: Site, request: MessageBody) -> MessageBody:
     """Answer an offer of a model with the indices of the pieces that are missing here.
 
-    Raises
-    ------
-    InputError
-        The model is larger than the site's owner permits, or another model was offered in this run.
+    Raises InputError if the model is larger than the site's owner permits, or if another model was
+    offered in this run.
     """
-    manifest = validate(Offer, request.fields).manifest()
+    manifest = Manifest.offered(request.fields)
     state = site.state(request.header)
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
@@ -59,12 +51,8 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
 def take_piece(site: Site, request: MessageBody) -> MessageBody:
     """Store a piece of the offered model; after the last piece, build and check the files.
 
-    Raises
-    ------
-    StateLost
-        This model was not offered here, or the offer is gone.
-    InputError
-        The bytes do not have the size or the hash in the offer.
+    Raises StateLost if this model was not offered here, or the offer is gone, and InputError if the
+    bytes do not have the size or the hash in the offer.
     """
     piece = validate(Piece, request.fields)
     state = site.state(request.header)
@@ -73,7 +61,7 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
         raise StateLost(
             "deliver: this piece is of a model that the server did not offer; offer the model first"
         )
-    manifest = validate(Offer, offered["offer"]).manifest()
+    manifest = Manifest.offered(offered["offer"])
     # Reserve again: the room of an unfinished model may have been given to others meanwhile.
     reserve(site.node, manifest)
     kept = ModelFolder(site.node.state_root(), piece.model_sha256)
@@ -84,8 +72,11 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
         raise InputError(f"deliver: piece {piece.index} does not have the hash in the offer")
     with in_turn(kept.folder):
         if not kept.is_sound():
-            kept.make_room(manifest, len(data))
+            if kept.store.num_bytes() + len(data) > manifest.num_bytes:
+                # Delete pieces from another division of the same files.
+                kept.store.keep_only(manifest.piece_sha256)
             kept.store.put(data)
-            if kept.has_all(manifest):
+            # Damage is detected when the pieces are read.
+            if all(kept.store.has(one) for one in manifest.piece_sha256):
                 kept.put_together(manifest)
     return reply_to(request, NoFields())

@@ -1,4 +1,4 @@
-"""Transfers in parts, through the client state: pushed results, and replies that are computed once."""
+"""Transfers in parts through the client state: pushed results, and replies."""
 
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
@@ -27,19 +27,8 @@ def taken(
 ) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
     """Return the parts that the server pushed, beginning with part ``first``.
 
-    Returns
-    -------
-    BlobStore
-        Store that contains the blobs.
-    dict
-        SHA-256 of each blob, by key.
-    list
-        Fields of each part.
-
-    Raises
-    ------
-    InputError
-        The server has not pushed all parts.
+    These are the store of the blobs, the SHA-256 of each blob by key, and the fields of each part.
+    Raises InputError if the server has not pushed all parts.
     """
     state = site.state(header)
     parts = [
@@ -54,16 +43,22 @@ def taken(
     return state.blobs(header.server_round), hashes, [part["fields"] for part in found]
 
 
+def pushed_blobs(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
+    """Return the blobs of ``taken``, by key."""
+    store, hashes, _ = taken(site, header, num_parts)
+    return {key: store.get(blob) for key, blob in hashes.items()}
+
+
+def after(header: Header) -> Header:
+    """Return the header under which the result of a round is pushed: that of the next round."""
+    return header.model_copy(update={"server_round": header.server_round + 1})
+
+
 def brought(site: Site, request: MessageBody, first: int = 0) -> dict[str, bytes]:
     """Return the blobs that the work on a ``train`` request begins with.
 
     All parts but the last were pushed before; the last part is in the request. Without blobs in the
     request, the work begins without any.
-
-    Raises
-    ------
-    InputError
-        The server has not pushed all parts.
     """
     store = site.state(request.header).blobs(request.header.server_round)
     hashes = pushed_hashes(site, request, first)
@@ -74,11 +69,6 @@ def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str,
     """Return the SHA-256 of the blobs in the pushed parts of ``brought``, by key.
 
     Both directions have the same parts, and ``first`` is the number of the first one.
-
-    Raises
-    ------
-    InputError
-        The server has not pushed all parts.
     """
     num_parts = site.contract.num_parts - 1 if request.blobs else 0
     _, hashes, _ = taken(site, request.header, num_parts, first)
@@ -90,13 +80,7 @@ def _name(part: int) -> str:
 
 
 def hand_out(site: Site, request: MessageBody) -> MessageBody:
-    """Answer a ``fetch`` with the blobs that the server names by hash.
-
-    Raises
-    ------
-    InputError
-        A blob does not exist.
-    """
+    """Answer a ``fetch`` with the blobs that the server names by hash."""
     hashes_of = site.contract.up.blob_sha256
     assert hashes_of is not None
     store = site.state(request.header).blobs(request.header.server_round)

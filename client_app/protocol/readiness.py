@@ -16,12 +16,8 @@ NO_MODEL_FROM_OUTSIDE = (
 def require_ready(site: Site) -> None:
     """Raise InputError if the site's own model or data file does not suffice, before it enrols.
 
-    A simulated node has neither; ``espalier run`` has checked its data before.
-
-    Raises
-    ------
-    InputError
-        The same message as in the round that would fail.
+    A simulated node has neither; ``espalier run`` has checked its data before. The message is that
+    of the round that would fail.
     """
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():

@@ -16,11 +16,9 @@ made where it stays: the command makes a site's key pair without an authority to
 
 import argparse
 import os
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import (
@@ -30,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from espalier.errors import EspalierError, InputError
+from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.site_keys import PRIVATE, PUBLIC
 from espalier.launch.authority import (
     AUTHORITY_DAYS,
@@ -89,31 +87,24 @@ def show_made_keys(given: argparse.Namespace) -> int:
             print(line)
     except OSError as error:
         where = error.filename or given.directory
-        print(f"espalier: keys: {where}: {error.strerror}", file=sys.stderr)
+        tell(f"keys: {where}: {error.strerror}")
         return 2
     return 0
 
 
-@dataclass(frozen=True)
 class Keys:
     """Layout of a directory of keys."""
 
-    root: Path
-
-    @property
-    def authority(self) -> Path:
-        """Folder of the authority."""
-        return self.root / "ca"
-
-    @property
-    def authority_key(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.authority = root / "ca"
+        self.authority_key = self.authority / "ca.key"
         """Private key of the authority, which may be stored elsewhere."""
-        return self.authority / "ca.key"
-
-    @property
-    def certificate(self) -> Path:
+        self.certificate = self.authority / "ca.crt"
         """Certificate of the authority, which everybody has."""
-        return self.authority / "ca.crt"
+        self.server = root / "server"
+        self.server_files = (self.server / "server.key", self.server / "server.pem")
+        """Private key and certificate of the server."""
 
     @property
     def at_hand(self) -> Path | None:
@@ -121,35 +112,16 @@ class Keys:
 
         If the authority's folder is stored elsewhere, it is the server's copy.
         """
-        return next(
-            (
-                file
-                for file in (self.certificate, self.server / self.certificate.name)
-                if file.exists()
-            ),
-            None,
-        )
-
-    @property
-    def server(self) -> Path:
-        """Folder for the server."""
-        return self.root / "server"
-
-    def of_server(self) -> tuple[Path, Path]:
-        """Return the files of the server's private key and certificate."""
-        return self.server / "server.key", self.server / "server.pem"
+        copies = (self.certificate, self.server / self.certificate.name)
+        return next((file for file in copies if file.exists()), None)
 
     def site(self, name: str) -> Path:
         """Return the folder for a site."""
         return self.root / "sites" / name
 
-    def private_key(self, name: str) -> Path:
-        """Return the file of a site's private key."""
-        return self.site(name) / f"{name}{PRIVATE}"
-
-    def public_key(self, name: str) -> Path:
-        """Return the file of a site's public key, next to the private one."""
-        return self.site(name) / f"{name}{PUBLIC}"
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """Return the files of a site's private and public key."""
+        return self.site(name) / f"{name}{PRIVATE}", self.site(name) / f"{name}{PUBLIC}"
 
     def at_server(self, name: str) -> Path:
         """Return the file of a site's public key in the server's folder."""
@@ -157,30 +129,21 @@ class Keys:
 
     def sites(self) -> list[str]:
         """Return the sites whose keys were made in this directory."""
-        return sorted(
-            folder.name
-            for folder in self.root.glob("sites/*")
-            if self.public_key(folder.name).is_file()
-        )
+        names = sorted(folder.name for folder in self.root.glob("sites/*"))
+        return [name for name in names if self.pair(name)[1].is_file()]
 
 
 def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> Iterator[str]:
     """Make keys and certificates, and yield one line for each that names its recipient.
 
-    Parameters
-    ----------
-    root : directory of keys
-    servers : names and addresses of the server; empty to make no certificate
-    sites : sites that get a key pair; the public keys also go to the server's folder if there is
-        one
-    days : validity of the server's certificate in days
+    Without ``servers`` no certificate is made; it is valid for ``days``. The public keys of the
+    sites also go to the server's folder if there is one.
 
     Raises
     ------
     InputError
         Before anything is made: a name is invalid, a key exists already, or the authority is
-        missing. Later: a file cannot be
-        written.
+        missing. Later: a file cannot be written.
     """
     keys = Keys(root)
     _require_makeable(keys, servers, sites, days)
@@ -203,7 +166,7 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
         return
     for name in members:
         _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
-        _hand_on(keys.public_key(name), keys.at_server(name))
+        _hand_on(keys.pair(name)[1], keys.at_server(name))
     yield f"{keys.server}: for the server" + (
         "" if servers else f"; new in its folder sites: {public}"
     )
@@ -211,13 +174,12 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
 
 def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
     """Make a server certificate, and the authority if there is none."""
-    if keys.certificate.exists():
-        authority = read_authority(_read(keys.certificate), _read(keys.authority_key))
-        new = False
-    else:
+    new = not keys.certificate.exists()
+    if new:
         signing_key = new_key()
         authority = (new_authority(signing_key), signing_key)
-        new = True
+    else:
+        authority = read_authority(_read(keys.certificate), _read(keys.authority_key))
     key = new_key()
     certificate = new_server_certificate(
         key.public_key(), names_of_server(servers), days, authority
@@ -225,18 +187,16 @@ def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
     if new:
         _write(keys.authority_key, pem_of(authority[1]), OWNER_ONLY)
         _write(keys.certificate, authority[0].public_bytes(Encoding.PEM), EVERYBODY)
-    private, public = keys.of_server()
+    private, public = keys.server_files
     _write(private, pem_of(key), OWNER_ONLY)
     _write(public, certificate.public_bytes(Encoding.PEM), EVERYBODY)
     _hand_on(keys.certificate, keys.server / keys.certificate.name)
 
 
 def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], days: int) -> None:
-    lines = (
-        []
-        if servers or sites
-        else ["give --server and each --site, or only a --site for a new key pair"]
-    )
+    lines = []
+    if not (servers or sites):
+        lines.append("give --server and each --site, or only a --site for a new key pair")
     if not 1 <= days <= AUTHORITY_DAYS:
         lines.append(f"--days {days}: must be from 1 to {AUTHORITY_DAYS}")
     for name in dict.fromkeys(sites):
@@ -248,32 +208,29 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
         elif sites.count(name) > 1:
             lines.append(f"--site {name!r}: is given more than once")
         else:
-            there = (keys.private_key(name), keys.public_key(name), keys.at_server(name))
-            lines += [
-                f"{file}: {NEVER_OVERWRITTEN}; omit --site {name}, or move the file away"
-                for file in there
-                if file.exists()
-            ]
+            files = (*keys.pair(name), keys.at_server(name))
+            lines += _existing(files, f"omit --site {name}, or move the file away")
     try:
         names_of_server(servers)
     except EspalierError as error:
         lines.append(str(error))
     if servers:
-        lines += _of_server(keys)
+        lines += _existing(
+            keys.server_files,
+            "omit --server, or move server.key and server.pem away to make new ones",
+        )
+        if keys.at_hand is not None or keys.authority_key.exists():
+            lines += [
+                f"{file}: is missing; copy it here until the new files are made"
+                for file in (keys.certificate, keys.authority_key)
+                if not file.exists()
+            ]
     if lines:
         raise InputError("\n".join(lines))
 
 
-def _of_server(keys: Keys) -> Iterator[str]:
-    remedy = "omit --server, or move server.key and server.pem away to make new ones"
-    yield from (
-        f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists()
-    )
-    if keys.at_hand is not None or keys.authority_key.exists():
-        missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
-        yield from (
-            f"{file}: is missing; copy it here until the new files are made" for file in missing
-        )
+def _existing(files: Iterable[Path], remedy: str) -> list[str]:
+    return [f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in files if file.exists()]
 
 
 def _make_pair(keys: Keys, name: str) -> None:
@@ -281,15 +238,13 @@ def _make_pair(keys: Keys, name: str) -> None:
     key = new_key()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(keys.private_key(name), private, OWNER_ONLY)
-    _write(keys.public_key(name), public + f" {name}\n".encode(), EVERYBODY)
+    private_file, public_file = keys.pair(name)
+    _write(private_file, private, OWNER_ONLY)
+    _write(public_file, public + f" {name}\n".encode(), EVERYBODY)
 
 
 def _hand_on(file: Path, to: Path) -> None:
-    """Copy a public file unless it exists already.
-
-    A certificate of another authority is replaced.
-    """
+    """Copy a public file unless it exists; a certificate of another authority is replaced."""
     if file.name == "ca.crt" and to.exists() and _read(to) != _read(file):
         to.unlink()
     if not to.exists():
@@ -304,13 +259,7 @@ def _read(file: Path) -> bytes:
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:
-    """Write a new file atomically, with these permissions from the start.
-
-    Raises
-    ------
-    InputError
-        The file exists already, or the file system refuses.
-    """
+    """Write a new file atomically, with these permissions; raise InputError if it exists."""
     try:
         for place in reversed((file.parent, *file.parent.parents)):
             if not place.is_dir():

@@ -1,8 +1,8 @@
 """``espalier node``: a SuperNode with one warm process that runs the installed program.
 
 The command starts two processes, which end with it in every case: Flower's ``flower-supernode`` in
-process isolation, and ``client_app.node.warm_node``, which claims the SuperNode's tasks. They share a
-secret that is made for this run of the command.
+process isolation, and ``client_app.node.warm_node``, which claims the SuperNode's tasks. They share
+a secret that is made for this run of the command.
 """
 
 import argparse
@@ -12,35 +12,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from espalier.environment.loopback import past_proxies
-from espalier.errors import EspalierError, InputError
-from espalier.flower.node_config import read_node_config
-from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
+from espalier.errors import EspalierError, InputError, tell
+from espalier.flower.programs import (
+    DEFAULT_HOST,
+    NODE_CONFIG,
+    SET_BY_US,
+    SUPERNODE_MODULE,
+    process_supernode,
+    read_node_config,
+    value_of,
+)
 from espalier.flower.supernode import SupernodeLog
 from espalier.identity.site_keys import fingerprint, private_key
-from espalier.launch.addresses import free_port
+from espalier.launch.addresses import MAX_PORT, free_port
 from espalier.launch.app import installed_app, started_in_app
 from espalier.launch.child_processes import kept, take_interrupts
 from espalier.settings.node import claimed_name, parse_node
 
-WARM_NODE = "client_app.node.warm_node"
 PRIVATE_KEY = "--auth-supernode-private-key"
 LOG_SECONDS = 5.0
 """Seconds for reading the last lines of a SuperNode that has ended."""
-LOOPBACK = "127.0.0.1"
-NODE_CONFIG = "--node-config"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
 """Seconds for a SuperNode to tell the SuperLink that it leaves."""
 MAX_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
-MAX_PORT = 65535
 
 
 def add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -94,74 +96,47 @@ def run_node(
 ) -> int:
     """Run a node until it ends or is ended, and return the SuperNode's exit code.
 
-    Parameters
-    ----------
-    app : directory of the installed app
-    words : further options, for ``flower-supernode``
-    port : loopback port on which the SuperNode hands out tasks; 0 for a free one
-    warm_seconds : seconds for which a worker waits for the next task before it ends
-    most_idle_megabytes : memory above which an idle worker drops its model or ends; 0 for half of
-        the machine's memory
-
-    Raises
-    ------
-    InputError
-        The command sets one of the options itself, or a number is out of range.
+    ``words`` are options for ``flower-supernode``; raise InputError if the command sets one of them
+    itself, or if a number is out of range.
     """
     _check(words, port, warm_seconds, max_idle_megabytes)
-    address = f"{LOOPBACK}:{port or free_port()}"
+    port = port or free_port()
     secret = secrets.token_bytes(32)
     order = {
-        "address": address,
+        "address": f"{DEFAULT_HOST}:{port}",
         "warm-seconds": warm_seconds,
         "secret": secret.hex(),
         "max-idle-bytes": max_idle_megabytes * MEGA,
     }
-    with (
-        tempfile.TemporaryDirectory(prefix="espalier-node-") as folder,
-        _supernode(words, address, secret, Path(folder)) as supernode,
-    ):
-        log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
-        log.start()
-        with started_in_app(app, WARM_NODE, order) as desk:
-            while supernode.poll() is None:
-                if desk.poll() is not None:
-                    print(
-                        "espalier: the process that handles the node's tasks ended; the node ends"
-                        " too",
-                        file=sys.stderr,
-                    )
-                    return 1
-                time.sleep(POLL_SECONDS)
-        log.join(LOG_SECONDS)
-        return supernode.returncode
-
-
-def _supernode(
-    words: Sequence[str], address: str, secret: bytes, folder: Path
-) -> AbstractContextManager[subprocess.Popen[Any]]:
-    """Start ``flower-supernode``, which reads the secret from a file in ``folder``."""
-    file = folder / "secret"
-    file.touch(mode=0o600)
-    file.write_bytes(secret)
-    return kept(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            SUPERNODE_MODULE,
-            *process_supernode(words, address, str(file)),
-        ],
-        folder,
-        {**os.environ, **past_proxies(os.environ)},
-        Path.cwd(),
-        grace=STOP_SECONDS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        bufsize=1,
-    )
+    with tempfile.TemporaryDirectory(prefix="espalier-node-") as name:
+        folder = Path(name)
+        # ``flower-supernode`` reads the secret from this file.
+        file = folder / "secret"
+        file.touch(mode=0o600)
+        file.write_bytes(secret)
+        options = process_supernode(words, port, str(file))
+        with kept(
+            [sys.executable, "-P", "-m", SUPERNODE_MODULE, *options],
+            folder,
+            {**os.environ, **past_proxies(os.environ)},
+            Path.cwd(),
+            grace=STOP_SECONDS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
+        ) as supernode:
+            log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
+            log.start()
+            with started_in_app(app, "client_app.node.warm_node", order) as desk:
+                while supernode.poll() is None:
+                    if desk.poll() is not None:
+                        tell("the process that handles the node's tasks ended; the node ends too")
+                        return 1
+                    time.sleep(POLL_SECONDS)
+            log.join(LOG_SECONDS)
+            return supernode.returncode
 
 
 def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megabytes: int) -> None:
@@ -174,7 +149,7 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megaby
             " omit it"
         )
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
-    for config in _values_of(NODE_CONFIG, words):
+    if (config := value_of(NODE_CONFIG, words)) is not None:
         parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MAX_WARM_SECONDS:
         raise InputError(
@@ -190,30 +165,16 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, max_idle_megaby
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:
-    """Return the filter for the SuperNode's log, which states as whom the node connects.
-
-    Names and keys are taken from the options of ``flower-supernode``.
-    """
-    configs = [dict(read_node_config(text)) for text in _values_of(NODE_CONFIG, words)]
-    keys = list(_values_of(PRIVATE_KEY, words))
+    """Return the filter for the SuperNode's log, which states as whom the node connects."""
+    config = value_of(NODE_CONFIG, words)
+    key = value_of(PRIVATE_KEY, words) or ""
     shown = ""
-    for key in keys[-1:]:
-        # ``flower-supernode`` itself reports what is wrong with the key.
-        with suppress(EspalierError):
-            shown = fingerprint(private_key(key).public_key())
-    superlink = list(_values_of("--superlink", words))
-    site = claimed_name(configs[-1]) if configs else ""
+    # ``flower-supernode`` itself reports what is wrong with the key.
+    with suppress(EspalierError):
+        shown = fingerprint(private_key(key).public_key()) if key else ""
     return SupernodeLog(
-        site,
-        superlink[-1] if superlink else "at Flower's default address",
-        keys[-1] if keys else "",
+        claimed_name(read_node_config(config)) if config else "",
+        value_of("--superlink", words) or "at Flower's default address",
+        key,
         shown,
     )
-
-
-def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield the values of an option, which may be abbreviated as argparse allows."""
-    for place, word in enumerate(words):
-        name, is_joined, value = word.partition("=")
-        if len(name) > 2 and option.startswith(name):
-            yield value if is_joined else words[place + 1] if place + 1 < len(words) else ""

@@ -1,21 +1,24 @@
 """``espalier run``: simulate a federation here, or start a run on a SuperLink."""
 
 import argparse
+import json
 import os
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from espalier.cli.arguments import add_app, add_root_certificates, add_words
-from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError, InputError
-from espalier.flower.control_api import warn_of_open_control_api
+from espalier.cli.app_commands import add_root_certificates, add_words
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError, tell
 from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
-from espalier.launch.addresses import require_address
+from espalier.launch.addresses import require_address, warn_of_open_control_api
 from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import interrupted_later, take_interrupts, uninterrupted
 from espalier.launch.configuration import configuration
@@ -26,12 +29,59 @@ from espalier.launch.superlink import (
     own_superlink,
     running_superlink,
 )
-from espalier.launch.watched_run import COMPLETED, WatchedRun
 
 BEFORE_START = "server_app.preflight"
 """Module of the app that opens all that a simulation reads."""
 RAY_STARTS = 3
 """Maximum number of starts of a simulation, if Ray fails to start."""
+COMPLETED = "finished:completed"
+
+
+@dataclass
+class WatchedRun:
+    """Run as seen in its log and by its SuperLink."""
+
+    arguments: Sequence[str]
+    """Arguments of the command."""
+    directory: str = ""
+    """Run directory on the SuperLink's machine; empty until the ServerApp has created it."""
+    status: str = ""
+    """Flower's status; empty until the run has ended."""
+    said_why: bool = False
+    """True if the ServerApp reported why the run failed."""
+
+    def note(self, line: str) -> None:
+        """Process a line of the log."""
+        if line.startswith(RUN_DIRECTORY):
+            self.directory = line.removeprefix(RUN_DIRECTORY).strip()
+        self.said_why = self.said_why or line.startswith(FLOWER_REPORTS_IT_TOO)
+
+    @property
+    def completed(self) -> bool:
+        """True if the run is completed.
+
+        Flower reports it, or, if the run was stopped before that, the summary in the run directory
+        does.
+        """
+        if self.status == COMPLETED:
+            return True
+        if not self.directory:
+            return False
+        try:
+            summary = json.loads((Path(self.directory) / "summary.json").read_text())
+            return bool(summary["status"] == "completed")
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def how_to_go_on(self) -> str:
+        """Return the command that resumes the run, in a message for the user."""
+        if not self.directory:
+            return "the run had not started; give the same command again"
+        words = [word for word in self.arguments if not word.startswith("resume-from=")]
+        command = shlex.join(["espalier", *words, f"resume-from={self.directory}"])
+        return (
+            f"finished rounds are in {self.directory}; to resume after the last one:\n  {command}"
+        )
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,7 +90,6 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "run", help="simulate a federation on this machine, or start a run on a SuperLink"
     )
     add_words(parser, "a preset in conf/, and settings that differ from it")
-    add_app(parser)
     parser.add_argument(
         "--gpus-per-client",
         type=float,
@@ -57,13 +106,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the app and return the exit code of the command.
-
-    Raises
-    ------
-    InputError
-        The settings, the app or the SuperLink's address are wrong.
-    """
+    """Run the app and return the exit code of the command."""
     take_interrupts()
     watched = WatchedRun(given.arguments)
     try:
@@ -75,7 +118,13 @@ def run(given: argparse.Namespace) -> int:
             warn_of_open_control_api(given.superlink)
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
-        _require_ray()
+        if find_spec("ray") is None:
+            # Images for sites have no Ray.
+            raise InputError(
+                "Ray is not installed here, and simulated clients need it: `pip install -e .`"
+                " installs it (README, 'Set up and run'); container images do not contain it. With"
+                " --superlink the run uses the sites that are connected there"
+            )
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "
@@ -83,7 +132,8 @@ def run(given: argparse.Namespace) -> int:
         )
         return _simulate(watched, app, config, federation)
     except SuperLinkLost as lost:
-        print(f"espalier: {lost}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        tell(lost)
+        tell(watched.how_to_go_on())
         return 1
     except KeyboardInterrupt:
         if watched.completed:
@@ -97,23 +147,12 @@ def _refused_before_start(app: Path, config: dict[str, Any]) -> int:
     print("opening the model and the clients' data", flush=True)
     refused = run_in_app(app, BEFORE_START, config)
     if refused < 0:
-        print(
-            f"espalier: the check of model and data was ended by signal {-refused}; the machine may"
-            " have too little memory",
-            file=sys.stderr,
+        tell(
+            f"the check of model and data was ended by signal {-refused}; the machine may"
+            " have too little memory"
         )
         return 1
     return refused
-
-
-def _require_ray() -> None:
-    """Raise InputError without Ray, which runs simulated clients; images for sites have no Ray."""
-    if find_spec("ray") is None:
-        raise InputError(
-            "Ray is not installed here, and simulated clients need it: `pip install -e .` installs"
-            " it (README, 'Set up and run'); container images do not contain it. With --superlink"
-            " the run uses the sites that are connected there"
-        )
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
@@ -131,10 +170,7 @@ def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation
         if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
             break
         if start < RAY_STARTS:
-            print(
-                f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})",
-                file=sys.stderr,
-            )
+            tell(f"Ray did not start; trying again ({start} of {RAY_STARTS - 1})")
     return _report(watched, status, details, log)
 
 
@@ -148,11 +184,10 @@ def _run_whole(
     status, details, log = _run(superlink, watched, app, config)
     if status == COMPLETED or not is_incomplete(text := f"{log}\n{details}"):
         return status, details, log
-    print(
-        "espalier: the run's program was incomplete: another run was installing it, or an"
+    tell(
+        "the run's program was incomplete: another run was installing it, or an"
         " installation was interrupted. Trying again with a new bundle. Other runs need a complete"
-        f" bundle: while no run works, remove {where_to_mend(text)}",
-        file=sys.stderr,
+        f" bundle: while no run works, remove {where_to_mend(text)}"
     )
     return _run(superlink, watched, unshared_app(app, superlink.folder), config)
 
@@ -161,9 +196,10 @@ def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
     """Return the exit code of a run that has ended, and print why it failed."""
     if status == COMPLETED:
         return 0
-    print(f"espalier: the run ended as {status}", file=sys.stderr)
+    tell(f"the run ended as {status}")
     if FLOWER_REPORTS_IT_TOO not in log:
-        print(f"espalier: {details}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        tell(details)
+        tell(watched.how_to_go_on())
     return 1
 
 
@@ -172,7 +208,8 @@ def _run(
 ) -> tuple[str, str, str]:
     """Submit the run, show its log while it works, and return its status, details and log."""
     config_file = superlink.folder / "run-config.toml"
-    config_file.write_text(tomli_w.dumps(_nest(config)))
+    # The keys are dotted, as Flower makes them from a file with tables.
+    config_file.write_text(tomli_w.dumps(config))
     watched.directory = ""
     watched.status = ""
     watched.said_why = False
@@ -218,23 +255,9 @@ def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -
 
 
 def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
-    """Stop a run on a shared SuperLink, unless it has already ended.
-
-    Our own SuperLink ends with all that it started.
-    """
+    """Stop a run on a shared SuperLink, unless it has ended; our own ends with all its runs."""
     if superlink.process is not None or watched.status:
         return
     with uninterrupted(), suppress(EspalierError, SuperLinkLost):
         superlink.stop_run(run_id)
         watched.status = superlink.status(run_id)[0]
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        table, dot, name = key.partition(".")
-        if dot:
-            nested.setdefault(table, {})[name] = value
-        else:
-            nested[key] = value
-    return nested

@@ -6,8 +6,10 @@ process. Documents of models, settings, records and messages are nested only a f
 
 import json
 import re
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from espalier.errors import InputError
 
 MAX_DEPTH = 64
 """Maximum nesting depth of lists and objects."""
@@ -26,32 +28,42 @@ class UnboundedJsonError(ValueError):
     """Error for a text that is larger or nested deeper than allowed."""
 
 
-def read_json(
-    text: str | bytes,
-    max_characters: int = MAX_CHARACTERS,
-    parse_constant: Callable[[str], Any] | None = None,
-) -> Any:
+def read_json(text: str | bytes) -> Any:
     """Parse a JSON text.
+
+    Raises ValueError if it is not JSON; UnboundedJsonError, a ValueError too, if it is longer than
+    ``MAX_CHARACTERS`` or nested deeper than ``MAX_DEPTH``.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise UnboundedJsonError(
+            f"it has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
+        )
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    require_flat(text)
+    return json.loads(text)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds keys and values.
 
     Raises
     ------
-    ValueError
-        The text is not JSON.
-    UnboundedJsonError
-        The text is longer than ``most_characters`` or nested deeper than ``MAX_DEPTH``.
+    InputError
+        The file cannot be read, or is not a JSON object.
     """
-    if isinstance(text, bytes):
-        require_short(len(text), max_characters)
-        text = text.decode(json.detect_encoding(text), "surrogatepass")
-    require_short(len(text), max_characters)
-    require_flat(text)
-    return json.loads(text, parse_constant=parse_constant)
-
-
-def require_short(characters: int, most: int) -> None:
-    """Raise UnboundedJsonError if a document has more than ``most`` characters."""
-    if characters > most:
-        raise UnboundedJsonError(f"it has {characters} characters; at most {most} are allowed")
+    try:
+        document = read_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; copy it again") from None
+    except ValueError as error:
+        raise InputError(f"{path}: is not a JSON file: {error}; copy it again") from None
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{path}: contains a JSON {type(document).__name__} instead of keys and values; copy"
+            " it again"
+        )
+    return document
 
 
 def require_flat(text: str) -> None:

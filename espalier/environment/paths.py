@@ -7,13 +7,7 @@ from espalier.errors import InputError
 
 
 def at_home(path: str) -> Path:
-    """Return a path with ``~`` or ``~user`` replaced by the home directory.
-
-    Raises
-    ------
-    InputError
-        No such user has a home directory on this machine.
-    """
+    """Return a path with the home directory for ``~``; raise InputError if there is none."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -33,10 +27,7 @@ OF_A_DATASET = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def require_model(name: str) -> None:
     """Refuse a model's hub name if no such directory exists; models are only read from disk.
 
-    Raises
-    ------
-    InputError
-        The message explains how to download the model.
+    InputError explains how to download the model.
     """
     if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
         folder = name.rpartition("/")[2]
@@ -50,10 +41,7 @@ def require_model(name: str) -> None:
 def require_data(source: str, path: str) -> None:
     """Refuse ``owner/name`` as the path of a file that does not exist.
 
-    Raises
-    ------
-    InputError
-        The message explains how to use a dataset of the hub.
+    InputError explains how to use a dataset of the hub.
     """
     if source == "files" and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
         raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
@@ -63,11 +63,6 @@ def generate(
     tokenizer : its tokenizer, with an end-of-text token
     max_tokens : maximum number of tokens of the model
 
-    Returns
-    -------
-    list of str
-        Generated texts, in the order of the prompts.
-
     Raises
     ------
     InputError
@@ -82,9 +77,9 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
     for start in beats(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]
-        input_ids, attention_mask = _padded_on_the_left(
-            [encoded[place] for place in places], tokenizer.eos_token_id
-        )
+        rows = [torch.tensor(encoded[place], dtype=torch.int64) for place in places]
+        input_ids = _padded_on_the_left(rows, tokenizer.eos_token_id)
+        attention_mask = _padded_on_the_left([torch.ones_like(row) for row in rows], 0)
         tokens = model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -94,7 +89,10 @@ def generate(
             stopping_criteria=[_Stopped(tokenizer, stop, input_ids.shape[1])],
         )
         for place, row in zip(places, tokens[:, input_ids.shape[1] :], strict=True):
-            written[place] = _up_to(stop, tokenizer.decode(row, skip_special_tokens=True))
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            for word in stop:
+                text = text.split(word)[0]
+            written[place] = text
     return written
 
 
@@ -116,43 +114,30 @@ def _room(how: Generation, max_tokens: int) -> int:
     return room
 
 
-def _padded_on_the_left(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
-    """Return token ids and attention mask, both (B, T), int64, padded on the left."""
-    length = max(map(len, rows))
-    input_ids = torch.tensor([[pad_token] * (length - len(row)) + list(row) for row in rows])
-    attention_mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
-    return input_ids, attention_mask
-
-
-def _up_to(stop: Sequence[str], text: str) -> str:
-    for word in stop:
-        text = text.split(word)[0]
-    return text
+def _padded_on_the_left(rows: list[Tensor], padding: int) -> Tensor:
+    """Return rows of int64 as one tensor (B, T)."""
+    return nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=padding, padding_side="left"
+    )
 
 
 def found_answers(texts: Sequence[str], how: Generation) -> dict[str, list[str]]:
     """Return each text's answer by pattern; ``NOT_FOUND`` if the pattern has no match."""
-    return {
-        name: [_found(text, pattern, which) for text in texts]
-        for name, pattern, which in how.patterns
-    }
-
-
-def _found(text: str, pattern: Any, which: int) -> str:
-    matches = list(pattern.finditer(text))
-    if not matches:
-        return NOT_FOUND
-    return next((group for group in matches[which].groups() if group), NOT_FOUND).strip()
+    answers = {}
+    for name, pattern, which in how.patterns:
+        found = []
+        for text in texts:
+            matches = list(pattern.finditer(text))
+            groups = matches[which].groups() if matches else ()
+            found.append(next((group for group in groups if group), NOT_FOUND).strip())
+        answers[name] = found
+    return answers
 
 
 def exact_match(texts: Sequence[str], items: Sequence[Item], how: Generation) -> dict[str, float]:
-    """Return, by pattern, the fraction of items that are answered correctly.
+    """Return, by pattern, the fraction of items, at least one, that are answered correctly.
 
     Answers are compared without the matches of ``how.ignored`` and without regard to case.
-
-    Parameters
-    ----------
-    items : at least one item
     """
     true = [_plain(item.gold, how) for item in items]
     return {

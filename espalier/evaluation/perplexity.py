@@ -33,13 +33,7 @@ def mean_losses(
     Parameters
     ----------
     texts : name -> samples (samples, tokens), int64, all with the same number of tokens
-    edits : changes of each block's dense weights
     loss_limit : maximum loss of one prediction in nats, see ``bounded``; None: no limit
-
-    Returns
-    -------
-    dict
-        name -> loss
     """
     samples = torch.cat(list(texts.values()))
     activations = run_through(stream, samples, edits)
@@ -50,7 +44,12 @@ def mean_losses(
     for logits in stream.logits(activations):
         beat(f"scoring, {len(following)} of {samples.numel()} tokens left")
         wanted, following = following.split((len(logits), len(following) - len(logits)))
-        found.append(token_losses(logits, wanted))
+        # A few tokens at a time, because a softmax is as large as its logits.
+        for few, tokens in zip(
+            logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True
+        ):
+            own = nn.functional.cross_entropy(few.to(torch.float32), tokens, reduction="none")
+            found.append(own)
     per_token = bounded(torch.cat(found), loss_limit).view(samples.shape)[:, :-1]
     per_sample = per_token.to(torch.float64).mean(dim=1).tolist()
     losses = {}
@@ -59,21 +58,6 @@ def mean_losses(
         losses[name] = math.fsum(per_sample[start : start + len(samples)]) / len(samples)
         start += len(samples)
     return losses
-
-
-def token_losses(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Return the loss in nats of each wanted token, (tokens,), float32.
-
-    The logits are (tokens, vocabulary). They are processed a few tokens at a time, because a
-    softmax is as large as its logits.
-    """
-    parts = zip(logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True)
-    return torch.cat(
-        [
-            nn.functional.cross_entropy(part.to(torch.float32), tokens, reduction="none")
-            for part, tokens in parts
-        ]
-    )
 
 
 def bounded(losses: Tensor, limit: float | None) -> Tensor:

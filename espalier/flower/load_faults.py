@@ -1,10 +1,5 @@
 """Programs that a node could not load, or that Flower installed only in part, and their repair.
 
-Flower installs a run's bundle file by file into a directory named by the bundle's hash, and takes
-an existing directory for complete. Two runs that begin at the same time may therefore find half a
-program. After an interrupted installation half a program remains until somebody removes the
-directory.
-
 Flower installs a bundle into ``apps/<publisher>.<name>.<version>.<hash>`` in the machine's
 ``FLWR_HOME``, file by file, and takes an existing directory for complete. If two runs are submitted
 at the same time, one may find half a program. So does every later run after an interrupted
@@ -29,6 +24,20 @@ FAULTS = re.compile(
 """Pattern of Flower's error for a ClientApp that fails at import; our handlers never raise."""
 TRIES = 3
 """Attempts for a node that could not load the program, which another run may be installing."""
+
+FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
+"""Pattern of the path of an installed bundle."""
+ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
+BUNDLE_FAULTS = re.compile(
+    rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in"
+    rf" {FOLDER.pattern}"
+    rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError:"
+    rf" module '{ROOM}\b"
+    r"|^(SyntaxError|IndentationError|tomli\._parser\.TOMLDecodeError): "
+    r"|^ValueError: Invalid pyproject\.toml:",
+    re.MULTILINE,
+)
+"""Pattern of log lines of a run whose program was installed only in part."""
 
 
 def could_not_load(reply: Message) -> bool:
@@ -55,25 +64,8 @@ def load_remedy() -> str:
     )
 
 
-FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
-"""Pattern of the path of an installed bundle."""
-ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
-BUNDLE_FAULTS = re.compile(
-    rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in"
-    rf" {FOLDER.pattern}"
-    rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError:"
-    rf" module '{ROOM}\b"
-    r"|^(SyntaxError|IndentationError): ",
-    re.MULTILINE,
-)
-"""Pattern of log lines of a run whose program was installed only in part."""
-
-
 def is_incomplete(log: str) -> bool:
-    """Return whether the log of a failed run shows that its program could not be loaded.
-
-    The server or a node may have failed to load it.
-    """
+    """Return whether the log of a failed run shows that server or node could not load it."""
     return BUNDLE_FAULTS.search(log) is not None
 
 
@@ -90,10 +82,8 @@ def where_to_mend(log: str) -> str:
 def unshared_app(app: Path, folder: Path) -> Path:
     """Copy the app into a directory below ``folder``, so that its bundle gets a unique hash.
 
-    Returns
-    -------
-    Directory of the copy. Its program is the same. Only a table in pyproject.toml is added, which
-    no program reads.
+    The program of the copy is the same. Only a table in pyproject.toml is added, which no program
+    reads.
     """
     copy = folder / f"app-{secrets.token_hex(4)}"
     project = (app / "pyproject.toml").read_text(encoding="utf-8")

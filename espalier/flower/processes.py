@@ -12,7 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.flower.programs import COMMAND, DEFAULT_HOST, DEFAULT_PORT, HOST, PORT, SUPERLINK
+from espalier.flower.programs import (
+    COMMAND,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    HOST,
+    PORT,
+    SUPERLINK,
+    value_of,
+)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation", "--format")
@@ -59,13 +67,11 @@ def local_superlink() -> LocalSuperLink | None:
         words = _words(pid)
         for word in words[:2]:
             if Path(word).name == SUPERLINK:
-                host = _value_of(HOST, words, DEFAULT_HOST)
-                port = _value_of(PORT, words, DEFAULT_PORT)
-                return (
-                    LocalSuperLink(pid, int(port), Path(word))
-                    if host in LOOPBACK and port.isdigit()
-                    else None
-                )
+                host = value_of(HOST, words) or DEFAULT_HOST
+                port = value_of(PORT, words) or DEFAULT_PORT
+                if host in LOOPBACK and port.isdigit():
+                    return LocalSuperLink(pid, int(port), Path(word))
+                return None
         pid = _parent(pid)
     return None
 
@@ -144,15 +150,10 @@ def _sockets(entry: Path) -> set[str]:
 
 def _words(pid: int) -> list[str]:
     try:
-        return (
-            (PROC / str(pid) / "cmdline")
-            .read_bytes()
-            .decode(errors="replace")
-            .rstrip("\0")
-            .split("\0")
-        )
+        line = (PROC / str(pid) / "cmdline").read_text(errors="replace")
     except OSError:
         return []
+    return line.rstrip("\0").split("\0")
 
 
 def _parent(pid: int) -> int:
@@ -160,11 +161,3 @@ def _parent(pid: int) -> int:
         return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _value_of(option: str, words: Sequence[str], default: str) -> str:
-    for place, word in enumerate(words):
-        name, is_joined, value = word.partition("=")
-        if name == option:
-            return value if is_joined else words[place + 1] if place + 1 < len(words) else default
-    return default

@@ -1,16 +1,17 @@
-"""Command lines of Flower's programs, and the variable with which ``flwr run`` finds a SuperLink.
+"""Command lines of Flower's programs.
 
-Our SuperLinks never install what a submitted app names
-(``--disable-runtime-dependency-installation``): that would query a package registry and run what it
-returns.
+Our SuperLinks never install what a submitted app names: that would query a package registry and run
+what it returns.
 """
 
+import re
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
 
-from espalier.flower.version import sites_share_port
+from espalier.errors import InputError
 
 SUPERLINK = "flower-superlink"
-SUPERNODE = "flower-supernode"
 COMMAND = "flwr"
 SUPERNODE_MODULE = "espalier.flower.supernode"
 """Module that runs ``flower-supernode`` with shorter waits."""
@@ -25,6 +26,11 @@ From Flower 1.40 on they apply to all its APIs.
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = "8000"
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
+NODE_CONFIG = "--node-config"
+ONE_PORT = (1, 40)
+"""First release in which all APIs of a SuperLink share one port, and SuperNodes use HTTP."""
+PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
+"""Pattern of what Flower takes for a key and its value; it ignores everything else."""
 
 SET_BY_US = (
     "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation", HOST, PORT,
@@ -37,43 +43,63 @@ The latter would let a run's submitter install software.
 """
 
 
+def sites_share_port() -> bool:
+    """Return whether sites reach a SuperLink on the port of its Control API.
+
+    Before 1.40 SuperNodes use gRPC on a separate port (``--fleet-api-address``). Since then
+    everybody who reaches the sites' port also reaches the Control API, which has no authentication.
+    """
+    return tuple(map(int, version("flwr").split(".")[:2])) >= ONE_PORT
+
+
 def simulating_superlink(port: int) -> list[str]:
     """Return the options of a simulating SuperLink that listens only on this loopback port."""
     return [
-        "--insecure",
-        "--simulation",
-        "--isolation",
-        "subprocess",
-        NO_INSTALLATION,
-        HOST,
-        "127.0.0.1",
-        PORT,
-        str(port),
-    ]
+        "--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION, HOST, DEFAULT_HOST, PORT, str(port)
+    ]  # fmt: skip
 
 
-def superlink(control: int, fleet: str, flower: tuple[int, int] | None = None) -> list[str]:
-    """Return the options of a SuperLink for sites.
-
-    Parameters
-    ----------
-    control : loopback port of the Control API
-    fleet : ``host:port`` for SuperNodes; unused from Flower 1.40 on, where they use ``control``
-    flower : major and minor version; None: the installed one
-    """
-    options = [NO_INSTALLATION, HOST, "127.0.0.1", PORT, str(control)]
-    return options if sites_share_port(flower) else [*options, "--fleet-api-address", fleet]
-
-
-def process_supernode(words: Sequence[str], address: str, secret_file: str) -> list[str]:
+def process_supernode(words: Sequence[str], port: int, secret_file: str) -> list[str]:
     """Return the options of a SuperNode whose tasks another process claims.
 
-    Parameters
-    ----------
-    words : further options
-    address : ``host:port`` of its Runtime API on this machine
-    secret_file : file with the secret that both processes share
+    That process asks for them at the loopback port ``port``; both share the secret in the file.
     """
-    host, _, port = address.rpartition(":")
-    place = [HOST, host.strip("[]"), PORT, port]
+    place = [HOST, DEFAULT_HOST, PORT, str(port)]
     return [*words, "--isolation", "process", *place, "--superexec-auth-secret-file", secret_file]
+
+
+def value_of(option: str, words: Sequence[str]) -> str | None:
+    """Return the last value of an option, which may be abbreviated as argparse allows."""
+    found = None
+    for place, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if len(name) > 2 and option.startswith(name):
+            found = value if is_joined else "".join(words[place + 1 : place + 2])
+    return found
+
+
+def read_node_config(text: str) -> dict[str, Any]:
+    """Return the keys and values of ``flower-supernode --node-config``: pairs, or a TOML file.
+
+    Raises InputError if Flower could not read the text or would ignore a part.
+    """
+    from flwr.common.config import parse_config_args
+
+    if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
+        raise InputError(
+            f"node-config: {rest!r} is not key=value, and Flower would ignore it; write"
+            " key=value without spaces"
+        )
+    try:
+        return dict(parse_config_args([text]))
+    except OSError as error:
+        raise InputError(
+            f"node-config: {text}: cannot be read ({error.strerror}); name a TOML file, or give"
+            " key=value pairs"
+        ) from None
+    except Exception:
+        # The library that Flower uses may raise any exception.
+        raise InputError(
+            f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or"
+            " a string in quotes, for example 'site=\"hospital-a\" num-samples=16'"
+        ) from None

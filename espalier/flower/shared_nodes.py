@@ -18,6 +18,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
 
 PLAYED = "played"
@@ -25,26 +26,14 @@ PLAYED = "played"
 
 
 def with_enough_nodes(grid: Grid, clients: int) -> Grid:
-    """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than clients.
-
-    Parameters
-    ----------
-    grid : the run's grid
-    clients : ``num-clients``
-    """
+    """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than ``clients``."""
     if not isinstance(grid, InMemoryGrid) or len(list(grid.get_node_ids())) >= clients:
         return grid
     return SharedNodes(grid, clients)
 
 
 class SharedNodes(Grid):
-    """Grid of a simulation in which node ``number``, from 1 on, is client ``number - 1``.
-
-    Parameters
-    ----------
-    grid : grid with at least one node
-    clients : number of nodes to show
-    """
+    """Grid of a simulation in which node ``number``, from 1 on, is client ``number - 1``."""
 
     def __init__(self, grid: Grid, clients: int) -> None:
         self._grid = grid
@@ -68,26 +57,21 @@ class SharedNodes(Grid):
         return message
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait for their replies."""
         return self._grid.send_and_receive(map(self._addressed, messages), timeout=timeout)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Create a message with Flower's grid."""
         return self._grid.create_message(*args, **kwargs)
 
     def set_run(self, run: Any) -> None:
-        """Set the run on Flower's grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """Flower's description of the run."""
         return self._grid.run
 
 
@@ -107,3 +91,17 @@ Tests and benchmarks that run all nodes in one process add their own.
 def is_simulation(grid: Grid) -> bool:
     """Return whether the nodes of this grid are simulated on this machine."""
     return isinstance(grid, GRIDS)
+
+
+def play_task() -> None:
+    """Let this process create messages as if it were a task of run 1, unless it is a task already.
+
+    A ``Message`` records the run of the task that creates it, and raises RuntimeError without a
+    task. Tests and benchmarks that run all nodes need this.
+    """
+    try:
+        # The access raises if no run is set.
+        TaskIdentity.run_id  # noqa: B018
+    except RuntimeError:
+        TaskIdentity.task_id = TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0

@@ -2,14 +2,13 @@
 
 Flower's own node starts a process for every task and installs in it the bundle that the run's
 submitter sent. Here the token of a task goes to a running process, and the bundle is only
-inspected. The names that are imported here are private to Flower.
+inspected. The names that are imported here are private to Flower. ``address`` is the ``host:port``
+of the SuperNode's Runtime API on this machine; a loopback address, so without TLS.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event, Thread
 
 import httpx
@@ -33,7 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from espalier.errors import INTERRUPTS
+from espalier.errors import INTERRUPTS, tell
 
 ASK_SECONDS = 0.1
 """Seconds between two requests for a task."""
@@ -47,16 +46,8 @@ Work = Callable[[bytes, Message, Context], Message]
 """Function that takes the submitter's bundle, a message and its context and returns the reply."""
 
 
-@dataclass(frozen=True)
-class Desk:
-    """Address at which a SuperNode on this machine hands out its tasks."""
-
-    address: str
-    """``host:port`` of its Runtime API; a loopback address, so without TLS."""
-
-
 def claim_tasks(
-    desk: Desk,
+    address: str,
     is_free: Callable[[], bool],
     hand_on: Callable[[str], None],
     secret: bytes,
@@ -68,17 +59,14 @@ def claim_tasks(
 
     Parameters
     ----------
-    desk : address of the SuperNode's Runtime API
     is_free : returns whether a worker is free
     hand_on : receives the token of a claimed task
-    secret : secret shared with the SuperNode, so that no other program on the machine can claim its
-        tasks
-    sleep : function that waits for some seconds
+    secret : shared with the SuperNode, so that no other program on the machine can claim its tasks
     """
     signed = SuperExecAuthHttpInterceptor(
         master_secret=secret, protected_methods=frozenset({CLAIM})
     )
-    client = _client(desk, signed, make_simple_http_retry_invoker(), "SuperExec")
+    client = _client(address, signed, make_simple_http_retry_invoker(), "SuperExec")
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     answered = Event()
     while True:
@@ -87,12 +75,12 @@ def claim_tasks(
             answered.set()
             answer = client.AcquireTask(request)
             if answer.HasField("task") and answer.token:
-                answered = keep_claim(desk, answer.token)
+                answered = keep_claim(address, answer.token)
                 hand_on(answer.token)
         sleep(ASK_SECONDS)
 
 
-def keep_claim(desk: Desk, token: str) -> Event:
+def keep_claim(address: str, token: str) -> Event:
     """Send heartbeats for a claimed task until the returned event is set.
 
     A SuperNode gives a task to another process after half a minute without a heartbeat. On a busy
@@ -100,7 +88,7 @@ def keep_claim(desk: Desk, token: str) -> Event:
     itself learns whether the task still counts.
     """
     answered = Event()
-    client = _client(desk, RuntimeTokenHttpInterceptor(token), None)
+    client = _client(address, RuntimeTokenHttpInterceptor(token), None)
 
     def tell() -> None:
         while not answered.wait(CLAIM_SECONDS):
@@ -113,7 +101,7 @@ def keep_claim(desk: Desk, token: str) -> Event:
 
 
 def answer_task(
-    desk: Desk, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None
+    address: str, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None
 ) -> None:
     """Pull a task, compute the reply and push it.
 
@@ -121,18 +109,16 @@ def answer_task(
 
     Parameters
     ----------
-    desk : address of the SuperNode's Runtime API
-    token : token of the task
     work : computes the reply
     told : returns the text for the server about an error of ``work``
     note : receives the message's metadata before the work begins; with it another process can call
         ``answer_with_error``
     """
     invoker = make_simple_http_retry_invoker()
-    client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
+    client = _client(address, RuntimeTokenHttpInterceptor(token), invoker)
     # A connection without retries: with them the end of a worker whose SuperNode is gone would be
     # delayed.
-    beating = _client(desk, RuntimeTokenHttpInterceptor(token), None)
+    beating = _client(address, RuntimeTokenHttpInterceptor(token), None)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(beating))
     context: Context | None = None
     status = SubStatus.FAILED
@@ -166,15 +152,10 @@ def answer_task(
         client.close()
 
 
-def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> None:
-    """Answer a task with an error in place of the process that died with it.
+def answer_with_error(address: str, token: str, envelope: bytes, reason: str) -> None:
+    """Answer a task with an error, the text ``reason``, in place of the process that died with it.
 
-    Parameters
-    ----------
-    desk : address of the SuperNode's Runtime API
-    token : token of the task
-    envelope : metadata of the message, as ``answer_task`` passed it to ``note``
-    reason : text for the server
+    ``envelope`` is the metadata of the message, as ``answer_task`` passed it to ``note``.
     """
     message = message_from_proto(ProtoMessage.FromString(envelope))
     TaskIdentity.run_id = message.metadata.run_id
@@ -182,7 +163,7 @@ def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> N
     TaskIdentity.task_id = message.metadata.dst_task_id or 0
     invoker = make_simple_http_retry_invoker()
     invoker.max_tries = 1
-    client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
+    client = _client(address, RuntimeTokenHttpInterceptor(token), invoker)
     reply = Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message)
     try:
         push_message(
@@ -196,29 +177,24 @@ def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> N
         pass
     except httpx.HTTPError as error:
         # The SuperNode reports the lost task to the server itself, a minute later.
-        print(f"espalier: the SuperNode does not answer: {error}", file=sys.stderr, flush=True)
+        tell(f"the SuperNode does not answer: {error}")
     finally:
         client.close()
 
 
 def _client(
-    desk: Desk,
+    address: str,
     proof: ProtobufClientInterceptor,
     invoker: RetryInvoker | None,
     component: str = "flwr-clientapp",
 ) -> RuntimeHttpClient:
-    """Return a connection to a SuperNode.
+    """Return a connection to a SuperNode; ``proof`` authenticates the caller.
 
-    Parameters
-    ----------
-    desk : address of the SuperNode's Runtime API
-    proof : authenticates the caller to the SuperNode
-    invoker : retries while the SuperNode does not answer, and interrupts this process if a token
-        has become invalid (Flower's ``http_retry``); None: errors are raised
-    component : name of the caller
+    ``invoker`` retries while the SuperNode does not answer, and interrupts this process if a token
+    has become invalid (Flower's ``http_retry``). Without it errors are raised.
     """
     return RuntimeHttpClient.from_server_address(
-        server_address=desk.address,
+        server_address=address,
         insecure=True,
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name=component), proof],

@@ -37,10 +37,8 @@ ZIP64_RECORD = struct.Struct("<4sLQL")
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Permitted compression methods.
 
-Both can be unpacked in pieces of bounded size, unlike the bz2 and lzma readers of Python.
+Both can be unpacked up to a limit, unlike the bz2 and lzma readers of Python.
 """
-PIECE = 1 << 20
-"""Number of bytes that are unpacked at a time."""
 
 
 @cache
@@ -69,23 +67,16 @@ One of the two is empty.
 def bundle_sha256(bundle: bytes) -> str:
     """Return the hash of the program in a Flower bundle, as ``code_sha256`` computes it.
 
-    The bundle is a ZIP file. Nothing in it is written to disk, imported or run. The sizes that the
-    archive claims are not trusted: it is unpacked in pieces, up to ``MAX_BYTES``. Overlapping
-    files, which could be unpacked many times, are refused. A bundle with the same bytes is read
-    once.
-
-    Raises
-    ------
-    zipfile.BadZipFile
-        If the bundle is not a ZIP file, is damaged, uses a compression method that cannot be
-        unpacked in pieces, is larger than ``MAX_BYTES``, has more than ``MAX_ENTRIES`` files, or
-        if its program is larger than ``MAX_BYTES``.
+    Nothing in the ZIP file is written to disk, imported or run. The sizes that it claims are not
+    trusted: at most ``MAX_BYTES`` are unpacked. Overlapping files, which could be unpacked many
+    times, are refused. A bundle with the same bytes is read once. Raises zipfile.BadZipFile for
+    anything that Flower would not make.
     """
     if len(bundle) > MAX_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MAX_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
-    known = _verdicts.pop(key) if key in _verdicts else _verdict(bundle)
-    # Move the bundle to the end, since the oldest ones at the beginning are removed below.
+    known = _verdicts.pop(key, None) or _verdict(bundle)
+    # The newest bundle is the last, since the oldest ones at the beginning are removed.
     _verdicts[key] = known
     found, fault = known
     while len(_verdicts) > MAX_VERDICTS:
@@ -108,13 +99,7 @@ def _verdict(bundle: bytes) -> tuple[str, str]:
 def _require_few_entries(bundle: bytes) -> None:
     """Check the list of files of a ZIP file before Python's reader sees it.
 
-    Python's reader relies on the size of the list, not on the number of entries that the end record
-    claims.
-
-    Raises
-    ------
-    zipfile.BadZipFile
-        If the list is longer than that of any Flower bundle, or if the file has another form.
+    That reader relies on the size of the list, not on the number that the end record claims.
     """
     start = len(bundle) - END_RECORD.size
     # The last two bytes are the length of a comment, which Flower's bundles do not have.
@@ -149,19 +134,14 @@ def _of_program(bundle: bytes) -> str:
         found = list[tuple[str, bytes]]()
         left = MAX_BYTES
         for file in files:
-            found.append((file.filename, _unpacked(archive, file, left)))
-            left -= len(found[-1][1])
-        return _sha256(found)
-
-
-def _unpacked(archive: zipfile.ZipFile, file: zipfile.ZipInfo, most: int) -> bytes:
-    pieces = bytearray()
-    with archive.open(file) as opened:
-        while piece := opened.read(PIECE):
-            pieces += piece
-            if len(pieces) > most:
+            # The claimed size only makes the buffer small; it may be too small or too large.
+            with archive.open(file) as opened:
+                content = opened.read(min(file.file_size, left) + 1)
+            left -= len(content)
+            if left < 0:
                 raise zipfile.BadZipFile(f"the bundle's program has more than {MAX_BYTES} bytes")
-    return bytes(pieces)
+            found.append((file.filename, content))
+        return _sha256(found)
 
 
 def _sha256(files: Iterable[tuple[str, bytes]]) -> str:

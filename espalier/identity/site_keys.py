@@ -43,11 +43,8 @@ PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
 def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
-    Raises
-    ------
-    InputError
-        The file cannot be read, other users can read it, or a SuperNode does not accept the key.
-        Nothing of its content is quoted.
+    Raises InputError if the file cannot be read, other users can read it, or a SuperNode does not
+    accept the key. Nothing of its content is quoted.
     """
     try:
         with open(at_home(path), "rb") as file:
@@ -84,10 +81,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
 def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
     """Read the public keys of all sites, one file ``NAME.key.pub`` each.
 
-    Raises
-    ------
-    InputError
-        The message has one line per invalid file; or the directory holds no key or cannot be read.
+    InputError has one line per invalid file, or says that the directory holds no key.
     """
     try:
         files = sorted(
@@ -123,13 +117,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
 
 
 def public_key(file: Path) -> ec.EllipticCurvePublicKey:
-    """Read a public key from a file that is named after its site.
-
-    Raises
-    ------
-    InputError
-        The file is not named like a site's key, or holds something else.
-    """
+    """Read a public key from a file named after its site; raise InputError if it is none."""
     if not _site(file):
         raise InputError(
             f"{file.name}: is not named NAME{PUBLIC} after a site; rename or remove it"

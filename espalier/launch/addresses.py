@@ -1,16 +1,26 @@
-"""Addresses of servers: free ports of this machine, and a wait for a SuperLink to answer.
+"""Addresses of servers: free ports, a wait for a SuperLink, and who can reach its Control API.
 
-The same compose file may have started it.
+The Control API starts runs, sends programs to the sites and registers keys, without authentication.
+So it belongs on the loopback address. From Flower 1.40 on it shares its port with the API that
+sites need, so a reverse proxy has to separate them.
+
+Covers: a Control API that listens on another address of this machine, and one that answers at the
+address that a site uses.
+Does not cover: traffic that networks allow between other machines.
 """
 
+import ipaddress
 import re
 import socket
-import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from random import SystemRandom
 
-from espalier.errors import InputError
+import psutil
+
+from espalier.errors import InputError, tell
+from espalier.flower.programs import sites_share_port
 
 PORTS = range(20000, 32768)
 """Ports below the ephemeral ports of Linux (from 32768), macOS and Windows (from 49152).
@@ -18,15 +28,21 @@ PORTS = range(20000, 32768)
 A connection of another process could otherwise get the same port before the server listens.
 """
 TRIES = 1000
+POLL_SECONDS = 0.5
+ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
+"""Name or IPv4 address, or IPv6 address in brackets, and port."""
+MAX_PORT = 65535
+SECONDS = 2.0
+"""Seconds for a connection; after that it counts as refused."""
+PATH = "/v1/control/list-runs"
+REFUSED = (403, 404)
+"""Status codes of a reverse proxy, or of a server without this API."""
 
 
 def free_port(avoid: Collection[int] = ()) -> int:
     """Return a port that is free at all addresses of this machine and not among ``avoid``.
 
-    Raises
-    ------
-    OSError
-        No free port was found in ``TRIES`` tries.
+    Raises OSError if none was found in ``TRIES`` tries.
     """
     # Processes with the same seed would otherwise choose the same port.
     chance = SystemRandom()
@@ -40,30 +56,14 @@ def free_port(avoid: Collection[int] = ()) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-WAIT_SECONDS = 120.0
-POLL_SECONDS = 0.5
-CONNECT_SECONDS = 5.0
-ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
-"""Name or IPv4 address, or IPv6 address in brackets, and port."""
-MAX_PORT = 65535
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def require_address(address: str) -> None:
-    """Refuse text that is not the address of a SuperLink.
-
-    Raises
-    ------
-    InputError
-        It is not of the form ``host:port``, or there is no such port.
-    """
+    """Raise InputError for text that is not ``host:port`` of a SuperLink."""
     found = ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found[1]) <= MAX_PORT:
         raise InputError(
@@ -72,40 +72,105 @@ def require_address(address: str) -> None:
         )
 
 
-def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
-    """Wait until a server listens at an address, with one line on standard error.
-
-    Parameters
-    ----------
-    address : ``host:port``, see ``require_address``
-    seconds : maximum waiting time
+def await_superlink(address: str, seconds: float = 120.0) -> bool:
+    """Wait ``seconds`` until a server listens at ``host:port``, with one line on standard error.
 
     Returns
     -------
     True if a server listens. If none does, callers try Flower nevertheless: a proxy may be the only
     way to the SuperLink.
     """
-    host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     announced = False
-    while not _listens(host.strip("[]"), int(port)):
+    while not listens(address):
         if time.monotonic() >= end:
             return False
         if not announced:
             announced = True
-            print(
-                f"espalier: nothing listens at {address} yet; waiting at most {seconds:g} s for"
-                " the SuperLink",
-                file=sys.stderr,
+            tell(
+                f"nothing listens at {address} yet; waiting at most {seconds:g} s for the SuperLink"
             )
         time.sleep(POLL_SECONDS)
     return True
 
 
-def _listens(host: str, port: int) -> bool:
+def listens(address: str, seconds: float = 5.0) -> bool:
+    """Return whether a server accepts connections at ``host:port`` within some seconds."""
+    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
     except (OSError, OverflowError, UnicodeError):
         # No server listens yet, the host is unknown so far, or the port or name is invalid.
         return False
     return True
+
+
+def listens_elsewhere(address: str) -> list[str]:
+    """Return the non-loopback addresses at which the port of ``host:port`` accepts connections.
+
+    If the host is not this machine's loopback, it is the result.
+    """
+    host, _, port = address.rpartition(":")
+    if not _is_loopback(host):
+        return [host]
+    return [own for own in _own_addresses() if listens(f"{own}:{port}", SECONDS)]
+
+
+def answers(superlink: str, root_certificates: str | None) -> bool:
+    """Return whether a Control API answers at the address ``host:port`` that sites use.
+
+    Its certificate is verified with ``root_certificates``; None: no TLS.
+    """
+    import httpx
+
+    scheme = "https" if root_certificates else "http"
+    verify = root_certificates or False
+    try:
+        with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:
+            status = client.post(f"{scheme}://{superlink}{PATH}", content=b"").status_code
+    except (httpx.HTTPError, OSError):
+        # The server speaks gRPC, or there is none.
+        return False
+    return status not in REFUSED
+
+
+def warn_of_open_control_api(address: str) -> None:
+    """Print a warning if the Control API used for a run can be reached from another machine."""
+    if elsewhere := listens_elsewhere(address):
+        tell(
+            "warning: other machines can reach the SuperLink's Control API at"
+            f" {', '.join(elsewhere)}. Everyone who can reach it can start runs at all sites;"
+            f" start the SuperLink with --host 127.0.0.1{_proxy_remedy()} (docs/deployment.md)"
+        )
+
+
+def warn_of_answering_control_api(superlink: str, root_certificates: str | None) -> None:
+    """Print a warning if runs can be started at the address that a site uses."""
+    if answers(superlink, root_certificates):
+        tell(
+            f"warning: {superlink}, to which this site connects, also accepts runs"
+            " from everyone who can reach it. Ask the operator of the federation to make the"
+            f" Control API reachable only from their own machine{_proxy_remedy()}"
+            " (docs/deployment.md)"
+        )
+
+
+def _proxy_remedy() -> str:
+    return ", behind a reverse proxy that passes only /v1/fleet/" if sites_share_port() else ""
+
+
+def _own_addresses() -> list[str]:
+    found = [
+        one.address
+        for of in psutil.net_if_addrs().values()
+        for one in of
+        if one.family == socket.AF_INET
+    ]
+    return [own for own in dict.fromkeys(found) if not _is_loopback(own)]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

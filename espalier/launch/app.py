@@ -25,34 +25,23 @@ import espalier
 from espalier.environment.loopback import past_proxies
 from espalier.errors import InputError
 
+ROOT = Path(espalier.__file__).parent.parent
+INSTALLED = (ROOT, ROOT / "espalier_assets" / "app")
+"""Directories that may hold the installed app."""
+
 
 def installed_app() -> Path:
-    """Return the directory of the installed app, ignoring the current directory.
-
-    Raises
-    ------
-    InputError
-        The app is not installed.
-    """
-    return _first_app(_installed())
+    """Return the directory of the installed app; raise InputError if there is none."""
+    return _first_app(INSTALLED)
 
 
 def find_app(given: str | None) -> Path:
     """Return the app's directory: the given, the current or the installed one.
 
-    Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app.
-
-    Raises
-    ------
-    InputError
-        No candidate contains the app.
+    Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app. Raises
+    InputError if none of them contains the app.
     """
-    return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
-
-
-def _installed() -> list[Path]:
-    installed = Path(espalier.__file__).parent.parent
-    return [installed, installed / "espalier_assets" / "app"]
+    return _first_app([Path(given)] if given else [Path.cwd(), *INSTALLED])
 
 
 def _first_app(candidates: Sequence[Path]) -> Path:
@@ -65,28 +54,25 @@ def _first_app(candidates: Sequence[Path]) -> Path:
 
 def _is_app(folder: Path) -> bool:
     try:
-        return bool(
-            tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "espalier"
-        )
+        return bool(_project(folder)["project"]["name"] == "espalier")
     except (OSError, ValueError, KeyError):
         return False
 
 
+def _project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text())
+
+
 def default_config(app: Path) -> dict[str, Any]:
     """Return the default run configuration of ``pyproject.toml``, nested."""
-    config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
-        "app"
-    ]["config"]
+    config: dict[str, Any] = _project(app)["tool"]["flwr"]["app"]["config"]
     return config
 
 
 def read_preset(app: Path, name: str) -> dict[str, Any]:
     """Read a preset by name (``conf/<name>.toml``) or path, nested.
 
-    Raises
-    ------
-    InputError
-        The file does not exist or is not TOML.
+    Raises InputError if the file does not exist or is not TOML.
     """
     path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
     try:

@@ -44,10 +44,7 @@ ALL_USES = (
 def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
     """Return the host names and addresses for a server certificate, each once.
 
-    Raises
-    ------
-    InputError
-        A name is neither, for instance because it has a scheme or a port.
+    InputError names those that are neither, for instance because of a scheme or a port.
     """
     found = list[x509.GeneralName]()
     wrong = list[str]()
@@ -92,10 +89,7 @@ def new_server_certificate(
 ) -> x509.Certificate:
     """Return a server certificate for these names.
 
-    Raises
-    ------
-    InputError
-        It would be valid for longer than the authority's certificate.
+    Raises InputError if it would be valid for longer than the authority's certificate.
     """
     issuer, signing_key = authority
     end = datetime.now(UTC) + timedelta(days=days)
@@ -129,10 +123,8 @@ def read_authority(
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Load an existing authority.
 
-    Raises
-    ------
-    InputError
-        A file is damaged or of another kind, or key and certificate do not match.
+    Raises InputError if a file is damaged or of another kind, or if key and certificate do not
+    match.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,16 +30,9 @@ def kept(
 ) -> Iterator[subprocess.Popen[Any]]:
     """Run a command under a keeper, which ends it with the block or with this process.
 
-    Descendants of the command are ended too.
-
-    Parameters
-    ----------
-    command : program and arguments
-    folder : directory that the keeper removes if this process is killed
-    environment : environment variables of the command
-    cwd : working directory of the command
-    grace : seconds between SIGTERM and SIGKILL
-    streams : ``stdout``, ``stderr``, ``text``, ``bufsize`` and others, as for ``subprocess.Popen``
+    Descendants of the command are ended too, with SIGTERM and, ``grace`` seconds later, SIGKILL.
+    The keeper removes ``folder`` if this process is killed. ``streams`` are ``stdout``, ``bufsize``
+    and others, as for ``subprocess.Popen``.
 
     Yields
     ------
@@ -71,6 +64,27 @@ def _stop(process: subprocess.Popen[Any], token: str, grace: float) -> None:
         process.stdout.close()
 
 
+def _interrupt_handlers() -> dict[int, Any]:
+    """Return the handlers of interrupts by signal; none outside the main thread."""
+    # Python allows signal handlers only in the main thread.
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in INTERRUPTS}
+
+
+@contextmanager
+def _interrupts_handled(handler: Any, before: Mapping[int, Any]) -> Iterator[None]:
+    """Replace the handlers of interrupts in this block; ignored signals stay ignored."""
+    for number, earlier in before.items():
+        if earlier is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 @contextmanager
 def interrupted_later() -> Iterator[list[int]]:
     """Record the first interrupt in this block instead of acting on it.
@@ -78,39 +92,20 @@ def interrupted_later() -> Iterator[list[int]]:
     Yields the list of recorded signals. A second interrupt has its usual effect.
     """
     noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        # Python allows signal handlers only in the main thread.
-        yield noted
-        return
-    before = {number: signal.getsignal(number) for number in INTERRUPTS}
+    before = _interrupt_handlers()
 
     def note(number: int, _: object) -> None:
         noted.append(number)
         for other, handler in before.items():
             signal.signal(other, handler)
 
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, note)
-    try:
+    with _interrupts_handled(note, before):
         yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore interrupts in this block, which is short and already part of an end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def uninterrupted() -> AbstractContextManager[None]:
+    """Ignore interrupts in a block, which is short and already part of an end."""
+    return _interrupts_handled(signal.SIG_IGN, _interrupt_handlers())
 
 
 def take_interrupts() -> None:

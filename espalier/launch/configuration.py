@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.paths import at_home, require_data, require_model
+from espalier.environment.paths import DEMO, at_home, require_data, require_model
 from espalier.errors import InputError
 from espalier.launch.app import default_config, read_preset
 from espalier.settings.libraries import require_libraries
@@ -29,40 +29,27 @@ def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
 def explain_options(options: Sequence[str], words: Sequence[str], keys: Collection[str]) -> str:
     """Return what to write in place of unknown options; empty if none resembles a setting.
 
-    Parameters
-    ----------
-    options : unknown words that begin with a dash
-    words : all words, among which the value of an option is searched
-    keys : keys of the settings
+    ``words`` are all words, among which the value of an option is searched.
     """
-    lines = [_explained(option, words, keys) for option in options]
-    return "\n".join(line for line in lines if line)
-
-
-def _explained(option: str, words: Sequence[str], keys: Collection[str]) -> str:
-    name, is_joined, value = option.lstrip("-").partition("=")
-    key = _key_of(name.replace("_", "-"), words, keys)
-    if key is None:
-        return ""
-    if not is_joined:
-        value = _value_in(words[words.index(option) + 1 :], keys)
-    return f"{option}: {FORM}; write {key}={value}"
+    lines = []
+    for option in options:
+        name, is_joined, value = option.lstrip("-").partition("=")
+        if (key := _key_of(name.replace("_", "-"), words, keys)) is not None:
+            if not is_joined:
+                value = _value_in(words[words.index(option) + 1 :], keys)
+            lines.append(f"{option}: {FORM}; write {key}={value}")
+    return "\n".join(lines)
 
 
 def _key_of(name: str, words: Sequence[str], keys: Collection[str]) -> str | None:
-    """Return the setting with this name, with this name in a table, or with a similar name.
-
-    Tables that the words name come first.
-    """
+    """Return the setting with this name, with this name in a table, or with a similar name."""
     if name in keys:
         return name
-    namesakes = sorted(
-        (key for key in keys if key.rpartition(".")[2] == name),
-        key=lambda key: key.partition(".")[0] not in words,
-    )
-    return next(
-        iter([*namesakes, *difflib.get_close_matches(name, list(keys), n=1, cutoff=0.8)]), None
-    )
+    namesakes = [key for key in keys if key.rpartition(".")[2] == name]
+    # Tables that the words name come first.
+    namesakes.sort(key=lambda key: key.partition(".")[0] not in words)
+    similar = difflib.get_close_matches(name, list(keys), n=1, cutoff=0.8)
+    return next(iter([*namesakes, *similar]), None)
 
 
 def _value_in(words: Sequence[str], keys: Collection[str]) -> str:
@@ -87,8 +74,6 @@ def configuration(
 
     Parameters
     ----------
-    app : directory of the app
-    words : words of the command line
     on_this_machine : whether the run is simulated on this machine
     works : whether the run is to be done here, so that its libraries must be installed; an estimate
         needs none
@@ -102,18 +87,17 @@ def configuration(
     ------
     InputError
         A word is neither a preset nor a pair, or settings are wrong or not read in such a run; all
-        errors are reported together. On
-        this machine also: a library is missing, or the name of a model or file looks like a name on
-        the hub.
+        errors are reported together. On this machine also: a library is missing, or the name of a
+        model or file looks like a name on the hub.
     """
-    defaults = _flatten(default_config(app))
+    defaults = flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
     require_pairs(words, defaults)
     if len(presets) > 1:
         raise InputError(
             f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
         )
-    preset = _flatten(read_preset(app, presets[0])) if presets else {}
+    preset = flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given
     # A preset's settings for its own method, task and source are no error if the user chose others.
@@ -138,22 +122,19 @@ def configuration(
     return flat, parse(flat, simulation=True)
 
 
-def _flatten(nested: Mapping[str, Any]) -> Config:
+def flatten(nested: Mapping[str, Any]) -> Config:
+    """Return settings with dotted keys, as Flower passes them on."""
     flat: Config = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": given for inner, given in _flatten(value).items()}
+            flat |= {f"{key}.{inner}": given for inner, given in flatten(value).items()}
         else:
             flat[key] = value
     return flat
 
 
 def _pair(word: str, defaults: Config) -> tuple[str, Any]:
-    """Split ``key=value`` and convert the value.
-
-    The value is read as TOML. It stays a string if it is not TOML, or if the key's default is a
-    string.
-    """
+    """Split ``key=value``; the value is read as TOML, if it is TOML and the key wants no string."""
     key, _, text = word.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -168,16 +149,11 @@ def _with_absolute_paths(flat: Config) -> Config:
     def absolute(path: str) -> str:
         return str(at_home(path).absolute()) if path else path
 
+    keys = ["out-dir", "resume-from", "task.test-path"]
+    if flat["data.source"] != "hub":
+        keys.append("data.path")
+    if flat["model"] != DEMO:
+        keys.append("model")
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
-    paths = [
-        "out-dir",
-        "resume-from",
-        "task.test-path",
-        *(["data.path"] if flat["data.source"] != "hub" else []),
-    ]
-    given = {key: absolute(flat[key]) for key in paths}
-    given["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
-    given["evaluation.texts"] = ",".join(
-        name + equals + absolute(path) for name, equals, path in texts
-    )
-    return flat | given
+    named = ",".join(name + equals + absolute(path) for name, equals, path in texts)
+    return flat | {key: absolute(flat[key]) for key in keys} | {"evaluation.texts": named}

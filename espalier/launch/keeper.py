@@ -45,11 +45,8 @@ ADOPT_ORPHANS = 36
 def main(folder: str, grace: float, command: list[str]) -> int:
     """Run a command and end its descendants with it.
 
-    Parameters
-    ----------
-    folder : removed if the parent is gone; empty for none
-    grace : seconds between SIGTERM and SIGKILL
-    command : program and arguments
+    ``folder`` is removed if the parent is gone; ``grace`` is in seconds, between SIGTERM and
+    SIGKILL.
 
     Returns
     -------
@@ -75,7 +72,9 @@ def main(folder: str, grace: float, command: list[str]) -> int:
     end_all(lambda: _own(os.environ.get(TOKEN, "")), grace)
     if received == b"" and folder:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if code is None else code if code >= 0 else 128 - code
+    if code is None:
+        return 0
+    return code if code >= 0 else 128 - code
 
 
 def carrying(token: str) -> list[psutil.Process]:

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Any
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
-from espalier.launch.addresses import await_superlink, free_port
+from espalier.launch.addresses import await_superlink, free_port, listens
 from espalier.launch.child_processes import kept
 
 CONNECTION = "espalier"
@@ -30,7 +30,6 @@ LOG = "superlink.log"
 START_SECONDS = 600
 """Maximum wait for the start on a busy machine; a SuperLink that fails to start ends earlier."""
 STOP_SECONDS = 120
-BY_SIGNAL = 128
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Variable that tells ``server_app.own_superlink`` not to check who started the SuperLink."""
 MAX_TMPDIR = 38
@@ -38,7 +37,6 @@ MAX_TMPDIR = 38
 
 Ray creates sockets below TMPDIR, and the path of a socket has at most 107 bytes.
 """
-SHORT_TMPDIR = "/tmp"
 LOG_END = 2000
 """Number of characters at the end of a SuperLink's log that errors quote."""
 
@@ -78,23 +76,12 @@ class SuperLink:
     def start_run(self, app: Path, config_file: Path, *options: str) -> str:
         """Submit a run and return Flower's run id.
 
-        Raises
-        ------
-        InputError
-            Flower refused the run, or our own SuperLink did not start; its message is quoted.
+        InputError quotes Flower if it refused the run, or if our own SuperLink did not start.
         """
         if self.process is not None:
             self._await_start(self.process)
-        answer = self._flwr(
-            "run",
-            str(app),
-            CONNECTION,
-            "--format",
-            "json",
-            "--run-config",
-            str(config_file),
-            *options,
-        )
+        run_config = ("--run-config", str(config_file))
+        answer = self._flwr("run", str(app), CONNECTION, *run_config, *options)
         if not answer.get("success"):
             said = " ".join(str(answer.get("error-message", answer)).split())
             raise InputError(
@@ -105,25 +92,20 @@ class SuperLink:
 
     def _await_start(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until our own SuperLink listens."""
-        host, _, port = self.address.rpartition(":")
-        for _ in range(START_SECONDS * 10):
-            if process.poll() is not None:
-                break
-            with socket.socket() as probe:
-                if probe.connect_ex((host, int(port))) == 0:
-                    return
+        end = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            if listens(self.address):
+                return
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-        raise InputError(
-            "flower-superlink did not start:\n"
-            f"{(self.folder / LOG).read_text(errors='replace')[-LOG_END:]}"
-        )
+        raise InputError(f"flower-superlink did not start:\n{self._end_of_log()}")
 
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log line by line until the run ends."""
         with kept(
-            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder,
+            self.environment, self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, bufsize=1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
             yield from process.stdout
@@ -131,14 +113,11 @@ class SuperLink:
     def status(self, run_id: str) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:completed``, and its details.
 
-        Raises
-        ------
-        SuperLinkLost
-            The SuperLink does not answer or does not know the run.
+        Raises SuperLinkLost if the SuperLink does not answer or does not know the run.
         """
         answer: dict[str, Any] = {}
         try:
-            answer = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")
+            answer = self._flwr("ls", CONNECTION, "--run-id", run_id)
             run = answer["runs"][0]
         except (EspalierError, KeyError, IndexError) as error:
             raise SuperLinkLost(
@@ -154,37 +133,34 @@ class SuperLink:
                 " it was killed, start it again with the same --database; its nodes reconnect"
                 " by themselves"
             )
-        if (code := self._exit_code(self.process)) is None:
+        code = None
+        if not listens(self.address):
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(STOP_SECONDS)
+        if code is None:
             return f"the SuperLink of this run does not answer: {reason}"
-        if code > BY_SIGNAL:
+        # The keeper reports a signal as 128 plus its number.
+        if code > 128:
             return (
-                f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the"
+                f"the SuperLink of this run was killed (signal {code - 128}) before the"
                 " run had ended"
             )
-        end = (self.folder / LOG).read_text(errors="replace")[-LOG_END:]
         return (
             f"the SuperLink of this run ended with exit code {code} before the run did; the end"
-            f" of its log:\n{end}"
+            f" of its log:\n{self._end_of_log()}"
         )
 
-    def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Return the exit code of our own SuperLink; None if it still listens or has not ended."""
-        host, _, port = self.address.rpartition(":")
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return None
-        try:
-            return process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
+    def _end_of_log(self) -> str:
+        return (self.folder / LOG).read_text(errors="replace")[-LOG_END:]
 
     def stop_run(self, run_id: str) -> None:
         """Stop a run."""
-        self._flwr("stop", run_id, CONNECTION, "--format", "json")
+        self._flwr("stop", run_id, CONNECTION)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_program(COMMAND), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            [_program(COMMAND), *arguments, "--format", "json"],
+            env=self.environment, cwd=self.folder, capture_output=True, text=True,
             # Ctrl-C reaches only the command, which decides what to stop.
             start_new_session=True,
         )  # fmt: skip
@@ -259,21 +235,18 @@ def _environment(flower_home: Path) -> dict[str, str]:
     Variables that are already set keep their values. ``RAY_ADDRESS`` is removed, because clients
     must be processes of this machine and not of a cluster.
     """
-    quiet = {
+    environment = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    environment = {
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        **quiet,
         **os.environ,
         "FLWR_HOME": str(flower_home),
     }
     keep_on_loopback(environment)
     environment.pop("RAY_ADDRESS", None)
     if len(os.fsencode(environment.get("TMPDIR", ""))) > MAX_TMPDIR:
-        environment.setdefault("RAY_TMPDIR", SHORT_TMPDIR)
+        environment.setdefault("RAY_TMPDIR", "/tmp")
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
 

@@ -39,11 +39,8 @@ class Side:
 
     fields: type[Fields]
     """Description of the fields."""
-    blobs: BlockSpecs | Callable[[Fields], BlockSpecs] = field(default_factory=dict)
-    """Specs of the blobs and tensors of the message, all of which are required.
-
-    It is a function if they depend on the fields.
-    """
+    blobs: BlockSpecs = field(default_factory=dict)
+    """Specs of the blobs and tensors of the message, all of which are required."""
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
     check_fields: Callable[[Fields], None] | None = None
@@ -53,10 +50,6 @@ class Side:
 
     It may name further blobs.
     """
-
-    def specs(self, fields: Fields) -> BlockSpecs:
-        """Return the specs of the blobs for these validated fields."""
-        return self.blobs(fields) if callable(self.blobs) else self.blobs
 
 
 @dataclass(frozen=True)
@@ -85,12 +78,7 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
 
     Parameters
     ----------
-    letter
-        The message.
-    side
-        Side of the contract.
-    keep
-        True to keep in ``letter.tensors`` what the check of values decoded. Otherwise only the
+    keep : True to keep in ``body.tensors`` what the check of values decoded. Otherwise only the
         tensors of one blob are in memory.
 
     Raises
@@ -100,7 +88,7 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
         value.
     """
     fields = validate(side.fields, body.fields)
-    expected = side.specs(fields)
+    expected = side.blobs
     surplus = set(body.blobs) - set(expected)
     missing = set(expected) - set(body.blobs)
     if surplus or missing:
@@ -121,15 +109,24 @@ def check(body: MessageBody, side: Side, *, keep: bool = False) -> Fields:
     if side.check_fields is not None:
         side.check_fields(fields)
     if side.blob_sha256 is not None:
-        _check_hashes(body.blobs, side.blob_sha256(fields))
+        # Without the comparison each hash would be 32 bytes in which a reply could send any data.
+        named = side.blob_sha256(fields)
+        for key, blob in body.blobs.items():
+            if sha256(blob).hexdigest() != named[key]:
+                raise ProtocolError(
+                    f"{key}: the bytes do not have the SHA-256 that was named for them"
+                )
     return fields
 
 
-def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) -> Fields:
+def check_reply(
+    reply: MessageBody, request: MessageBody, contract: Contract, *, keep: bool = False
+) -> Fields:
     """Check a reply against its request and contract and return its fields.
 
     A reply repeats the header of its request and matches ``contract.up``. A failed reply has only a
     reason. It has the header of the request too, unless the client could not read the request.
+    ``keep`` is that of ``check``.
 
     Raises
     ------
@@ -151,17 +148,7 @@ def check_reply(reply: MessageBody, request: MessageBody, contract: Contract) ->
             if getattr(reply.header, name) != getattr(expected, name)
         ]
         raise ProtocolError(f"header: {', '.join(wrong)} not as the request demands")
-    return check(reply, FAILED if failed else contract.up)
-
-
-def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
-    """Compare the hashes of blobs with the named ones.
-
-    Without the comparison each hash would be 32 bytes in which a reply could send any data.
-    """
-    for key, blob in blobs.items():
-        if sha256(blob).hexdigest() != expected[key]:
-            raise ProtocolError(f"{key}: the bytes do not have the SHA-256 that was named for them")
+    return check(reply, FAILED if failed else contract.up, keep=keep)
 
 
 def byte_limit(specs: BlockSpecs) -> int:

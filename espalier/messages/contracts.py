@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from espalier.errors import ProtocolError
-from espalier.messages import enrolment, evaluation, local_baseline, refusal
+from espalier.messages import enrolment, evaluation, local_baseline
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import last_rounds, require_round
@@ -13,11 +13,8 @@ from espalier.settings.run import RunSettings
 
 
 def of_method(method: str) -> ModuleType:
-    """Import and return the module with the contracts of a method.
-
-    The import is deferred because the contracts of tuning methods need torch, and others do not.
-    """
-    found: ModuleType = part(METHODS[method].contracts)
+    """Import and return the module with the settings and contracts of a method."""
+    found: ModuleType = part(METHODS[method].settings.partition(":")[0])
     return found
 
 
@@ -26,13 +23,8 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
 
     Parameters
     ----------
-    request
-        The request.
-    plan_of
-        Function that returns the plan of the clients' model. It is called only if the contract
-        depends on the plan, so that a site without the model can take part.
-    settings
-        Settings of the run.
+    plan_of : function that returns the plan of the clients' model. It is called only if the
+        contract depends on the plan, so that a site without the model can take part.
 
     Raises
     ------
@@ -44,12 +36,11 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
         raise ProtocolError(
             f"message: is of method {header.method!r}, the run's is {settings.method!r}"
         )
-    if header.kind == "enrol":
+    if header.kind in ("enrol", "refused"):
         require_round(header, range(0), settings)
+        if header.kind == "refused":
+            return enrolment.refused_contract(settings.method)
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))
-    if header.kind == "refused":
-        require_round(header, range(0), settings)
-        return refusal.contract(settings.method)
     require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return local_baseline.contract(request, settings)

@@ -1,4 +1,7 @@
-"""Contract of ``enrol``: a node states its identity, its program and its base model.
+"""Contracts of ``enrol`` and ``refused``.
+
+A node states its identity, its program and its base model. If it cannot take part, the server tells
+it why, so that the site's own log has the reason, as one short line of printable characters.
 
 If the server has the sites' public keys (``site-keys``), the request has a nonce, and the reply has
 a signature of the site's name by its key (``signed_name``). The contract of other runs has no room
@@ -8,8 +11,9 @@ for either.
 import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from espalier.identity.names import printable, without_control
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, NoFields
 from espalier.messages.signed_name import NONCE_BYTES
@@ -65,6 +69,30 @@ class SignedEnrolment(Enrolment):
         return Enrolment(**self.model_dump(exclude={"signature"}))
 
 
+MAX_CHARACTERS = 2000
+"""Maximum number of characters of the reason of a refusal."""
+
+
+class Refusal(Fields):
+    """Reason why a node cannot take part."""
+
+    # ``printable`` may append a note after the last permitted character.
+    reason: str = Field(max_length=MAX_CHARACTERS + 40)
+
+    @field_validator("reason")
+    @classmethod
+    def _is_printable(cls, reason: str) -> str:
+        """Accept only one line without control characters, because a site's terminal shows it."""
+        if reason != without_control(reason, keep=""):
+            raise ValueError("not one line of printable characters")
+        return reason
+
+    @staticmethod
+    def because(reason: str) -> "Refusal":
+        """Return the refusal for a reason, which may quote text of a node."""
+        return Refusal(reason=printable(reason, MAX_CHARACTERS))
+
+
 TELLS = (
     "The site's name, hashes of its program and base model, its device, threads and capability,"
     " whether a person there approves its replies, and versions."
@@ -99,10 +127,7 @@ def contract(method: str, *, signed: bool) -> Contract:
 
     Parameters
     ----------
-    method
-        Method of the run.
-    signed
-        True if the server has the sites' public keys.
+    signed : True if the server has the sites' public keys
     """
     return Contract(
         kind="enrol",
@@ -110,4 +135,15 @@ def contract(method: str, *, signed: bool) -> Contract:
         down=Side(Challenge if signed else NoFields),
         up=Side(SignedEnrolment if signed else Enrolment),
         observer=TELLS + SIGNED if signed else TELLS,
+    )
+
+
+def refused_contract(method: str) -> Contract:
+    """Return the contract of a refusal, which is the same for all methods."""
+    return Contract(
+        kind="refused",
+        method=method,
+        down=Side(Refusal),
+        up=Side(NoFields),
+        observer="That the node has received the refusal.",
     )

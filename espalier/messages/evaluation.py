@@ -43,6 +43,16 @@ class Texts(Fields):
     test_tokens: int = Field(0, ge=0)
     """Number of tokens of all requests."""
 
+    @staticmethod
+    def of_run(run: RunSettings, names: list[str], num_samples: int) -> "Texts":
+        """Return the fields for texts with as many samples each and without test items."""
+        return Texts(
+            names=names,
+            num_samples=[num_samples] * len(names),
+            sequence_length=run.evaluation.sequence_length,
+            own_text=run.evaluation.own_text,
+        )
+
 
 class Losses(Fields):
     """Fields of the reply: mean losses per token in nats, and scores."""
@@ -111,8 +121,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     on_text = run.task.name == TEXT
     if texts.names and not (run.clients_evaluate and on_text):
         raise ProtocolError(
-            "Texts: texts are not allowed with evaluation.local-baseline or evaluation.baselines ="
-            " false, or a task"
+            "Texts: texts are not allowed with evaluation.local-baseline = false, or a task"
         )
     if set(texts.names) - chosen.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")
@@ -175,18 +184,11 @@ def test_specs(texts: Texts) -> dict[str, TensorSpec]:
     return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
 
 
-def _is_score(metric: str, value: float) -> bool:
-    """Return True if a metric can have the value: a loss is at least 0, another score is 0 to 1."""
-    return value >= 0 and (metric == "loss" or value <= 1)
-
-
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     """Return the contract of an evaluation by a client.
 
     Parameters
     ----------
-    method : method of the run
-    texts : fields of the request
     own_text : setting ``evaluation.own-text`` of the run
 
     Raises
@@ -247,7 +249,8 @@ def _require_figures(report: Losses, texts: Texts) -> None:
         )
     if any(not 0 <= loss <= MAX_LOSS for loss in report.losses):
         raise ProtocolError(f"Losses: losses are not between 0 and {MAX_LOSS}")
-    if not all(map(_is_score, texts.test_metrics, report.test_scores)):
+    scores = zip(texts.test_metrics, report.test_scores, strict=True)
+    if any(score < 0 or (score > 1 and metric != "loss") for metric, score in scores):
         raise ProtocolError(
             "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
         )

@@ -32,8 +32,7 @@ class Ledger:
 
     Parameters
     ----------
-    append
-        Function that writes one entry.
+    append : function that writes one entry
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None]) -> None:
@@ -55,14 +54,8 @@ class Ledger:
 
         Parameters
         ----------
-        direction
-            "up" for a reply, "down" for a request.
-        client
-            Number of the client; negative before the client has one.
-        letter
-            Content of the message.
-        content
-            The message as it was sent.
+        direction : "up" for a reply, "down" for a request
+        client : number of the client; negative before the client has one
         """
         size, common = self._counted(direction, client, body.header, content)
         blobs = sum(len(blob) for blob in body.blobs.values())
@@ -83,17 +76,7 @@ class Ledger:
             )
 
     def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
-        """Record a refused reply by its size; its content is neither read nor written down.
-
-        Parameters
-        ----------
-        client
-            Number of the client.
-        asked
-            Header of the request.
-        content
-            The reply as it was sent.
-        """
+        """Record a refused reply by its size; its content is neither read nor written down."""
         size, common = self._counted("up", client, asked, content)
         self._append(
             {**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True}
@@ -158,10 +141,8 @@ class Ledger:
 
         Parameters
         ----------
-        state
-            Value that ``state`` returned.
-        timed
-            Rounds and clients whose duration is recorded already; see ``timed_in``.
+        state : value that ``state`` returned
+        timed : rounds and clients whose duration is recorded already; see ``timed_in``
         """
         self.by_client = {client: Traffic(up, down) for client, up, down in state}
         self._timed = set(timed)

@@ -58,23 +58,15 @@ def contract(request: MessageBody, settings: RunSettings) -> Contract:
         raise ProtocolError(
             f"message: rank_limit is above {largest}, the largest rank of an adapter"
         )
+    chosen = []
+    for key, value in settings.job.MAKES_ALONE_WITH.items():
+        values = value if isinstance(value, tuple) else (value,)
+        chosen.append(f"`{key}` = {' or '.join(f'`{one}`' for one in values)}")
+    sent_with = f" It is sent only with {', '.join(chosen)}." if chosen else ""
     return Contract(
         kind="alone",
         method=settings.method,
         down=Side(Alone),
         up=Side(AloneReport),
-        observer=f"{OBSERVER}{_sent_with(settings)}",
+        observer=OBSERVER + sent_with,
     )
-
-
-def _sent_with(settings: RunSettings) -> str:
-    """Return the settings that are needed for such a message; empty if the defaults are enough."""
-    given = settings.job.MAKES_ALONE_WITH.items()
-    chosen = ", ".join(f"`{key}` = {_words(value)}" for key, value in given)
-    return f" It is sent only with {chosen}." if chosen else ""
-
-
-def _words(value: str | int | tuple[str, ...]) -> str:
-    if isinstance(value, int):
-        return f"`{value}` or more"
-    return " or ".join(f"`{one}`" for one in (value if isinstance(value, tuple) else (value,)))

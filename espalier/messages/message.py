@@ -81,17 +81,29 @@ class Header(Fields):
     status: Literal["ok", "failed"] = "ok"
 
 
-UNREAD = Header(
-    schema_version=SCHEMA_VERSION,
-    kind="enrol",
-    method="",
-    lineage=NO_LINEAGE,
-    server_round=0,
-    client=-1,
-    attempt=1,
-    part=0,
-    num_parts=1,
-)
+def request_header(
+    method: str,
+    kind: Kind,
+    server_round: int,
+    client: int = 0,
+    part: int = 0,
+    lineage: str = NO_LINEAGE,
+) -> Header:
+    """Return the header of the first attempt of a request."""
+    return Header(
+        schema_version=SCHEMA_VERSION,
+        kind=kind,
+        method=method,
+        lineage=lineage,
+        server_round=server_round,
+        client=client,
+        attempt=1,
+        part=part,
+        num_parts=1,
+    )
+
+
+UNREAD = request_header("", "enrol", 0, client=-1)
 """Header of the reply to a request that could not be read."""
 
 
@@ -113,12 +125,8 @@ def failure(header: Header, reason: str, lost: bool = False) -> MessageBody:
 
     Parameters
     ----------
-    header
-        Header of the request.
-    reason
-        Error text. It is cut to 4000 characters, and control characters are replaced.
-    lost
-        True if the client lost state of earlier rounds.
+    reason : error text. It is cut to 4000 characters, and control characters are replaced.
+    lost : True if the client lost state of earlier rounds
     """
     # Unicode normalization may lengthen the text, so cut it again afterwards.
     told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)

@@ -67,8 +67,6 @@ class Reply:
     """Fields of ``fetch``."""
     report: type[Report] = Report
     """Fields of the reply to ``train``; later parts have none."""
-    parts: Sequence[Sequence[str]] | None = None
-    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
     brought: BlockSpecs = field(default_factory=dict)
     """Specs of the blobs of a ``train`` request."""
     fetched_with: BlockSpecs = field(default_factory=dict)
@@ -92,7 +90,7 @@ class Reply:
         """
         header = request.header
         fetched = request.header.kind == "fetch"
-        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
+        parts = parts_of(self.specs, run.part_bytes)
         if header.part >= len(parts) or (header.part > 0) != fetched:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
@@ -108,15 +106,6 @@ class Reply:
             if self.check_order is not None:
                 self.check_order(asked)
 
-        def check_up(told: Fields) -> None:
-            if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
-                raise ProtocolError(
-                    f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
-                    " blobs"
-                )
-            if self.check_report is not None:
-                self.check_report(told)
-
         brought = self.fetched_with if fetched else self.brought
         return Contract(
             kind=header.kind,
@@ -129,7 +118,7 @@ class Reply:
                 NoFields if fetched else self.report,
                 {key: self.specs[key] for key in part},
                 self.check_values,
-                check_up,
+                self.check_report,
                 hashes_of_part(request, self.specs, part),
             ),
             observer=self.more if fetched else self.observer,
@@ -197,6 +186,37 @@ def values_within(most: float) -> CheckValues:
     return check
 
 
+def require_samples(name: str, samples: int, run: RunSettings) -> None:
+    """Check that a client tells its number of samples if it is its weight, and only then.
+
+    Raises
+    ------
+    ProtocolError
+        If it is not so; the error begins with ``name``, the report and its field.
+    """
+    if (samples > 0) != (run.federation.client_weights == "samples"):
+        raise ProtocolError(f"{name} are sent only with federation.client-weights = 'samples'")
+
+
+def require_some_steps(name: str, skipped: int, steps: int) -> None:
+    """Check that not all steps of a round were skipped; an error begins with the report's name."""
+    if skipped >= steps:
+        raise ProtocolError(f"{name}: skipped_steps must be below the {steps} steps of a round")
+
+
+def require_tokens(name: str, tokens: int, run: RunSettings) -> None:
+    """Check that a client's samples can have so many tokens.
+
+    Raises
+    ------
+    ProtocolError
+        If no client has as many; the error begins with the report's name.
+    """
+    most = MAX_SAMPLES * run.data.sequence_length
+    if tokens > most:
+        raise ProtocolError(f"{name}: {tokens} tokens, no client has more than {most}")
+
+
 MakeContract = Callable[[MessageBody, PlanOf, RunSettings], Contract]
 """Function of a request, of a function that returns the plan, and of the settings."""
 
@@ -215,8 +235,7 @@ def contracts_of(
     def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
         require_result_wanted(run)
         sent = reply(plan_of(), run)
-        result = Delivery(sent.specs, parts=sent.parts, check_values=sent.check_values)
-        return result.contract(request, run)
+        return Delivery(sent.specs, check_values=sent.check_values).contract(request, run)
 
     return contract, delivery
 
@@ -252,13 +271,10 @@ def hashes_of_part(
 
     Parameters
     ----------
-    request
-        A ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which names
-        those of its part.
-    reply
-        Keys of all blobs of the reply, in the order of the report.
-    part
-        Keys of the blobs of the part.
+    request : a ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which
+        names those of its part
+    reply : keys of all blobs of the reply, in the order of the report
+    part : keys of the blobs of the part
     """
     fetched = request.header.kind == "fetch"
     # A ``fetch`` names the hashes of its part, a report those of the whole reply.
@@ -268,7 +284,7 @@ def hashes_of_part(
         hashes = (request.fields if fetched else fields.model_dump()).get("blob_sha256", [])
         if len(hashes) != len(keys):
             raise ProtocolError(
-                f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs"
+                f"{type(fields).__name__}: {len(hashes)} hashes for {len(keys)} blobs"
             )
         return dict(zip(keys, hashes, strict=True))
 
@@ -285,12 +301,8 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
 
     Parameters
     ----------
-    header
-        Header of the request.
-    ends
-        Rounds after which the run may end. They are not used for requests before the first round.
-    run
-        Settings of the run.
+    ends : rounds after which the run may end. They are not used for requests before the first
+        round.
 
     Raises
     ------

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody, NoFields
+from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.parts import last_rounds, parts_of
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
@@ -114,10 +113,7 @@ def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
 
     Parameters
     ----------
-    plan
-        Plan of the client's model; None if the server has yet to push it.
-    run
-        Settings of the run.
+    plan : plan of the client's model; None if the server has yet to push it
     """
 
     def plan_of() -> ModelPlan:
@@ -149,20 +145,10 @@ def _answers(
     ):
         yield _answer(run, plan_of, "alone", rounds, {})
     if evaluated:
-        yield _answer(run, plan_of, "evaluate", rounds, _texts(run).model_dump())
-
-
-def _texts(run: RunSettings) -> Texts:
-    names = (
-        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
-    )
-    chosen = run.evaluation
-    return Texts(
-        names=names,
-        num_samples=[1] * len(names),
-        sequence_length=chosen.sequence_length,
-        own_text=chosen.own_text,
-    )
+        on_text = run.clients_evaluate and run.task.name == TEXT
+        names = list(run.evaluation.named_texts()) if on_text else []
+        texts = Texts.of_run(run, names, 1)
+        yield _answer(run, plan_of, "evaluate", rounds, texts.model_dump())
 
 
 def _answer(
@@ -176,10 +162,7 @@ def _answer(
 
     The contract is that of an undivided reply; the number of parts is computed from its specs.
     """
-    header = Header(
-        schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
-        attempt=1, part=0, num_parts=1,
-    )  # fmt: skip
+    header = request_header(run.method, kind, server_round)
     # An undivided reply shows all blobs in one contract.
     whole = run.model_copy(update={"part_bytes": WHOLE})
     try:
@@ -193,7 +176,7 @@ def _answer(
             (),
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
-    specs = contract.up.specs(NoFields())
+    specs = contract.up.blobs
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
     return Answer(
         kind,

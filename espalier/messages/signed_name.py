@@ -50,14 +50,8 @@ def statement(told: Fields, nonce: str, lineage: str, node_id: int) -> bytes:
 
     Parameters
     ----------
-    told
-        Statement of the node about itself, with its name and without a signature.
-    nonce
-        Nonce of the request.
-    lineage
-        Name of the run.
-    node_id
-        Id of the node, as either side knows it from Flower.
+    told : statement of the node about itself, with its name and without a signature
+    node_id : id of the node, as either side knows it from Flower
     """
     document = {"told": told.model_dump(), "nonce": nonce, "lineage": lineage, "node": node_id}
     return LABEL + json.dumps(document, sort_keys=True, allow_nan=False).encode()

@@ -236,10 +236,8 @@ def wire_specs(shapes: Mapping[str, tuple[int, ...]], wire_dtype: str) -> dict[s
 
     Parameters
     ----------
-    shapes
-        Shapes of the adapter tensors by canonical name.
-    wire_dtype
-        Dtype of the tensors on the wire.
+    shapes : shapes of the adapter tensors by canonical name
+    wire_dtype : dtype of the tensors on the wire
     """
     if wire_dtype != "nf4":
         return {name: TensorSpec(WIRE_TAGS[wire_dtype], shape) for name, shape in shapes.items()}

@@ -10,10 +10,9 @@ methods need no example: the hashes of a ``fetch``, an ``enrol``, the texts of a
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from espalier.identity.names import NO_LINEAGE
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import SCHEMA_VERSION, Header, Kind, MessageBody
+from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
@@ -54,15 +53,11 @@ def plan_of(method: str) -> ModelPlan:
 
 def settings_for(method: str, kind: Kind) -> dict[str, Any]:
     """Return the settings of a run that has messages of this kind."""
-    return {"method": method, **SETTINGS, **(_with_alone(method) if kind == "alone" else {})}
-
-
-def _with_alone(method: str) -> dict[str, str | int]:
-    """Return the settings with which a method has ``alone`` messages."""
-    given = settings_of(method).MAKES_ALONE_WITH.items()
-    return {
-        f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given
-    }
+    chosen: dict[str, Any] = {"method": method, **SETTINGS}
+    if kind == "alone":
+        for key, value in settings_of(method).MAKES_ALONE_WITH.items():
+            chosen[f"{method}.{key}"] = value[0] if isinstance(value, tuple) else value
+    return chosen
 
 
 def is_sent(method: str, kind: Kind) -> bool:
@@ -122,15 +117,7 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
         return [{"reason": "has another base model"}]
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
-        own_text = run.evaluation.own_text
-        sequence_length = run.evaluation.sequence_length
-        texts = Texts(
-            names=names,
-            num_samples=[2] * len(names),
-            sequence_length=sequence_length,
-            own_text=own_text,
-        )
-        return [texts.model_dump()]
+        return [Texts.of_run(run, names, 2).model_dump()]
     examples = _examples(run.method)
     found = examples.get((kind, server_round), examples.get(kind, {}))
     hashes = {"blob_sha256": [HASH]} if kind == "fetch" else {}
@@ -148,28 +135,10 @@ def request(
 
     Parameters
     ----------
-    run
-        Settings of the run.
-    kind
-        Kind of message.
-    server_round
-        Round of the request.
-    fields
-        Fields of the request.
-    part
-        Part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
+    part : part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
     """
-    header = Header(
-        schema_version=SCHEMA_VERSION,
-        kind=kind,
-        method=run.method,
-        lineage=NO_LINEAGE,
-        server_round=server_round,
-        client=0,
-        attempt=1,
-        part=part if part is not None else int(kind == "fetch"),
-        num_parts=1,
-    )
+    chosen = int(kind == "fetch") if part is None else part
+    header = request_header(run.method, kind, server_round, part=chosen)
     return MessageBody(header, dict(fields))
 
 

@@ -7,21 +7,11 @@ the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts
 ``train`` brings the last.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
-
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
-from espalier.settings.method import MethodSettings
-from espalier.settings.task import TEXT
-
-if TYPE_CHECKING:
-    from espalier.settings.run import RunSettings
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from espalier.errors import EspalierError, ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
@@ -33,11 +23,17 @@ from espalier.messages.parts import (
     Report,
     parts_of,
     require_result_wanted,
+    require_samples,
+    require_some_steps,
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
+from espalier.settings.federation import FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +50,7 @@ class AdapterAveraging(MethodSettings):
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
 
-    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+    def asked_of_sites(self, run: RunSettings) -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
         training = run.training
         tokens = run.data.sequence_length if run.task.name == TEXT else run.task.max_tokens
@@ -110,10 +106,6 @@ class AdapterAveraging(MethodSettings):
     def limits_differ(self) -> bool:
         """True if the server may ask clients to train adapters of lower ranks."""
         return False
-
-    def largest_limit(self, lora: LoraSettings) -> int:
-        """Return the largest rank that a client may be asked to train."""
-        return lora.rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the largest rank of a client's adapters; here it is the same for all clients."""
@@ -186,7 +178,18 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 
 Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]
 """Function that returns the tensors that a method trains, given a rank limit."""
-trained_adapters: Trained = trained
+
+OBSERVER = (
+    "Adapters trained on this client's data. Their difference from the adapters that were sent to"
+    " it is the sum of the optimiser's steps of one round. With one step this tells nearly as much"
+    " as the gradient of the sequences, from which training text can be recovered in part. More"
+    " tokens (the site's `min-tokens`) and more steps make this harder, not impossible. Whoever"
+    " knows one of the sequences can recognise that it was used for training, whatever"
+    " `min-tokens` says. The server chooses the initial adapters, and so it influences what it"
+    " learns. With `client-weights` = `samples` only: the number of training sequences. Also the"
+    " client's next rank, how many steps failed, and how long the training took."
+)
+"""Observer sentence of the contract of ``train``."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,9 @@ class Along:
     """Specs of these blobs."""
     check: CheckValues = lambda key, blob: None
     """Check of the values of these blobs."""
+
+
+NOTHING = Along()
 
 
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
@@ -212,48 +218,41 @@ def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
     return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
-def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    return training_contract(request, plan_of, run, Order)
-
-
-def training_contract(
+def contract(
     request: MessageBody,
     plan_of: PlanOf,
     run: RunSettings,
-    kind_of_order: type[Order],
-    trained: Trained | None = None,
+    kind_of_order: type[Order] = Order,
+    trained: Trained = trained,
     kind_of_report: type[TuningReport] = TuningReport,
-    beside: Along | None = None,
+    beside: Along = NOTHING,
+    observer: str = OBSERVER,
 ) -> Contract:
-    """Return the contract of ``contract`` for a method with other fields, tensors or blobs.
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
     Parameters
     ----------
-    request : the request
-    plan_of : function that returns the plan of the clients' model
-    run : settings of the run
     kind_of_order : fields of ``train``
-    trained : function that returns the trained tensors; None for the adapters of the settings
+    trained : function that returns the trained tensors
     kind_of_report : fields of the reply
     beside : blobs that every request includes
+    observer : what a person who reads the reply to ``train`` learns
 
     Raises
     ------
     ProtocolError
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
-    header = request.header
-    kind: type[Order | PartOrder] = PartOrder if header.kind == "fetch" else kind_of_order
+    fetches = request.header.kind == "fetch"
+    kind: type[Order | PartOrder] = PartOrder if fetches else kind_of_order
     order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
-    adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
-    cut = parts(adapters, run)
+    adapters = trained(plan_of(), run, order.rank_limit)
     specs = blob_specs(adapters, run)
+    last = {key: specs[key] for key in parts_of(specs, run.part_bytes)[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(adapters, run)
     values = Values(adapters, run)
-    along = beside or Along()
 
     def fits(report: Fields) -> None:
         if isinstance(report, TuningReport):
@@ -268,16 +267,11 @@ def training_contract(
         part_order=PartOrder,
         report=kind_of_report,
         specs=specs,
-        parts=cut,
-        observer=OBSERVER,
+        observer=observer,
         more="Further adapter tensors, as in train.",
-        brought=(
-            {key: specs[key] for key in cut[-1]} | dict(along.specs)
-            if header.server_round > 1
-            else {}
-        ),
-        fetched_with=along.specs,
-        check_brought=_either(along, arrived.check),
+        brought=last | dict(beside.specs) if request.header.server_round > 1 else {},
+        fetched_with=beside.specs,
+        check_brought=_either(beside, arrived.check),
         check_values=values.check,
         check_report=fits,
     )
@@ -291,7 +285,7 @@ def largest_orders(
 
     A client then trains all ranks.
     """
-    return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
+    return {"train": {"rank_limit": run.lora.rank}}
 
 
 def sizes_vary(run: RunSettings) -> bool:
@@ -311,7 +305,7 @@ def delivery_of(
     plan_of: PlanOf,
     run: RunSettings,
     trained: Trained,
-    beside: Along | None = None,
+    beside: Along = NOTHING,
     first: int = 0,
 ) -> Contract:
     """Return the contract of ``delivery`` for a method with other tensors or blobs.
@@ -320,36 +314,25 @@ def delivery_of(
 
     Parameters
     ----------
-    request
-        The request.
-    plan_of
-        Function that returns the plan of the clients' model.
-    run
-        Settings of the run.
-    trained
-        Function that returns the trained tensors.
-    beside
-        Blobs that every request includes.
-    first
-        Number of the first part.
+    trained : function that returns the trained tensors
+    beside : blobs that every request includes
+    first : number of the first part
 
     Raises
     ------
     ProtocolError
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
-    along = beside or Along()
     order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     delivery = Delivery(
         order=Order,
         specs=blob_specs(adapters, run),
-        parts=parts(adapters, run),
         observer="That a part of the global adapters arrived, and nothing else.",
-        check_values=_either(along, Values(adapters, run).check),
+        check_values=_either(beside, Values(adapters, run).check),
         first=first,
-        beside=along.specs,
+        beside=beside.specs,
     )
     return delivery.contract(request, run)
 
@@ -377,14 +360,8 @@ def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> 
             f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives"
             " up ranks here"
         )
-    if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise ProtocolError(
-            "TuningReport: samples are sent only with federation.client-weights = 'samples'"
-        )
-    if report.skipped_steps >= run.training.steps:
-        raise ProtocolError(
-            f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round"
-        )
+    require_samples("TuningReport: samples", report.samples, run)
+    require_some_steps("TuningReport", report.skipped_steps, run.training.steps)
 
 
 class Values:
@@ -434,8 +411,7 @@ def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
 
     Parameters
     ----------
-    tensors
-        Adapter tensors by canonical name; the largest number of all tensors counts.
+    tensors : adapter tensors by canonical name; the largest number of all tensors counts
     """
     largest = 0
     for name, tensor in tensors.items():
@@ -444,18 +420,6 @@ def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
             largest = max(largest, int(used.max()) + 1 if len(used) else 0)
     return largest
 
-
-OBSERVER = (
-    "Adapters trained on this client's data. Their difference from the adapters that were sent to"
-    " it is the sum of the optimiser's steps of one round. With one step this tells nearly as much"
-    " as the gradient of the sequences, from which training text can be recovered in part. More"
-    " tokens (the site's `min-tokens`) and more steps make this harder, not impossible. Whoever"
-    " knows one of the sequences can recognise that it was used for training, whatever"
-    " `min-tokens` says. The server chooses the initial adapters, and so it influences what it"
-    " learns. With `client-weights` = `samples` only: the number of training sequences. Also the"
-    " client's next rank, how many steps failed, and how long the training took."
-)
-"""Observer sentence of the contract of ``train``."""
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"rank_limit": 8},

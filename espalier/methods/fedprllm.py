@@ -1,14 +1,13 @@
 """FedPrLLM: settings and contracts. Clients send one packed prune mask per matrix, as their vote."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.masks import mask_name, require_exact_sparsity
+from espalier.messages.blobs.masks import mask_name, mask_specs, require_exact_sparsity
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import Delivery, Reply, last_rounds, require_result_wanted
@@ -18,7 +17,6 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from pruning_kernels.votes.bitmask import num_words
 
 Group = Literal["layer", "row", "column"]
 
@@ -31,9 +29,7 @@ class FedPrLLMSettings(PruningSettings):
         for key in ("sparsity", "local-comparison-group", "comparison-group")
     }
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
-        "strategy": "iterative"
-    }
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"strategy": "iterative"}
 
     strategy: Literal["one-shot", "iterative"] = Field(
         "one-shot",
@@ -111,14 +107,6 @@ class FedPrLLMSettings(PruningSettings):
     def server_group(self) -> str:
         """Group in which weights compete for the votes: the pattern or ``comparison-group``."""
         return self.pattern or self.comparison_group
-
-
-def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
-    """Return the specs of one block's blob: a flat packed mask per matrix."""
-    return {
-        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
-        for linear in block.linears
-    }
 
 
 def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
@@ -250,30 +238,6 @@ def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Co
     return delivery.contract(request, settings)
 
 
-@dataclass(frozen=True)
-class ExactSparsity:
-    """Check that every comparison group of a mask has exactly the sparsity of the settings."""
-
-    plan: ModelPlan
-    settings: FedPrLLMSettings
-
-    def __call__(self, key: str, blob: bytes) -> None:
-        """Check the masks of a block.
-
-        Raises
-        ------
-        ProtocolError
-            If a mask prunes too many or too few weights, or has bits set after the last weight.
-        """
-        block = next(block for block in self.plan.blocks if block_key(block.index) == key)
-        masks = views(blob)
-        for linear in block.linears:
-            words = masks[mask_name(linear.name)]
-            require_exact_sparsity(
-                key, linear, words, self.settings.sparsity, self.settings.local_group
-            )
-
-
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
@@ -294,6 +258,12 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             decided = decided_specs(before, run)
             told = Decision
 
+    def exactly_sparse(key: str, blob: bytes) -> None:
+        masks = views(blob)
+        for linear in plan.block(key).linears:
+            words = masks[mask_name(linear.name)]
+            require_exact_sparsity(key, linear, words, settings.sparsity, settings.local_group)
+
     def a_number_of_voters(decision: Fields) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != 1:
             raise ProtocolError(
@@ -306,7 +276,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
         brought=decided,
-        check_values=ExactSparsity(plan, settings),
+        check_values=exactly_sparse,
         check_order=a_number_of_voters,
     )
     return reply.contract(request, run)

@@ -8,14 +8,19 @@ files, and the emulator's LoRA, before the first round and after each alignment.
 round on it also pushes the adapter's LoRA. Clients send the same as in all tuning methods.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from espalier.amounts import count
 from espalier.errors import InputError, ProtocolError
-from espalier.messages.blobs.model_pieces import Lacking, Offer, Piece, piece_specs, require_pieces
+from espalier.messages.blobs.model_pieces import (
+    Lacking,
+    Manifest,
+    Piece,
+    piece_specs,
+    require_pieces,
+)
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import Delivery, Sha256
@@ -42,9 +47,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     FIRST_DELIVERY = 1
     ROUNDS = 10
     NEEDS_BASE_MODEL = False
-    READ_WITH: ClassVar[ReadWith] = {
-        "uniform-rounding": {"drop": ("uniform",)},
-    }
+    READ_WITH: ClassVar[ReadWith] = {"uniform-rounding": {"drop": ("uniform",)}}
 
     adapter_layers: int = Field(
         3,
@@ -153,7 +156,6 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
             "accumulation": 1,
             "learning-rate": self.align_learning_rate,
             "schedule": "constant",
-            "warmup-steps": 0,
             "weight-decay": 0.0,
             "proximal": 0.0,
         }
@@ -203,15 +205,6 @@ class EmulatorPart(Fields):
 def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> AdapterPlan:
     """Return the LoRA adapters of some blocks of the emulator.
 
-    Parameters
-    ----------
-    plan
-        Plan of the sub-model.
-    run
-        Settings of the run.
-    blocks
-        Numbers of the blocks.
-
     Raises
     ------
     ProtocolError
@@ -227,8 +220,7 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    made = fedpetuning.training_contract(request, plan_of, run, SubModelOrder)
-    return replace(made, observer=TRAINED) if made.observer == fedpetuning.OBSERVER else made
+    return fedpetuning.contract(request, plan_of, run, SubModelOrder, observer=TRAINED)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -247,14 +239,14 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if what in ("model", "piece") and header.part:
         raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
-        offered = validate(Offer, request.fields).manifest()
+        offered = Manifest.offered(request.fields)
 
         def of_these(answer: Fields) -> None:
             if isinstance(answer, Lacking):
                 require_pieces(answer.pieces, len(offered.piece_sha256))
 
         return Contract(
-            "deliver", run.method, Side(Offer), Side(Lacking, check_fields=of_these), OFFERED
+            "deliver", run.method, Side(Manifest), Side(Lacking, check_fields=of_these), OFFERED
         )
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.fields)))
@@ -285,7 +277,6 @@ def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contra
     delivery = Delivery(
         order=EmulatorPart,
         specs=fedpetuning.blob_specs(adapters, run),
-        parts=fedpetuning.parts(adapters, run),
         observer="That a part of the emulator's LoRA arrived, and nothing else.",
         check_values=fedpetuning.Values(adapters, run).check,
     )
@@ -307,7 +298,8 @@ def largest_orders(
 
 _HASH = "0" * 64
 OFFER = {
-    "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 8, "piece_sha256": [_HASH],
+    "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 1024,
+    "piece_sha256": [_HASH],
 }  # fmt: skip
 """Fields of an offer of the smallest model."""
 TRAINED = fedpetuning.OBSERVER.replace(

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import kept_specs, require_exact_sparsity, require_kept
 from espalier.messages.contract import Contract, Side
+from espalier.messages.enrolment import MAX_CAPABILITY
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
-from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report
+from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, require_samples
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.federation import FederationSettings
+from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -85,7 +87,7 @@ class FedSpaLLMSettings(PruningSettings):
             " prune fewer in proportion, at least one."
         ),
     )
-    capabilities: str = Field(
+    capabilities: Annotated[str, numbers_of_clients(0, MAX_CAPABILITY, "1,2,4")] = Field(
         "",
         description=(
             "Capability of each client, for instance `1,2,4`, in place of what the nodes state;"
@@ -99,19 +101,6 @@ class FedSpaLLMSettings(PruningSettings):
             " or add rounds until all layers are covered."
         ),
     )
-
-    @field_validator("capabilities")
-    @classmethod
-    def _are_positive_numbers(cls, value: str) -> str:
-        try:
-            numbers = [float(part) for part in value.split(",")] if value.strip() else []
-        except ValueError:
-            raise ValueError(
-                "is not a comma-separated list of numbers, for instance 1,2,4"
-            ) from None
-        if not all(0 < number < float("inf") for number in numbers):
-            raise ValueError("capabilities must be greater than 0")
-        return value.strip()
 
     @model_validator(mode="after")
     def _a_pattern_has_no_schedule(self) -> "FedSpaLLMSettings":
@@ -132,8 +121,7 @@ class FedSpaLLMSettings(PruningSettings):
 
     def capability_of(self, client: int) -> float:
         """Return the capability of a client from ``capabilities``; the last number repeats."""
-        numbers = [float(part) for part in self.capabilities.split(",")]
-        return numbers[min(client, len(numbers) - 1)]
+        return float(of_client(self.capabilities, client))
 
     def last_rounds(
         self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
@@ -251,18 +239,14 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             )
 
     def numbers_fit(report: Fields) -> None:
-        weighed = run.federation.client_weights == "samples"
-        if isinstance(report, PruneReport) and (report.calibration_samples > 0) != weighed:
-            raise ProtocolError(
-                "PruneReport: calibration_samples are sent only with federation.client-weights"
-                " = 'samples'"
-            )
+        if isinstance(report, PruneReport):
+            require_samples("PruneReport: calibration_samples", report.calibration_samples, run)
 
     def pruned_exactly(key: str, blob: bytes) -> None:
-        block = next(block for block in plan.blocks if block_key(block.index) == key)
+        block = plan.block(key)
         for name, words in require_kept(block, key, blob).items():
-            linear = next(linear for linear in block.linears if linear.name == name)
-            require_exact_sparsity(key, linear, words, sparsity, settings.local_group)
+            group = settings.local_group
+            require_exact_sparsity(key, block.linear(name), words, sparsity, group)
 
     reply = Reply(
         order=SampledBlocks,
@@ -333,9 +317,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Co
         raise ProtocolError("Update: a matrix keeps more weights than it has")
 
     def masks_fit(key: str, blob: bytes) -> None:
-        require_kept(
-            next(block for block in plan.blocks if block_key(block.index) == key), key, blob
-        )
+        require_kept(plan.block(key), key, blob)
 
     return Contract(
         kind="deliver",

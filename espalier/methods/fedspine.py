@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from espalier.amounts import count
 from espalier.errors import ProtocolError
@@ -316,6 +316,20 @@ class SpineReport(TuningReport):
     taylor: float = Field(ge=0, le=MAX_TERM)
     """First term of equation 14, averaged over the steps."""
 
+    @field_validator("loss_before", "loss_after")
+    @classmethod
+    def _has_few_decimals(cls, loss: float) -> float:
+        if loss != round(loss, LOSS_DIGITS):
+            raise ValueError(f"more than {LOSS_DIGITS} decimals")
+        return loss
+
+    @field_validator("taylor")
+    @classmethod
+    def _has_few_digits(cls, taylor: float) -> float:
+        if taylor != shortened(taylor):
+            raise ValueError(f"more than {TERM_DIGITS} digits")
+        return taylor
+
 
 def shortened(term: float) -> float:
     """Return a term as it is sent: rounded to a few digits, so that it reveals little."""
@@ -333,14 +347,9 @@ def trained(
 
     Parameters
     ----------
-    plan
-        Plan of the uncut model.
-    run
-        Settings of the run.
-    rank_limit
-        Maximum rank; None for the ranks of the settings.
-    structure
-        Blob with the device's cut; None for the uncut model.
+    plan : plan of the uncut model
+    rank_limit : maximum rank; None for the ranks of the settings
+    structure : blob with the device's cut; None for the uncut model
     """
     adapters = tuning.trained(plan, run, rank_limit)
     if structure is None:
@@ -368,27 +377,15 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    beside = _beside(plan_of()) if request.header.server_round > 1 else None
-    shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
-    made = tuning.training_contract(
-        request, plan_of, run, tuning.Order, shapes, SpineReport, beside
+    return tuning.contract(
+        request,
+        plan_of,
+        run,
+        trained=partial(trained, structure=request.blobs.get(STRUCTURE)),
+        kind_of_report=SpineReport,
+        beside=_beside(plan_of()) if request.header.server_round > 1 else tuning.NOTHING,
+        observer=OBSERVER,
     )
-    up = replace(made.up, check_fields=partial(_check_report, made.up))
-    return replace(
-        made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer
-    )
-
-
-def _check_report(up: Side, report: Fields) -> None:
-    if up.check_fields is not None:
-        up.check_fields(report)
-    if not isinstance(report, SpineReport):
-        return
-    for name in ("loss_before", "loss_after"):
-        if (value := getattr(report, name)) != round(value, LOSS_DIGITS):
-            raise ProtocolError(f"SpineReport: {name} has more than {LOSS_DIGITS} decimals")
-    if report.taylor != shortened(report.taylor):
-        raise ProtocolError(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -409,10 +406,11 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
 def _beside(plan: ModelPlan) -> Along:
     groups = Groups.of(plan)
-    return Along({STRUCTURE: bit_specs(groups)}, lambda _, blob: _read(groups, blob))
+    return Along({STRUCTURE: bit_specs(groups)}, partial(_require_bits, groups))
 
 
-def _read(groups: Groups, blob: bytes) -> None:
+def _require_bits(groups: Groups, _: str, blob: bytes) -> None:
+    """Check a cut; the result is not kept, because only tensors are."""
     read_bits(groups, blob)
 
 
@@ -437,7 +435,7 @@ def _question(request: MessageBody, plan: ModelPlan, run: RunSettings) -> Contra
     return Contract(
         kind="deliver",
         method=run.method,
-        down=Side(CutOrder, specs, lambda _, blob: _read(groups, blob), within_the_share),
+        down=Side(CutOrder, specs, partial(_require_bits, groups), within_the_share),
         up=Side(NoFields, specs, is_a_step),
         observer=ASKED,
     )

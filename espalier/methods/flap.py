@@ -13,7 +13,7 @@ from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import delivery_of_cuts
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
-from espalier.messages.parts import MAX_SAMPLES, Reply, Report
+from espalier.messages.parts import MAX_SAMPLES, Reply, Report, require_tokens
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
@@ -101,29 +101,20 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
             )
 
 
-def max_tokens(run: RunSettings) -> int:
-    """Return the maximum number of calibration tokens of a client."""
-    return MAX_SAMPLES * run.data.sequence_length
-
-
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    specs = moment_specs(plan_of())
-    most = max_tokens(run)
 
-    def no_more_than_asked(report: Fields) -> None:
-        if isinstance(report, MomentsReport) and report.tokens > most:
-            raise ProtocolError(
-                f"MomentsReport: {report.tokens} tokens, no client has more than {most}"
-            )
+    def check_report(report: Fields) -> None:
+        if isinstance(report, MomentsReport):
+            require_tokens("MomentsReport", report.tokens, run)
 
     reply = Reply(
         report=MomentsReport,
-        specs=specs,
+        specs=moment_specs(plan_of()),
         observer=OBSERVER,
         more="The moments of further blocks, as in train.",
-        check_values=partial(possible, tokens=most),
-        check_report=no_more_than_asked,
+        check_values=partial(possible, tokens=MAX_SAMPLES * run.data.sequence_length),
+        check_report=check_report,
     )
     return reply.contract(request, run)
 

@@ -1,13 +1,18 @@
-"""HetLoRA: settings. LoRA adapters are averaged, with a rank for each client."""
+"""HetLoRA: settings, and the contracts of FedPETuning.
+
+LoRA adapters are averaged, with a rank for each client.
+"""
 
 import re
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
+from espalier.settings.method import of_client
 from espalier.settings.training import MAX_PULL
 
 
@@ -73,8 +78,7 @@ class HetLoRASettings(AdapterAveraging):
         Without ``ranks`` it depends on the client's capability, which only the server knows; the
         result is then the largest rank.
         """
-        given = self._given()
-        return given[min(client, len(given) - 1)] if given else lora.rank
+        return int(of_client(self.ranks, client)) if self.ranks else lora.rank
 
     @property
     def limits_differ(self) -> bool:
@@ -95,22 +99,20 @@ class HetLoRASettings(AdapterAveraging):
         components would stay untrained.
         """
         lines = super().contradictions(method, federation, lora, num_clients)
-        given = self._given()
+        given = self.ranks.split(",")
         taken = given[:num_clients]
-        if not taken or max(taken) == lora.rank:
-            return lines
-        which = "the largest"
-        if taken != given:
-            which = (
-                f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"
+        largest = max(map(int, taken)) if self.ranks else lora.rank
+        if largest != lora.rank:
+            of_clients = "" if taken == given else f" of the first {num_clients} (num-clients)"
+            lines.append(
+                f"hetlora.ranks = '{self.ranks}': the largest{of_clients} is {largest}, that of"
+                f" lora.rank is {lora.rank}; make them equal"
             )
-        return [
-            *lines,
-            (
-                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of lora.rank is"
-                f" {lora.rank}; make them equal"
-            ),
-        ]
+        return lines
 
-    def _given(self) -> list[int]:
-        return [int(part) for part in self.ranks.split(",")] if self.ranks else []
+
+contract = fedpetuning.contract
+delivery = fedpetuning.delivery
+largest_orders = fedpetuning.largest_orders
+sizes_vary = fedpetuning.sizes_vary
+EXAMPLES = fedpetuning.EXAMPLES

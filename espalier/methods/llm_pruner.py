@@ -9,20 +9,12 @@ includes the cut, so that their shapes are a function of the request.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
-
-from pydantic import Field
-
-from espalier.settings.pruning import StructuredSettings
-from espalier.settings.table import ReadWith
-
-if TYPE_CHECKING:
-    from espalier.settings.federation import FederationSettings
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, delivery_of_cuts, read_cut
@@ -34,7 +26,10 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
+from espalier.settings.federation import FederationSettings
+from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.table import ReadWith
 
 Refined = Literal["off", "groups", "all"]
 """Kinds of prunable groups that a refinement includes."""
@@ -48,9 +43,7 @@ KINDS_OF: dict[Refined, tuple[str, ...]] = {
 class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
-        "rescale": ("all", "groups")
-    }
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
@@ -116,7 +109,7 @@ class LlmPrunerSettings(StructuredSettings):
         """
         return bool(self.rescaled)
 
-    def num_rounds(self, federation: "FederationSettings") -> int:
+    def num_rounds(self, federation: FederationSettings) -> int:
         """Return the number of rounds: one that computes scores, and one that rescales."""
         return 1 + bool(self.rescaled)
 
@@ -142,17 +135,10 @@ def fisher_name(kind: str) -> str:
     return f"{kind}.fisher"
 
 
-def fisher_rows(groups: int, run: RunSettings) -> int:
-    """Return the number of rows of a factor.
-
-    The rank is at most the number of calibration samples, so more rows would add no information.
-    """
-    return min(run.data.num_samples, groups)
-
-
 def fisher_spec(groups: int, run: RunSettings) -> TensorSpec:
     """Return the spec of a factor as it is sent: flat, without the zeros below its diagonal."""
-    rows = fisher_rows(groups, run)
+    # The rank is at most the number of samples, so more rows would add no information.
+    rows = min(run.data.num_samples, groups)
     # Row i of the triangular factor has i leading zeros, which are not sent.
     return TensorSpec("F32", (rows * groups - triangle_size(rows - 1),))
 
@@ -196,7 +182,7 @@ def equation_key(index: int, kind: str) -> str:
     return f"{block_key(index)}-{kind}"
 
 
-def equation_places(plan: ModelPlan, cut: Cut, job: "LlmPrunerSettings") -> list[tuple[int, str]]:
+def equation_places(plan: ModelPlan, cut: Cut, job: LlmPrunerSettings) -> list[tuple[int, str]]:
     """Return the blocks and kinds with equations, in order: those with at least one cut group."""
     groups = Groups.of(plan)
     return [
@@ -208,19 +194,15 @@ def equation_places(plan: ModelPlan, cut: Cut, job: "LlmPrunerSettings") -> list
 
 
 def equation_specs(
-    plan: ModelPlan, cut: Cut | None, job: "LlmPrunerSettings"
+    plan: ModelPlan, cut: Cut | None, job: LlmPrunerSettings
 ) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs of a reply, one per block and kind.
 
     Parameters
     ----------
-    plan
-        Plan of the uncut model.
-    cut
-        Cut of the request. If it is None, the specs are those of equations for all groups, which
+    plan : plan of the uncut model
+    cut : cut of the request. If it is None, the specs are those of equations for all groups, which
         are an upper limit.
-    job
-        Settings of the method.
     """
     groups = Groups.of(plan)
     if cut is None:
@@ -238,7 +220,7 @@ def equation_specs(
     }
 
 
-def require_sendable(plan: ModelPlan, job: "LlmPrunerSettings") -> None:
+def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
     """Check that the normal equations of every block fit in a message.
 
     Raises
@@ -319,14 +301,8 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
 
     Parameters
     ----------
-    key
-        Key of the blob.
-    blob
-        The blob.
-    lowest
-        Minimum of a score.
-    rearranged
-        Kinds with a factor.
+    lowest : minimum of a score
+    rearranged : kinds with a factor
 
     Raises
     ------

@@ -10,23 +10,13 @@ has.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from espalier.amounts import count
-from espalier.errors import InputError
-from espalier.settings.federation import FederationSettings
-from espalier.settings.pruning import SmallerSettings
-from espalier.settings.table import ReadWith
-from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
-
-if TYPE_CHECKING:
-    from espalier.settings.run import RunSettings
-from typing import Any
-
-from espalier.errors import ProtocolError
-from espalier.messages.contract import Contract
+from espalier.errors import InputError, ProtocolError
+from espalier.messages.contract import CheckValues, Contract
 from espalier.messages.message import Fields, Kind, MessageBody, validate
 from espalier.messages.parts import (
     MAX_SAMPLES,
@@ -36,16 +26,21 @@ from espalier.messages.parts import (
     Report,
     parts_of,
     require_result_wanted,
+    require_samples,
+    require_some_steps,
+    require_tokens,
     values_within,
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
+from espalier.settings.federation import FederationSettings
+from espalier.settings.pruning import SmallerSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
 
 WEIGHT_DECAY = 1e-3
 """Weight decay of AdamW."""
-
-WITH_A_LAYER = {"replacement": ("layer",)}
 
 
 class LlmStreamlineSettings(SmallerSettings):
@@ -58,10 +53,9 @@ class LlmStreamlineSettings(SmallerSettings):
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
-    READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
-        ("steps", "batch-size", "learning-rate"),
-        WITH_A_LAYER,
-    )
+    READ_WITH: ClassVar[ReadWith] = {
+        key: {"replacement": ("layer",)} for key in ("steps", "batch-size", "learning-rate")
+    }
 
     pruning_ratio: float = Field(
         0.2,
@@ -151,7 +145,7 @@ class LlmStreamlineSettings(SmallerSettings):
         """Return how many adjacent blocks are removed, one more if a layer replaces them."""
         return self.fewer_blocks(num_blocks) + (self.replacement == "layer")
 
-    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+    def asked_of_sites(self, run: RunSettings) -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round of training, and the tokens of a step."""
         if self.replacement == "none":
             return {}
@@ -200,11 +194,8 @@ class Replace(Fields):
     """Number of the first block that the layer replaces."""
 
 
-class ReplacePart(PartRequest):
+class ReplacePart(Replace, PartRequest):
     """Fields of a request for blobs of an earlier reply."""
-
-    start: int = Field(ge=0)
-    """Number of the first block that the layer replaces."""
 
 
 class LayerReport(Report):
@@ -258,80 +249,64 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     plan = plan_of()
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run)
-    order: Replace | ReplacePart = validate(
-        ReplacePart if request.header.kind == "fetch" else Replace, request.fields
-    )  # type: ignore[assignment]
+    kind = ReplacePart if request.header.kind == "fetch" else Replace
+    order = validate(kind, request.fields)
     _require_start(order.start, plan, run)
     specs = layer_specs(plan, run, order.start)
-    parts = layer_parts(plan, run, order.start)
-    values = _Values(plan, run, order)
+    last = parts_of(specs, run.part_bytes)[-1]
+    check = _values_of(plan, run, order.start)
+
+    def check_report(report: Fields) -> None:
+        if isinstance(report, LayerReport):
+            require_samples("LayerReport: samples", report.samples, run)
+            steps = run.of(LlmStreamlineSettings).steps
+            require_some_steps("LayerReport", report.skipped_steps, steps)
+
     return Reply(
         order=Replace,
         part_order=ReplacePart,
         report=LayerReport,
         specs=specs,
-        parts=parts,
         observer=OBSERVER_OF_LAYER,
         more="Further tensors of the layer, as in train.",
-        brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
-        check_brought=values.check,
-        check_values=values.check,
-        check_report=lambda report: _require_report(report, run),
+        brought={key: specs[key] for key in last} if request.header.server_round > 2 else {},
+        check_brought=check,
+        check_values=check,
+        check_report=check_report,
     ).contract(request, run)
 
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
-    specs = {SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}}
-    most = MAX_SAMPLES * run.data.sequence_length
-
-    def no_more_than_asked(report: Fields) -> None:
-        if isinstance(report, SimilarityReport) and report.tokens > most:
-            raise ProtocolError(
-                f"SimilarityReport: {report.tokens} tokens, no client has more than {most}"
-            )
+    def check_report(report: Fields) -> None:
+        if isinstance(report, SimilarityReport):
+            require_tokens("SimilarityReport", report.tokens, run)
 
     return Reply(
         report=SimilarityReport,
-        specs=specs,
-        parts=[[SIMILARITY_KEY]],
+        specs={SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}},
         observer=OBSERVER,
         more="",
         check_values=values_within(1 + ROUNDING),
-        check_report=no_more_than_asked,
+        check_report=check_report,
     )
 
 
-class _Values:
-    """Check of the tensors of a layer in their wire dtype."""
+def _values_of(plan: ModelPlan, run: RunSettings, start: int) -> CheckValues:
+    """Return the check that the numbers of a layer's blobs can be read and are finite."""
+    shapes = layer_shapes(plan.blocks[start])
 
-    def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
-        self._shapes = layer_shapes(plan.blocks[order.start])
-        self._wire_dtype = run.federation.wire_dtype
-
-    def check(self, key: str, blob: bytes) -> None:
-        """Check that the numbers of a blob can be read and are finite."""
+    def check(key: str, blob: bytes) -> None:
         from espalier.messages.blobs.adapters import unpack_adapters
 
-        unpack_adapters({key: self._shapes[key]}, blob, self._wire_dtype)
+        unpack_adapters({key: shapes[key]}, blob, run.federation.wire_dtype)
+
+    return check
 
 
 def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
     if start >= (starts := num_starts(plan, run)):
         raise ProtocolError(
             f"message: start is above {starts - 1}, where the last stretch of blocks begins"
-        )
-
-
-def _require_report(report: Fields, run: RunSettings) -> None:
-    if not isinstance(report, LayerReport):
-        return
-    if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise ProtocolError(
-            "LayerReport: samples are sent only with federation.client-weights = 'samples'"
-        )
-    if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
-        raise ProtocolError(
-            f"LayerReport: skipped_steps must be below the {steps} steps of a round"
         )
 
 
@@ -369,7 +344,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     plan = plan_of()
     _require_start(order.start, plan, run)
     job = run.of(LlmStreamlineSettings)
-    last = run.of(LlmStreamlineSettings).num_rounds(run.federation)
+    last = job.num_rounds(run.federation)
     trained = job.replacement == "layer"
     if request.header.server_round == 2 <= last:
         raise ProtocolError(
@@ -380,9 +355,8 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     delivery = Delivery(
         order=Replace,
         specs=layer_specs(plan, run, order.start) if trained else {},
-        parts=layer_parts(plan, run, order.start) if trained else [[]],
         observer="That a part of the layer arrived, and nothing else.",
-        check_values=_Values(plan, run, order).check,
+        check_values=_values_of(plan, run, order.start),
     )
     return delivery.contract(request, run)
 

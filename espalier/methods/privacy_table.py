@@ -9,7 +9,7 @@ from typing import Any, get_args
 from espalier.messages.blobs.cuts import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Kind, NoFields
+from espalier.messages.message import Kind
 from espalier.methods.examples import (
     KINDS,
     PART_BYTES,
@@ -30,11 +30,7 @@ from espalier.settings.run import parse
 
 CLASSIFIER = (
     replace(PLAN, head_features=2),
-    {
-        "task.name": "sst2",
-        "data.source": "files",
-        "data.path": "example",
-    },
+    {"task.name": "sst2", "data.source": "files", "data.path": "example"},
 )
 """Plan and settings of an encoder with the same blocks; its classification head is sent too."""
 BLOCK_AND_HEAD: dict[WireDtype, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}
@@ -71,13 +67,11 @@ def privacy_table() -> str:
         "|---|---|---|---|",
     ]
     for (shown, fields, observer), methods in methods_by_row.items():
-        lines.append(f"| {shown} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
+        names = ", ".join(f"`{method}`" for method in methods)
+        named = "all" if len(methods) == len(METHODS) else names
+        lines.append(f"| {shown} | {named} | {fields or 'nothing'} | {observer} |")
     lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
-
-
-def _named(methods: list[str]) -> str:
-    return "all" if len(methods) == len(METHODS) else ", ".join(f"`{method}`" for method in methods)
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
@@ -120,10 +114,7 @@ def _fields(sides: list[Side]) -> str:
     """Return the text on tensors, grouped by dtype, and on fields."""
     dtypes: dict[str, set[str]] = {}
     for name, spec in (
-        pair
-        for side in sides
-        for specs in side.specs(NoFields()).values()
-        for pair in specs.items()
+        pair for side in sides for specs in side.blobs.values() for pair in specs.items()
     ):
         dtypes.setdefault(_shown(name), set()).add(spec.dtype)
     together: dict[tuple[bool, str], list[str]] = {}
@@ -142,17 +133,10 @@ def _shown(name: str) -> str:
     """Return the name of a tensor without its matrix, or the description of its kind."""
     if name == CUT:
         return UNITS
-    return (
-        HEAD
-        if name.startswith("head.")
-        else MASKS
-        if name.startswith(PREFIX)
-        else _of_a_matrix(name)
-    )
-
-
-def _of_a_matrix(name: str) -> str:
-    """Return the name of a tensor without its matrix."""
+    if name.startswith("head."):
+        return HEAD
+    if name.startswith(PREFIX):
+        return MASKS
     matrix = next((matrix for matrix in SHAPES if name.startswith(f"{matrix}.")), None)
     return name.removeprefix(f"{matrix}.") if matrix else name
 

@@ -7,31 +7,27 @@ Embedding, masks and budget of a client never leave it.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from espalier.amounts import count
-from espalier.methods.fedpetuning import AdapterAveraging
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
-from espalier.settings.pruning import PersonalModelSettings
-from espalier.settings.table import ReadWith
-from espalier.settings.task import TEXT
-from espalier.settings.training import MAX_LEARNING_RATE
-
-if TYPE_CHECKING:
-    from espalier.settings.run import RunSettings
-from dataclasses import replace
-from typing import Any
-
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, MessageBody
 from espalier.methods import fedpetuning
+from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
+from espalier.settings.federation import FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.method import numbers_of_clients, of_client
+from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.task import TEXT
+from espalier.settings.training import MAX_LEARNING_RATE
 
 MIN_SHARE = 0.0
 MAX_SHARE = 0.95
@@ -63,7 +59,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
             " real site uses only these two values."
         ),
     )
-    pruning_ratios: str = Field(
+    pruning_ratios: Annotated[str, numbers_of_clients(MIN_SHARE, MAX_SHARE, "0.2,0.5")] = Field(
         "",
         description=(
             "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"
@@ -131,13 +127,9 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         1e-3,
         gt=0,
         le=MAX_LEARNING_RATE,
-        description="Learning rate of generator and embedding; their weight decay is 0.05.",
-    )
-    schedule: Literal["constant", "training"] = Field(
-        "constant",
         description=(
-            "Schedule of the learning rate of generator and embedding: constant, as in the paper,"
-            " or `training.schedule`, which applies to LoRA."
+            "Learning rate of generator and embedding, constant as in the paper; their weight decay"
+            " is 0.05. `training.schedule` applies to LoRA."
         ),
     )
     masks: Literal["budget", "sign"] = Field(
@@ -176,23 +168,6 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         ),
     )
 
-    @field_validator("pruning_ratios")
-    @classmethod
-    def _are_shares(cls, value: str) -> str:
-        for part in value.split(",") if value.strip() else ():
-            try:
-                pruning_ratio = float(part)
-                if not part.isascii():
-                    raise ValueError
-            except ValueError:
-                raise ValueError(
-                    f"{part.strip()!r} is not a number; write ratios with commas between them, for"
-                    " instance 0.2,0.5"
-                ) from None
-            if not MIN_SHARE < pruning_ratio <= MAX_SHARE:
-                raise ValueError(f"{part} is no share above {MIN_SHARE:g} and up to {MAX_SHARE:g}")
-        return value.strip()
-
     @property
     def has_local_baseline(self) -> bool:
         """True if clients do work of their own after the rounds.
@@ -201,7 +176,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """
         return self.late_clients > 0 or self.keep_models
 
-    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+    def asked_of_sites(self, run: RunSettings) -> Mapping[str, tuple[str, int]]:
         """Return what one round of training demands of a site.
 
         In addition to the demands of all averaging methods: the steps of clients that took part in
@@ -232,12 +207,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 
     def pruning_ratio_of_client(self, client: int) -> float:
         """Return the pruning ratio of a simulated client; the last of ``pruning_ratios`` repeats."""
-        given = (
-            [float(part) for part in self.pruning_ratios.split(",")]
-            if self.pruning_ratios
-            else [self.pruning_ratio]
-        )
-        return given[min(client, len(given) - 1)]
+        return float(of_client(self.pruning_ratios or str(self.pruning_ratio), client))
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
@@ -282,9 +252,7 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    return replace_observer(
-        fedpetuning.training_contract(request, plan_of, run, fedpetuning.Order, trained)
-    )
+    return fedpetuning.contract(request, plan_of, run, trained=trained, observer=OBSERVER)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -293,15 +261,6 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     After the last round, each client makes its personal model from them.
     """
     return fedpetuning.delivery_of(request, plan_of, run, trained)
-
-
-def replace_observer(contract: Contract) -> Contract:
-    """Return the contract with this method's observer sentence in place of the common one."""
-    return (
-        replace(contract, observer=OBSERVER)
-        if contract.observer == fedpetuning.OBSERVER
-        else contract
-    )
 
 
 largest_orders = fedpetuning.largest_orders

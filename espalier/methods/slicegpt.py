@@ -17,14 +17,7 @@ from pydantic import Field
 from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
-from espalier.messages.parts import (
-    MAX_SAMPLES,
-    Delivery,
-    Reply,
-    Report,
-    parts_of,
-    require_result_wanted,
-)
+from espalier.messages.parts import MAX_SAMPLES, Delivery, Reply, Report, require_result_wanted
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
@@ -42,9 +35,7 @@ class SliceGptSettings(PublicTextSettings):
         "max-update-ratio",
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
-        "covariances": "public"
-    }
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
         key: {"covariances": ("public",)} for key in ("public-text", "public-samples")
     }
@@ -142,11 +133,6 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
     return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
 
 
-def moment_parts(plan: ModelPlan, run: RunSettings) -> list[list[str]]:
-    """Return the blob keys of each part of a reply."""
-    return parts_of(moment_specs(plan, run), run.part_bytes)
-
-
 def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs that describe a sliced model, one per place.
 
@@ -184,36 +170,31 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
+    tells = bool(specs) and run.federation.client_weights == "samples"
+
+    def check_report(report: Fields) -> None:
+        if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
+            raise ProtocolError(
+                "MomentsReport: samples are sent with moments, only with"
+                " federation.client-weights = 'samples'"
+            )
+
     reply = Reply(
         report=MomentsReport,
         specs=specs,
         observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
         more="The second moments at further norms, as in train.",
         check_values=partial(possible, width=dense_width(plan)),
-        check_report=partial(
-            _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
-        ),
+        check_report=check_report,
     )
     return reply.contract(request, run)
-
-
-def _require_report(report: Fields, tells: bool) -> None:
-    if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
-        raise ProtocolError(
-            "MomentsReport: samples are sent with moments, only with federation.client-weights ="
-            " 'samples'"
-        )
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
     require_result_wanted(run)
-    specs = basis_specs(plan_of(), run)
-    delivered = Delivery(
-        specs=specs,
-        check_values=_are_directions,
-    )
-    return delivered.contract(request, run)
+    bases = Delivery(specs=basis_specs(plan_of(), run), check_values=_are_directions)
+    return bases.contract(request, run)
 
 
 def _are_directions(key: str, blob: bytes) -> None:

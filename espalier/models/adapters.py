@@ -112,10 +112,8 @@ class AdapterPlan:
     @property
     def num_parameters(self) -> int:
         """Number of trained parameters."""
-        per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
-        return per_adapter + sum(
-            math.prod(shape) for tensors in self.whole.values() for shape in tensors.values()
-        )
+        tensors = self.shapes().values()
+        return sum(math.prod(shape) for own in tensors for shape in own.values())
 
 
 def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
@@ -137,12 +135,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
 
     Parameters
     ----------
-    plan
-        Plan of the model.
-    lora
-        Table ``[lora]`` of the settings.
-    num_classes
-        Number of classes of the task; used only for an encoder.
+    num_classes : number of classes of the task; used only for an encoder
 
     Raises
     ------
@@ -177,16 +170,18 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
 
 
 def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
-    """Return a plan with only the classification head of an encoder; it is empty for a decoder."""
-    return AdapterPlan(
-        {}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
-    )
+    """Return a plan with only the classification head of an encoder; it is empty for a decoder.
 
-
-def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a classification head: a dense layer and an output layer."""
-    dense = {"head.dense.weight": (features, features), "head.dense.bias": (features,)}
-    return dense | {"head.out.weight": (num_classes, features), "head.out.bias": (num_classes,)}
+    A head is a dense layer and an output layer.
+    """
+    features = plan.head_features
+    head = {
+        "head.dense.weight": (features, features),
+        "head.dense.bias": (features,),
+        "head.out.weight": (num_classes, features),
+        "head.out.bias": (num_classes,),
+    }
+    return AdapterPlan({}, {HEAD_KEY: head} if features else {})
 
 
 def _adapters(

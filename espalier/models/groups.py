@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +95,7 @@ class Groups:
 
         Parameters
         ----------
-        cut
-            Removed groups.
-        biases
-            Canonical names of the matrices that get a bias.
+        biases : canonical names of the matrices that get a bias
         """
         kept = {
             block.index: {
@@ -172,74 +168,28 @@ class Groups:
             channels stay in each block.
         """
         share = self.wanted(job)
-        if short := self._short(share, job):
-            total, staying = short
-            many = job.channel_multiple
-            channels = f"{many} channels (channel-multiple)" if many > 1 else "one channel"
-            raise InputError(
-                f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed would have to go, but"
-                f" {staying} of {total} parameters must stay, one group and {channels} of each"
-                f" block; {self._remedy(share, job)}"
-            )
+        for pools, target in self.targets(share, job.selection):
+            total = self._total(pools)
+            staying = int((self.pool_costs * self.must_stay(job))[_slice(pools)].sum())
+            if target > total - staying:
+                many = job.channel_multiple
+                channels = f"{many} channels (channel-multiple)" if many > 1 else "one channel"
+                remedies = {
+                    "lower it": staying < total,
+                    "lower channel-multiple": many > 1,
+                    "set selection to global": job.selection != "global",
+                }
+                remedy = " or ".join(text for text, helps in remedies.items() if helps)
+                raise InputError(
+                    f"pruning-ratio = {job.pruning_ratio:g}: {share:.1%} of what can be removed"
+                    f" would have to go, but {staying} of {total} parameters must stay, one group"
+                    f" and {channels} of each block;"
+                    f" {remedy or 'nothing can go of some of them, whatever the share'}"
+                )
         return share
 
     def _total(self, pools: range) -> int:
         return int(self.costs[self.span(pools)].sum())
-
-    def _staying(self, pools: range, job: CutSettings) -> int:
-        """Return the number of parameters of some pools that must stay."""
-        return int((self.pool_costs * self.must_stay(job))[_slice(pools)].sum())
-
-    def _short(self, share: float, job: CutSettings) -> tuple[int, int] | None:
-        """Return the first competition that cannot reach a pruning ratio; None if all can.
-
-        The result is its number of parameters, and the number of parameters that must stay.
-        """
-        for pools, target in self.targets(share, job.selection):
-            total = self._total(pools)
-            staying = self._staying(pools, job)
-            if target > total - staying:
-                return total, staying
-        return None
-
-    def _remedy(self, share: float, job: CutSettings) -> str:
-        """Return advice for an unreachable pruning ratio, for an error message.
-
-        It proposes a lower ratio, a wider selection or a smaller multiple of channels, or a
-        combination.
-        """
-        if self._any_can_go(job):
-            return "lower it"
-        wider = {"kind": ("kind", "block", "global"), "block": ("block", "global")}.get(
-            job.selection, (job.selection,)
-        )
-        multiples = dict.fromkeys((job.channel_multiple, 1))
-        # Changes that keep the pruning ratio are preferred.
-        for lower_ratio in (False, True):
-            for multiple, selection in product(multiples, wider):
-                changed = job.model_copy(
-                    update={"selection": selection, "channel_multiple": multiple}
-                )
-                helps = (
-                    self._any_can_go(changed)
-                    if lower_ratio
-                    else self._short(share, changed) is None
-                )
-                if helps:
-                    changes = {
-                        f"set selection to {selection}": selection != job.selection,
-                        "lower channel-multiple": multiple != job.channel_multiple,
-                        "lower the share": lower_ratio,
-                    }
-                    return " and ".join(text for text, needed in changes.items() if needed)
-        return "nothing can go of some of them, whatever the share"
-
-    def _any_can_go(self, job: CutSettings) -> bool:
-        """Return whether each competition has parameters that need not stay."""
-        return all(
-            self._staying(pools, job) < self._total(pools)
-            for pools in self.competitions(job.selection)
-        )
 
 
 def to_remove(total: int, share: float) -> int:

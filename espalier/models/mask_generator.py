@@ -6,6 +6,7 @@ are in one blob. Heads are in the blobs of their blocks, or with ``heads = "shar
 is in the blob of the trunk.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -72,11 +73,4 @@ class GeneratorShape:
 
 def num_parameters(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
     """Return the number of parameters of a generator with these shapes."""
-    total = 0
-    for tensors in shapes.values():
-        for shape in tensors.values():
-            size = 1
-            for side in shape:
-                size *= side
-            total += size
-    return total
+    return sum(math.prod(shape) for tensors in shapes.values() for shape in tensors.values())

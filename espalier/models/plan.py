@@ -87,6 +87,10 @@ class ModelPlan:
         """Shapes of all prunable matrices, in block order."""
         return [linear.shape for block in self.blocks for linear in block.linears]
 
+    def block(self, key: str) -> BlockPlan:
+        """Return the block whose blob has this key, which must exist."""
+        return self.blocks[int(key.removeprefix("block-"))]
+
 
 PlanOf = Callable[[], ModelPlan]
 """Function that returns the plan of the clients' model; it is called only if the plan is needed."""

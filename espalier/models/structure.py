@@ -11,7 +11,8 @@ structure.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -137,17 +138,18 @@ class Structure:
     def whole(plan: ModelPlan) -> "Structure":
         """Return the structure that keeps the whole model."""
         base = tuple(sizes_of(plan, block) for block in plan.blocks)
-        return Structure(
-            base, tuple(_whole_block(index, sizes) for index, sizes in enumerate(base))
+        blocks = (
+            BlockStructure(index, **{kind: tuple(range(getattr(sizes, kind))) for kind in KINDS})
+            for index, sizes in enumerate(base)
         )
+        return Structure(base, tuple(blocks))
 
     def with_blocks(self, sources: Sequence[int]) -> "Structure":
         """Return the structure that keeps only these blocks.
 
         Parameters
         ----------
-        sources
-            Numbers of the blocks in the base, ascending. All must be kept by this structure.
+        sources : numbers of the blocks in the base, ascending. All must be kept by this structure.
 
         Raises
         ------
@@ -164,9 +166,8 @@ class Structure:
 
         Parameters
         ----------
-        kept
-            Kept numbers by number of the block in the base and kind. Other blocks and
-            kinds stay the same.
+        kept : kept numbers by number of the block in the base and kind. Other blocks and kinds stay
+            the same.
         """
 
         def numbers(block: BlockStructure, kind: str) -> Numbers:
@@ -256,10 +257,7 @@ class Structure:
 
         Parameters
         ----------
-        document
-            JSON value.
-        where
-            Origin of the document, for errors.
+        where : origin of the document, for errors
 
         Raises
         ------
@@ -293,10 +291,6 @@ class Structure:
     def sha256(self) -> str:
         """Hash of the JSON form."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
-
-
-def _whole_block(index: int, sizes: Sizes) -> BlockStructure:
-    return BlockStructure(index, **{kind: tuple(range(getattr(sizes, kind))) for kind in KINDS})
 
 
 def sizes_of(plan: ModelPlan, block: BlockPlan) -> Sizes:
@@ -338,22 +332,15 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
             f"structure: it is of a model with {many}, not of this one; name the base that it was"
             " made of"
         )
-    blocks = tuple(
-        _cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks)
-    )
+    blocks = []
+    for index, block in enumerate(structure.blocks):
+        whole = plan.blocks[block.source]
+        linears = [_cut_linear(plan, one, index, block, structure) for one in whole.linears]
+        blocks.append(BlockPlan(index, tuple(linears), whole.others))
     # Embeddings, final norm and head stay as they are.
     beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
-    return replace(
-        plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks)
-    )
-
-
-def _cut_block(
-    plan: ModelPlan, index: int, block: BlockStructure, structure: Structure
-) -> BlockPlan:
-    whole = plan.blocks[block.source]
-    linears = tuple(_cut_linear(plan, linear, index, block, structure) for linear in whole.linears)
-    return BlockPlan(index, linears, whole.others)
+    num_parameters = beside + sum(block.num_parameters for block in blocks)
+    return replace(plan, blocks=tuple(blocks), num_parameters=num_parameters)
 
 
 def _cut_linear(
@@ -385,16 +372,7 @@ def kept_indices(
 
     Parameters
     ----------
-    plan
-        Plan of the base.
-    structure
-        Structure to keep.
-    block
-        Block of the structure.
-    linear
-        Canonical name of the matrix.
-    kinds
-        ``ROWS`` or ``COLUMNS``.
+    kinds : ``ROWS`` or ``COLUMNS``
     """
     kind = kinds[linear]
     kept = block.kept(kind)
@@ -447,25 +425,18 @@ def from_ranges(text: str) -> Numbers:
     ValueError
         If the text has another form.
     """
-    return tuple(_from_ranges(text))
-
-
-def _from_ranges(text: str) -> Iterator[int]:
+    numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if (
-            not part.isascii()
-            or not first.isdecimal()
-            or (dash and not last.isdecimal())
-            # Reading a number takes time that grows with its digits, so limit them.
-            or max(len(first), len(last)) > 8
-        ):
+        # Reading a number takes time that grows with its digits, so limit them.
+        match = re.fullmatch(r"([0-9]{1,8})(?:-([0-9]{1,8}))?", part)
+        if match is None:
             raise ValueError(text)
-        start = int(first)
-        stop = int(last or first) + 1
+        start = int(match[1])
+        stop = int(match[2] or match[1]) + 1
         if stop - start > MAX_NUMBERS:
             raise ValueError(text)
-        yield from range(start, stop)
+        numbers += range(start, stop)
+    return tuple(numbers)
 
 
 def _count(value: Any) -> int:

@@ -27,12 +27,8 @@ def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float =
 
     Parameters
     ----------
-    triangle
-        Upper triangle, row by row.
-    width
-        Number of vectors.
-    slack
-        Absolute tolerance of the Cauchy-Schwarz check, in addition to ``ROUNDING``.
+    triangle : upper triangle, row by row
+    slack : absolute tolerance of the Cauchy-Schwarz check, in addition to ``ROUNDING``
     """
     if not np.isfinite(triangle).all():
         return False

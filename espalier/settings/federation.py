@@ -21,11 +21,7 @@ class FederationSettings(Table):
     them; ``schema.py`` adds that to the descriptions.
     """
 
-    rounds: int = Field(
-        0,
-        ge=0,
-        description="Number of rounds; 0: the method's default.",
-    )
+    rounds: int = Field(0, ge=0, description="Number of rounds; 0: the method's default.")
     sampled_clients: float = Field(
         1.0,
         gt=0,
@@ -84,7 +80,7 @@ class FederationSettings(Table):
     )
 
     READ_WITH: ClassVar[ReadWith] = {
-        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
+        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")}
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":

@@ -44,9 +44,7 @@ class DeviceKind(Table):
         ge=LEAST, le=MOST, description="10^12 operations per second in its fastest mode."
     )
     modes: list[float] = Field(
-        min_length=1,
-        max_length=64,
-        description="Speed of each mode relative to the fastest one.",
+        min_length=1, max_length=64, description="Speed of each mode relative to the fastest one."
     )
 
     @field_validator("modes")

@@ -6,7 +6,7 @@ Callers read these attributes instead of asking which method a run uses.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from espalier.settings.table import Table
 
@@ -39,7 +39,7 @@ class MethodSettings(Table):
 
     It checks at enrolment that the run can use what the site's owner chose.
     """
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """Values of this table's keys that make ``makes_alone`` true if it is false by default.
 
     A tuple lists several such values.
@@ -89,9 +89,7 @@ class MethodSettings(Table):
 
         Parameters
         ----------
-        federation : the run's federation settings
         num_blocks : returns the number of blocks of the run's model
-        num_clients : number of clients of the run
         """
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
@@ -100,6 +98,33 @@ class MethodSettings(Table):
     ) -> list[str]:
         """Return one error line per conflict within this table or with the shared tables."""
         return []
+
+
+def numbers_of_clients(least: float, most: float, example: str) -> AfterValidator:
+    """Return a check of a comma-separated list of numbers above ``least`` and up to ``most``."""
+
+    def fits(part: str) -> bool:
+        try:
+            return part.isascii() and least < float(part) <= most
+        except ValueError:
+            return False
+
+    def check(text: str) -> str:
+        for part in text.split(",") if text.strip() else ():
+            if not fits(part):
+                raise ValueError(
+                    f"{part.strip()!r} is not a number above {least:g} and up to {most:g}; write"
+                    f" numbers with commas between them, for instance {example}"
+                )
+        return text.strip()
+
+    return AfterValidator(check)
+
+
+def of_client(numbers: str, client: int) -> str:
+    """Return the entry of a client in a comma-separated list, whose last entry repeats."""
+    given = numbers.split(",")
+    return given[min(client, len(given) - 1)]
 
 
 class PublicTextSettings(MethodSettings):

@@ -21,7 +21,11 @@ class Row:
     title: str
     """Name and, in brackets, a short description for users."""
     settings: str
-    """Settings table of the method, a ``MethodSettings`` class."""
+    """Settings table of the method, a ``MethodSettings`` class.
+
+    Its module also has the contracts: ``contract`` (for train and fetch), ``delivery`` and,
+    optionally, ``EXAMPLES``.
+    """
     strategy: str
     """Strategy of the method, a ``strategies.base.method.Method`` class."""
     job: str
@@ -30,8 +34,6 @@ class Row:
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
     """
-    contracts: str
-    """Module with ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``."""
     delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
 
@@ -44,13 +46,13 @@ class Row:
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    dry_run: str = "server_app.estimate.dry_runs.pruning:DryEditing"
+    dry_run: str = "server_app.estimate.pruning:DryEditing"
     """Assumptions with which the strategy runs without clients, a ``DryRun`` class.
 
     The default suits strategies that are ``Editing``.
     """
-    work: str = "server_app.estimate.work.pruning:BlockWalk"
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class."""
+    work: str = "server_app.estimate.pruning:BlockWalk"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -74,9 +76,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -86,9 +87,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
-        contracts="espalier.methods.fedprllm",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedPrLLM",
-        work="server_app.estimate.work.pruning:Masking",
+        dry_run="server_app.estimate.pruning:DryFedPrLLM",
+        work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
         federates=False,
@@ -102,9 +102,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        contracts="espalier.methods.fedspallm",
-        dry_run="server_app.estimate.dry_runs.pruning:DryFedSpaLLM",
-        work="server_app.estimate.work.pruning:KeptWeights",
+        dry_run="server_app.estimate.pruning:DryFedSpaLLM",
+        work="server_app.estimate.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
@@ -117,9 +116,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda:take_any",
-        contracts="espalier.methods.fedsoda",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSoda",
-        work="server_app.estimate.work.tuning:SubTuned",
+        dry_run="server_app.estimate.tuning:DryFedSoda",
+        work="server_app.estimate.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -133,9 +131,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine",
         delivery="client_app.methods.fedspine_cut:take_or_cut",
-        contracts="espalier.methods.fedspine",
-        dry_run="server_app.estimate.dry_runs.tuning:DryFedSpine",
-        work="server_app.estimate.work.tuning:Spined",
+        dry_run="server_app.estimate.tuning:DryFedSpine",
+        work="server_app.estimate.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
         tunes=True,
     ),
@@ -147,9 +144,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
-        contracts="espalier.methods.flap",
-        dry_run="server_app.estimate.dry_runs.pruning:DryCutting",
-        work="server_app.estimate.work.pruning:Cut",
+        dry_run="server_app.estimate.pruning:DryCutting",
+        work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
     ),
@@ -158,9 +154,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
-        contracts="espalier.methods.fedpetuning",
-        dry_run="server_app.estimate.dry_runs.tuning:DryHetLoRA",
-        work="server_app.estimate.work.tuning:Tuned",
+        dry_run="server_app.estimate.tuning:DryHetLoRA",
+        work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -173,9 +168,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
-        contracts="espalier.methods.llm_pruner",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmPruner",
-        work="server_app.estimate.work.pruning:WholeGradient",
+        dry_run="server_app.estimate.pruning:DryLlmPruner",
+        work="server_app.estimate.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_pruner_of_all",
     ),
@@ -187,9 +181,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
-        contracts="espalier.methods.llm_streamline",
-        dry_run="server_app.estimate.dry_runs.pruning:DryLlmStreamline",
-        work="server_app.estimate.work.pruning:OneLayer",
+        dry_run="server_app.estimate.pruning:DryLlmStreamline",
+        work="server_app.estimate.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_streamline_of_all",
     ),
@@ -201,9 +194,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
-        contracts="espalier.methods.sft_p",
-        dry_run="server_app.estimate.dry_runs.tuning:DryTuning",
-        work="server_app.estimate.work.tuning:Masked",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -215,9 +207,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
-        contracts="espalier.methods.slicegpt",
-        dry_run="server_app.estimate.dry_runs.pruning:DrySliceGpt",
-        work="server_app.estimate.work.pruning:Components",
+        dry_run="server_app.estimate.pruning:DrySliceGpt",
+        work="server_app.estimate.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",
         baseline="strategies.baselines:slicegpt_of_all",
     ),

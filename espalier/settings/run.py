@@ -16,9 +16,8 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import Columns, ReadWith, Table, mistake_lines, unknown_key
-from espalier.settings.task import TEXT, TaskSettings
+from espalier.settings.task import TEXT, TaskSettings, tasks
 from espalier.settings.training import TrainingSettings
-from espalier.settings.unread import not_read, one_of
 
 J = TypeVar("J", bound=MethodSettings)
 
@@ -53,6 +52,16 @@ class DataSettings(Table):
 
     A node's own configuration takes precedence.
     """
+
+    READ_WITH: ClassVar[ReadWith] = {
+        "field": {"source": ("files", "hub")},
+        "columns": {"source": ("files", "hub")},
+        "group": {"source": ("files", "hub")},
+        "hub-config": {"source": ("hub",)},
+        "hub-split": {"source": ("hub",)},
+        "partition-field": {"partition": ("by-field", "dirichlet")},
+        "alpha": {"partition": ("dirichlet", "quantity")},
+    }
 
     source: Literal["auto", "documentation", "code", "files", "hub"] = Field(
         "auto",
@@ -133,6 +142,7 @@ class DataSettings(Table):
         ),
     )
 
+
     @property
     def origin(self) -> str:
         """Source, with ``auto`` replaced by what it stands for."""
@@ -188,11 +198,11 @@ class EvaluationSettings(Table):
             " configuration."
         ),
     )
-    centralized: Literal["auto", "on", "off"] = Field(
+    centralized: Literal["auto", "off"] = Field(
         "auto",
         description=(
             "Compute the centralized baseline, which uses the data of all clients in one place."
-            " `auto`: only in a simulation. `on` is refused in a deployment."
+            " `auto`: only in a simulation."
         ),
     )
     every: int = Field(
@@ -271,8 +281,7 @@ class RunSettings(Table):
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description=("Device for tensor computations; `auto`: CUDA if there is a device."),
+        "auto", description=("Device for tensor computations; `auto`: CUDA if there is a device.")
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",
@@ -354,7 +363,8 @@ class RunSettings(Table):
 
     def makes_centralized(self, *, simulation: bool) -> bool:
         """Return whether the server makes the centralized baseline."""
-        return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
+        chosen = self.evaluation
+        return simulation and chosen.baselines and chosen.centralized == "auto"
 
     def of(self, kind: type[J]) -> J:
         """Return the chosen method's own table, typed as ``kind``.
@@ -411,7 +421,6 @@ def parse(
 
     Parameters
     ----------
-    flat : all keys and values
     simulation : nodes have no data of their own, so that ``[data]`` must name the source of all
         data
     by_hand : keys that the user gave explicitly; the run must read each of them, while other keys
@@ -430,70 +439,75 @@ def parse(
             nested.setdefault(table, {})[name] = value
         elif key not in tables:
             nested[key] = value
-    method = nested.get("method", DEFAULT_METHOD)
     mistakes = [
         f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())
     ]
-    mistakes += (
-        [f"{JOB}: unknown key; a method's table has its name"]
-        if nested.pop(JOB, None) is not None
-        else []
-    )
+    if nested.pop(JOB, None) is not None:
+        mistakes.append(f"{JOB}: unknown key; a method's table has its name")
+    method = nested.get("method", DEFAULT_METHOD)
     if not isinstance(method, str) or method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
+        method = nested["method"] = None
     else:
         mistakes += _unread_by_hand(flat, method, by_hand)
-    found, more = _validated(nested, method)
-    mistakes += more + _wrong_combinations(nested, simulation) + _contradictions(nested)
-    if found is None or mistakes:
+    valid, more = _validated_tables(nested, method)
+    mistakes += more
+    settings = None
+    top = {key: value for key, value in nested.items() if key not in {*all_tables(), *_GENERAL}}
+    try:
+        settings = RunSettings.model_validate(top | valid | {"method": method or DEFAULT_METHOD})
+    except ValidationError as error:
+        mistakes += mistake_lines(error, _keys_for(method))
+    num_clients = top.get("num-clients", RunSettings.model_fields["num_clients"].default)
+    num_clients = num_clients if isinstance(num_clients, int) else 0
+    if method and JOB in valid and num_clients > 0:
+        mistakes += _contradictions(method, valid, num_clients)
+    if simulation and (keys := nested.get("site-keys")):
+        mistakes.append(f"site-keys = {keys!r}: simulated clients have no keys; leave it out")
+    if "data" in valid and ("task" in valid or "task" not in tables_of(method or "")):
+        task = valid.get("task", TaskSettings())
+        mistakes += _wrong_combinations(valid["data"], task, num_clients, simulation)
+    if settings is None or mistakes:
         raise InputError(
             "the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes)
         )
-    return found
+    return settings
 
 
-def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | None, list[str]]:
-    """Return the settings, or None if a value is invalid, and an error line per invalid value."""
-    known = isinstance(method, str) and method in METHODS
-    others = all_tables() - set(tables_of(method) if known else ())
-    chosen = {key: value for key, value in nested.items() if key not in others and key != method}
-    job = None
-    mistakes = list[str]()
-    if known:
-        try:
-            job = chosen[JOB] = settings_of(method).model_validate(nested.get(method, {}))
-        except ValidationError as error:
-            mistakes = mistake_lines(error, _keys_for(method), method)
-    try:
-        settings = RunSettings.model_validate(
-            chosen if known else {**chosen, "method": DEFAULT_METHOD}
-        )
-    except ValidationError as error:
-        return None, mistake_lines(error, _keys_for(method)) + mistakes
-    if job is None:
-        return None, mistakes
-    # The rest of the program needs concrete values in place of 0 rounds and ``paper`` weights.
-    return settings.model_copy(update={"federation": settings.federation.for_method(job)}), mistakes
+_GENERAL = {"data": DataSettings, "evaluation": EvaluationSettings}
+"""Tables that every method reads."""
 
 
-def _contradictions(nested: Mapping[str, Any]) -> list[str]:
-    """Return an error line per conflict within a method's table or with the shared tables.
+def _validated_tables(
+    nested: Mapping[str, Any], method: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the valid tables that the method reads, and an error line per invalid value.
 
-    The result is empty if a single value is invalid, because ``_validated`` reports it.
+    The method's own table has the name ``JOB``. If its own table and ``[federation]`` are valid,
+    concrete values take the place of 0 rounds and ``paper`` weights.
     """
-    method = nested.get("method", DEFAULT_METHOD)
-    if not isinstance(method, str) or method not in METHODS:
-        return []
-    num_clients = nested.get("num-clients", RunSettings.model_fields["num_clients"].default)
-    if not isinstance(num_clients, int) or num_clients < 1:
-        return []
-    try:
-        job = settings_of(method).model_validate(nested.get(method, {}))
-        federation = FederationSettings.model_validate(nested.get("federation", {})).for_method(job)
-        lora = LoraSettings.model_validate(nested.get("lora", {}))
-    except ValidationError:
-        return []
-    lines = job.contradictions(method, federation, lora, num_clients)
+    valid: dict[str, Any] = {}
+    mistakes = list[str]()
+    kinds = tables()
+    for name in (*_GENERAL, *tables_of(method or "")):
+        try:
+            valid[JOB if name == method else name] = kinds[name].model_validate(
+                nested.get(name, {})
+            )
+        except ValidationError as error:
+            mistakes += mistake_lines(error, _keys_for(method), name)
+    if JOB in valid:
+        federation = valid.get("federation", FederationSettings())
+        valid["federation"] = federation.for_method(valid[JOB])
+    return valid, mistakes
+
+
+def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> list[str]:
+    """Return an error line per conflict within a method's table or with the shared tables."""
+    job = valid[JOB]
+    federation = valid["federation"]
+    lora = valid.get("lora", LoraSettings())
+    lines: list[str] = job.contradictions(method, federation, lora, num_clients)
     if "client-weights" in job.FEDERATION and federation.client_weights not in job.WEIGHTS:
         allowed = " or ".join(map(repr, ("paper", *job.WEIGHTS)))
         lines.append(
@@ -550,31 +564,55 @@ def _keys_for(method: Any) -> list[str]:
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the keys that the run does not read although its method has their table.
 
-    See ``not_read`` for the format.
+    Returns
+    -------
+    dict
+        From an unread key to the key whose value is the reason, and to the values, in words, with
+        which it would be read.
     """
-    tuning = tuple(method for method, row in METHODS.items() if row.tunes)
-    pruning = tuple(method for method in METHODS if method not in tuning)
     values = default_values() | dict(flat)
-    return not_read(values, tuning, pruning) | _not_read_in_tables(values)
+    values["data.source"] = source_of(values["data.source"], values["data.path"])
+    return _not_read_in_tables(values) | _not_read_for_task(values)
+
+
+def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the keys that are not read with this task, or if each client has its own file."""
+    found: dict[str, tuple[str, str]] = {}
+    if "{client}" in str(flat["data.path"]):
+        own_files = ("data.path", "a data.path without {client}")
+        found |= dict.fromkeys(("data.partition", "data.partition-field", "data.alpha"), own_files)
+    if "task" not in tables_of(str(flat["method"])):
+        tuning = tuple(method for method, row in METHODS.items() if row.tunes)
+        found["data.columns"] = ("method", one_of("method", tuning))
+        return found
+    pruning = tuple(method for method, row in METHODS.items() if not row.tunes)
+    found["data.num-samples"] = ("method", one_of("method", pruning))
+    if flat["task.name"] == TEXT:
+        found["data.columns"] = ("task.name", "another task")
+        items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens")
+        found |= {f"task.{key}": ("task.name", "another task") for key in items}
+    else:
+        of_text = ("data.sequence-length", "data.field", "data.partition-field")
+        found |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
+    generated = tuple(name for name, one in tasks().items() if one.generation)
+    if flat["task.name"] not in generated:
+        found["task.answer-tokens"] = ("task.name", one_of("task.name", generated))
+    return found
 
 
 def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the unread keys that the tables declare, in the format of ``not_read``.
-
-    The declarations are ``MethodSettings.FEDERATION`` and ``Table.READ_WITH``.
-    """
+    """Return the unread keys that ``MethodSettings.FEDERATION`` and ``Table.READ_WITH`` declare."""
     found: dict[str, tuple[str, str]] = {}
     method = str(flat["method"])
     kinds = tables()
+    own = tables_of(method)
     if method in METHODS and flat["federation.client-weights"] == "paper":
         flat = {**flat, "federation.client-weights": settings_of(method).WEIGHTS[0]}
-    for field in (
-        FederationSettings.model_fields.values() if "federation" in tables_of(method) else ()
-    ):
+    for field in FederationSettings.model_fields.values() if "federation" in own else ():
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
-    for table in ("evaluation", *tables_of(method)):
+    for table in (*_GENERAL, *own):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (
@@ -582,11 +620,15 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
                 )
                 if flat[chosen] not in values:
                     known = () if "." in choice else _possible(method, kinds[table], choice)
-                    remedy = one_of(
-                        chosen, tuple(value for value in values if value in known or not known)
-                    )
-                    found.setdefault(whole, (chosen, remedy))
+                    possible = tuple(value for value in values if value in known or not known)
+                    # The first reason for a key is the one that is reported.
+                    found.setdefault(whole, (chosen, one_of(chosen, possible)))
     return found
+
+
+def one_of(key: str, values: tuple[Any, ...]) -> str:
+    """Return a choice between values in words, such as ``method = 'a' or 'b'``."""
+    return f"{key} = {' or '.join(map(repr, values))}"
 
 
 def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
@@ -631,54 +673,61 @@ def _unread(key: str, value: Any, method: str) -> str:
     return f"{key} = {value!r}: method = {method!r} does not read it; {', or '.join(remedies)}"
 
 
-def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:
-    """Return an error line per combination of keys that do not fit each other.
-
-    Single values may be invalid here: all errors are reported together.
-    """
-    keys = nested.get("site-keys", "")
-    lines = (
-        [f"site-keys = {keys!r}: simulated clients have no keys; leave it out"]
-        if simulation and keys
-        else []
-    )
-    data = nested.get("data", {})
-    if not isinstance(data, Mapping):
-        return lines
-    path = data.get("path", "")
-    source = source_of(data.get("source", "auto"), path)
-    task = nested.get("task", {})
-    tuned = "task" in tables_of(str(nested.get("method")))
-    name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
-    if isinstance(path, str) and "{rank}" in path:
+def _wrong_combinations(
+    data: DataSettings, task: TaskSettings, num_clients: int, simulation: bool
+) -> list[str]:
+    """Return an error line per combination of keys of ``[data]`` and ``[task]`` that do not fit."""
+    lines = []
+    path = data.path
+    source = data.origin
+    files = ("files", "hub")
+    if "{rank}" in path:
         lines.append(
             f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an"
             " adapter"
         )
-    lines += _wrong_partition(data, source, name)
-    # Sites of a deployment have records of their own, so the source does not matter there.
-    if simulation and name != TEXT and source not in ("files", "hub"):
+    if (
+        data.partition in ("by-field", "dirichlet")
+        and task.name == TEXT
+        and not (source in files and data.partition_field)
+    ):
         lines.append(
-            f"task.name = '{name}': needs data.path or data.source = 'hub', not data.source ="
+            f"data.partition = '{data.partition}': needs data.path or data.source = 'hub', and"
+            " data.partition-field"
+        )
+    if data.partition == "by-group" and not data.group:
+        lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
+    if data.partition in ("by-field", "dirichlet", "by-file") and data.group:
+        lines.append(
+            f"data.partition = '{data.partition}': would divide the groups of data.group ="
+            f" '{data.group}'; choose 'by-group', 'iid' or 'quantity'"
+        )
+    if data.partition != "iid" and source in BUILT_IN_TEXTS:
+        lines.append(
+            f"data.partition = '{data.partition}': '{source}' has one source per client; set"
+            " data.source"
+        )
+    if data.partition == "by-file" and source == "hub":
+        lines.append(
+            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
+            " another partition"
+        )
+    # Sites of a deployment have records of their own, so the source does not matter there.
+    if simulation and task.name != TEXT and source not in files:
+        lines.append(
+            f"task.name = '{task.name}': needs data.path or data.source = 'hub', not data.source ="
             f" '{source}'"
         )
-    if (
-        simulation
-        and source in ("files", "hub")
-        and not path
-        and not (source == "hub" and name != TEXT)
-    ):
+    needs_path = source == "files" or (source == "hub" and task.name == TEXT)
+    if simulation and needs_path and not path:
         lines.append(
             f"data.path = '': data.source = '{source}' needs the path of a file or the name of a"
             " dataset"
         )
-    test_path = task.get("test-path") if name != TEXT else None
-    if _is_a_clients(
-        test_path, path, nested.get("num-clients", RunSettings.model_fields["num_clients"].default)
-    ):
+    if task.name != TEXT and _is_a_clients(task.test_path, path, num_clients):
         lines.append(
-            f"task.test-path = '{test_path}': clients train on these items (data.path); name a file"
-            " of others"
+            f"task.test-path = '{task.test_path}': clients train on these items (data.path); name a"
+            " file of others"
         )
     if source in BUILT_IN_TEXTS and path:
         lines.append(
@@ -687,55 +736,18 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
     return lines
 
 
-def _wrong_partition(data: Mapping[str, Any], source: Any, task: str) -> list[str]:
-    """Return an error line per reason why the data cannot be divided among clients in this way."""
-    partition = data.get("partition", "iid")
-    lines = []
-    if (
-        partition in ("by-field", "dirichlet")
-        and task == TEXT
-        and (source not in ("files", "hub") or not data.get("partition-field", ""))
-    ):
-        lines.append(
-            f"data.partition = '{partition}': needs data.path or data.source = 'hub', and"
-            " data.partition-field"
-        )
-    grouped = data.get("group", "")
-    if partition == "by-group" and not grouped:
-        lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
-    if partition in ("by-field", "dirichlet", "by-file") and grouped:
-        lines.append(
-            f"data.partition = '{partition}': would divide the groups of data.group = '{grouped}';"
-            " choose 'by-group', 'iid' or 'quantity'"
-        )
-    if partition != "iid" and source in BUILT_IN_TEXTS:
-        lines.append(
-            f"data.partition = '{partition}': '{source}' has one source per client; set data.source"
-        )
-    if partition == "by-file" and source == "hub":
-        lines.append(
-            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
-            " another partition"
-        )
-    return lines
-
-
-def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
-    """Return whether a path is a file that clients train on; ``{client}`` stands for a number.
-
-    The result is False for values that are not paths.
-    """
-    if not (isinstance(test_path, str) and isinstance(path, str) and test_path and path):
+def _is_a_clients(test_path: str, path: str, num_clients: int) -> bool:
+    """Return whether a path is a file that clients train on; ``{client}`` stands for a number."""
+    if not (test_path and path):
         return False
     tested = _resolved(test_path)
-    trained = _resolved(path)
-    before, *others = trained.split("{client}")
+    before, *others = _resolved(path).split("{client}")
     if not others:
-        return tested == trained
+        return tested == before
     # Every occurrence of ``{client}`` must have the same number.
     again = "(?P=client)".join(map(re.escape, others))
     match = re.fullmatch(rf"{re.escape(before)}(?P<client>0|[1-9][0-9]{{0,9}}){again}", tested)
-    return match is not None and isinstance(num_clients, int) and int(match["client"]) < num_clients
+    return match is not None and int(match["client"]) < num_clients
 
 
 def _resolved(path: str) -> str:

@@ -10,15 +10,11 @@ ReadWith = Mapping[str, Mapping[str, tuple[Any, ...]]]
 """Mapping: key -> other key -> values of the other key with which the key is read."""
 
 
-def _hyphenated(name: str) -> str:
-    return name.replace("_", "-")
-
-
 class Table(BaseModel):
     """Settings table whose keys are written with hyphens, as in ``pyproject.toml``."""
 
     model_config = ConfigDict(
-        alias_generator=_hyphenated,
+        alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
         extra="forbid",
         strict=True,

@@ -47,11 +47,6 @@ class TrainingSettings(Table):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Schedule of the learning rate over all rounds together."
     )
-    warmup_steps: int = Field(
-        0,
-        ge=0,
-        description="Number of steps at the start of the run in which the learning rate increases.",
-    )
     weight_decay: float = Field(
         0.0,
         ge=0,

@@ -12,25 +12,19 @@ Does not cover: clients on other machines; a process that hangs, which still cou
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from espalier.errors import InputError
-from espalier.storage.client_state import OWNER_ONLY_FILE, is_ours, mark_as_ours, private_folder
+from espalier.storage.client_state import is_ours, marked_folder
+from espalier.storage.directory_lock import OWNER_ONLY_FILE
 
 FOLDER = "at-work"
 
 
 class AtWork:
-    """Activity of one run on this machine.
-
-    Parameters
-    ----------
-    root
-        The node's ``state-dir``.
-    lineage
-        Name of the run.
-    """
+    """Activity of a run (``lineage``) on this machine; ``root`` is the node's ``state-dir``."""
 
     def __init__(self, root: Path, lineage: str) -> None:
         self._root = root
@@ -43,19 +37,12 @@ class AtWork:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count this process as working until the end of the block.
+        """Count this process, next to any others, as working until the end of the block.
 
-        Any number of processes may work at the same time.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be created, or the directory holds files of another program.
+        Raises InputError if the file cannot be created, or the directory holds files of another
+        program.
         """
-        folder = private_folder(self._root, FOLDER)
-        if not is_ours(folder):
-            # Raises InputError if another program keeps files in this directory.
-            mark_as_ours(folder)
+        marked_folder(self._root, FOLDER)
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
@@ -85,16 +72,12 @@ class AtWork:
 
     def say(self, line: str) -> None:
         """Append a progress line for the server; on an error, such as a full disk, drop it."""
-        try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ONLY_FILE)
-        except OSError:
-            return
-        try:
-            os.write(handle, f"{line}\n".encode())
-        except OSError:
-            return
-        finally:
-            os.close(handle)
+        opener = partial(os.open, mode=OWNER_ONLY_FILE)
+        with (
+            suppress(OSError),
+            open(self.path, "ab", buffering=0, opener=opener) as file,
+        ):
+            file.write(f"{line}\n".encode())
 
     def new_lines(self) -> list[str]:
         """Return the complete lines that were written since the last call."""
@@ -114,10 +97,7 @@ class AtWork:
 
 
 def collect_old_work(root: Path, older_than: float) -> None:
-    """Delete the files of runs that were last used before ``older_than``.
-
-    ``older_than`` is in seconds since the epoch.
-    """
+    """Delete the files of runs last used before ``older_than``, in seconds since the epoch."""
     for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
         if file.stat().st_mtime < older_than:
             file.unlink(missing_ok=True)

@@ -21,14 +21,8 @@ def sha256(data: bytes) -> str:
 class BlobStore:
     """Directory of blobs, each in a file named ``<sha256>.blob``.
 
-    Parameters
-    ----------
-    root
-        Directory of the blobs. It is created when the first blob is stored.
-    mode
-        Permissions of the files.
-    remedy
-        Advice that is appended to the error for a damaged or missing blob.
+    It is created when the first blob is stored. ``remedy`` is the advice that is appended to the
+    error for a damaged or missing blob.
     """
 
     def __init__(
@@ -67,14 +61,8 @@ class BlobStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[BinaryIO]:
-        """Open a blob for reading after its hash is verified.
-
-        Raises
-        ------
-        InputError
-            If there is no such blob, or its bytes do not have its hash.
-        """
-        if not self.path(key).exists():
+        """Open a blob, or raise InputError if it is missing or does not have its hash."""
+        if not self.has(key):
             raise self._missing(key)
         with open(self.path(key), "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != key:
@@ -103,11 +91,7 @@ class BlobStore:
     def get(self, key: str) -> bytes:
         """Return the bytes of a blob.
 
-        Raises
-        ------
-        InputError
-            If ``key`` is not a SHA-256, if there is no such blob, or if its bytes do not have its
-            hash.
+        Raises InputError if ``key`` is not a SHA-256, or if the blob is missing or damaged.
         """
         try:
             data = self.path(key).read_bytes() if _SHA256.fullmatch(key) else None

@@ -6,7 +6,7 @@ Covers:
 - Two sites that share a state directory have separate state.
 - A site keeps one client number and one set of settings in a run.
 - Two processes of one client do not write at the same time (one lock per client).
-- State in an older layout is refused.
+- State in another layout is refused.
 - Only the last two rounds are kept. State that outlasts rounds (``lasting``) is deleted by the code
   that stored it.
 - State of runs that were not used for a long time is deleted, but only from directories with our
@@ -18,15 +18,12 @@ with one site name on two machines. Earlier answers of a site are forgotten when
 deleted, by ``keep-days`` or by hand.
 """
 
-import fcntl
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError, InputError
@@ -34,16 +31,16 @@ from espalier.identity.names import is_lineage
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 VERSION = 5
 """Version of the layout."""
 VERSION_FILE = "espalier-version.json"
 """Name of the file that marks a directory as created by Espalier."""
-LOCK = "lock"
 HELD = "held"
 """Folder of the replies that wait for approval."""
-OWNER_ONLY_DIRECTORY = 0o700
-OWNER_ONLY_FILE = 0o600
+LASTING = "lasting"
+"""Folder of the state that outlasts rounds."""
 ROUNDS_KEPT = 2
 """Number of rounds whose state is kept."""
 
@@ -51,90 +48,53 @@ ROUNDS_KEPT = 2
 def private_folder(root: Path, *parts: str) -> Path:
     """Create ``root/parts...`` with owner-only permissions and return it.
 
-    Directories that exist keep their permissions.
-
-    Raises
-    ------
-    InputError
-        If this process may not write there.
+    Directories that exist keep their permissions. Raises InputError if this process may not write
+    there.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         for depth in range(len(parts) + 1):
             folder = root.joinpath(*parts[:depth])
-            folder.mkdir(mode=OWNER_ONLY_DIRECTORY, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise _unusable(root, error) from error
+        raise InputError(
+            f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this"
+            " node can write, with state-dir in --node-config or in the environment variable"
+            " ESPALIER_STATE_DIR"
+        ) from error
     return folder
 
 
-def require_writable(folder: Path, key: str) -> None:
-    """Check that this process can create a file in a directory.
-
-    Parameters
-    ----------
-    folder
-        The directory.
-    key
-        Name of the setting that names the directory, for the error.
-
-    Raises
-    ------
-    InputError
-        If no file can be created.
-    """
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this"
-            " node can write, and run this check as the node's user"
-        ) from error
+def marked_folder(root: Path, *parts: str, **more: Any) -> Path:
+    """Create ``root/parts...`` as ``private_folder`` does, and mark it with ``mark_as_ours``."""
+    folder = private_folder(root, *parts)
+    # Unlike ``Path.exists`` this is False for a path that is too long.
+    if not os.path.exists(folder / VERSION_FILE):
+        mark_as_ours(folder, **more)
+    return folder
 
 
 def mark_as_ours(folder: Path, **more: Any) -> None:
-    """Write the version file, which allows Espalier to delete the directory later.
+    """Write the version file, with ``more`` in it, so that Espalier may delete the directory later.
 
-    Parameters
-    ----------
-    folder
-        A directory that is empty or already has a version file.
-    more
-        Further values for the version file.
-
-    Raises
-    ------
-    InputError
-        If the directory holds files of another program.
+    Raises InputError if the directory holds files of another program.
     """
-    # List the files before reading the mark: another process of ours that adds files at this
-    # moment has marked the directory before.
-    others = _others(folder)
+    # A directory without a mark may hold our lock or an unfinished version file. List the files
+    # before reading the mark: another process of ours that adds files at this moment has marked the
+    # directory before.
+    others = sorted(
+        file.name
+        for file in folder.iterdir()
+        if file.name != VERSION_FILE
+        and not file.name.startswith(f".{VERSION_FILE}.")
+        and (file.name != LOCK or file.is_dir() or file.stat().st_size)
+    )
     if others and not is_ours(folder):
         raise InputError(
             f"{folder}: Espalier did not create this directory, and it contains {others[0]};"
             " name another state-dir, or move this directory"
         )
     write_json(folder / VERSION_FILE, {"version": VERSION, **more}, OWNER_ONLY_FILE)
-
-
-def _others(folder: Path) -> list[str]:
-    """Return the names of foreign files in a directory.
-
-    A directory without a mark may hold our lock or an unfinished version file; these are not
-    foreign.
-    """
-    names = [
-        name
-        for name in os.listdir(folder)
-        if name != VERSION_FILE and not name.startswith(f".{VERSION_FILE}.")
-    ]
-    return sorted(
-        name
-        for name in names
-        if name != LOCK or (folder / name).is_dir() or (folder / name).stat().st_size
-    )
 
 
 def collect_old_runs(root: Path, older_than: float) -> None:
@@ -164,13 +124,9 @@ def remove_ours(folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return True if a directory has our version file, or is client state of layout version 2."""
+    """Return True if a directory has our version file."""
     try:
-        if (folder / VERSION_FILE).is_file():
-            return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
-        # Version 2 named directories by a number and had a file with only the version.
-        older = re.fullmatch("[0-9]{5}", folder.name) is not None
-        return older and read_json((folder / "version.json").read_text()) == {"version": 2}
+        return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -183,19 +139,10 @@ def lineages_of(root: Path, site: str) -> set[str]:
 
 
 class PrivateState:
-    """Private state of one site in one run.
+    """Private state of one site in the run ``lineage``, below the node's ``state-dir``.
 
-    Parameters
-    ----------
-    root
-        The node's ``state-dir``.
-    lineage
-        Name of the run.
-    site
-        Name of the site.
-    client
-        Identity of the site in this run, which must not change: its number and its settings. The
-        keys are the words that an error uses for them.
+    ``client`` is the identity of the site in this run, which must not change: its number and its
+    settings. The keys are the words that an error uses for them.
     """
 
     def __init__(
@@ -207,10 +154,16 @@ class PrivateState:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the client's lock for the duration of the block; a second process waits."""
-        with self._lock_file() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._check_version()
+        """Hold the client's lock for the duration of the block; a second process waits.
+
+        ``collect_old_runs`` reads the time of this use from the lock file.
+        """
+        private_folder(self.root, *self._parts())
+        with in_turn(self.folder):
+            known = self.require_same_client()
+            # ``note_asked`` may have marked the directory before the client had a number.
+            if not known.keys() >= self.client.keys():
+                mark_as_ours(self.folder, client=known | self.client)
             yield
 
     def note_asked(self) -> None:
@@ -219,32 +172,17 @@ class PrivateState:
         The lock is not acquired, because another process may hold it during long work.
         """
         self.require_same_client()
-        with self._lock_file():
-            if not os.path.exists(self.folder / VERSION_FILE):
-                mark_as_ours(self.folder, client=self.client)
+        (self._open() / LOCK).touch(OWNER_ONLY_FILE)
 
-    def _lock_file(self) -> IO[str]:
-        """Open the lock file; its modification time is the time of the last request."""
-        private_folder(self.root, *self._parts(self.folder))
-        try:
-            handle = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
-        except OSError as error:
-            raise _unusable(self.root, error) from error
-        # ``collect_old_runs`` reads this time.
-        os.utime(handle)
-        return open(handle, "w")
-
-    def require_same_client(self) -> None:
+    def require_same_client(self) -> dict[str, Any]:
         """Check that the site has the same number and settings as before in this run.
 
-        Raises
-        ------
-        InputError
-            If they differ, or if the state is damaged or of another version.
+        Returns the identity with which the site began the run, empty if it is new. Raises
+        InputError if they differ, or if the state is damaged or of another version.
         """
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):
-            return
+            return {}
         document = _read_json(path)
         if (found := document.get("version")) != VERSION:
             raise InputError(
@@ -260,6 +198,7 @@ class PrivateState:
                 f"message: this site takes part in this run with another {' and '.join(other)};"
                 " start a new run"
             )
+        return known
 
     @property
     def own_model(self) -> Path:
@@ -268,11 +207,11 @@ class PrivateState:
 
     def blobs(self, server_round: int) -> BlobStore:
         """Return the store of blobs of one round."""
-        return BlobStore(self._open(self._round(server_round)), OWNER_ONLY_FILE)
+        return BlobStore(self._open(_round(server_round)), OWNER_ONLY_FILE)
 
     def lasting(self) -> BlobStore:
         """Return the store of blobs that outlast rounds."""
-        return BlobStore(self._open(self.folder / "lasting"), OWNER_ONLY_FILE)
+        return BlobStore(self._open(LASTING), OWNER_ONLY_FILE)
 
     def blobs_of(self, name: str) -> BlobStore:
         """Return a separate store of blobs that outlast rounds.
@@ -280,51 +219,42 @@ class PrivateState:
         Separate stores allow one part of the program to delete its blobs without touching those of
         another.
         """
-        return BlobStore(self._open(self.folder / f"lasting-{name}"), OWNER_ONLY_FILE)
+        return BlobStore(self._open(f"{LASTING}-{name}"), OWNER_ONLY_FILE)
+
+    def held(self) -> Path:
+        """Return the folder of replies that wait for approval (``waiting_replies.py``)."""
+        return self._open(HELD)
 
     def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document of a round atomically."""
-        write_json(self._open(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
+        write_json(self._open(_round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
 
     def load(self, server_round: int, name: str) -> dict[str, Any] | None:
         """Return a JSON document of a round; None if it was never saved."""
-        path = self._round(server_round) / f"{name}.json"
-        return _read_json(path) if path.exists() else None
+        return self._load(_round(server_round), name)
+
+    def save_lasting(self, name: str, value: dict[str, Any]) -> None:
+        """Save a JSON document that outlasts rounds atomically."""
+        write_json(self._open(LASTING) / f"{name}.json", value, OWNER_ONLY_FILE)
+
+    def load_lasting(self, name: str) -> dict[str, Any] | None:
+        """Return a document of ``save_lasting``; None if it was never saved."""
+        return self._load(LASTING, name)
 
     def documents(self, server_round: int) -> dict[str, str]:
         """Return the SHA-256 of each JSON document of a round, by name.
 
         Callers compare it to find out if the state has changed.
         """
-        return {
-            file.stem: sha256(file.read_bytes())
-            for file in sorted(self._round(server_round).glob("*.json"))
-        }
+        return _hashes(sorted((self.folder / _round(server_round)).glob("*.json")))
 
     def brought(self) -> dict[str, str]:
         """Return the SHA-256 of the documents on a pushed model and emulator, by name.
 
         The server pushes both for the whole run (FedSODA).
         """
-        names = [
-            folder / name
-            for folder in (self.folder / "lasting",)
-            for name in ("model.json", "emulator.json")
-        ]
-        return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
-
-    def held(self) -> Path:
-        """Return the folder of replies that wait for approval (``waiting_replies.py``)."""
-        return self._open(self.folder / HELD)
-
-    def save_lasting(self, name: str, value: dict[str, Any]) -> None:
-        """Save a JSON document that outlasts rounds atomically."""
-        write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
-
-    def load_lasting(self, name: str) -> dict[str, Any] | None:
-        """Return a document of ``save_lasting``; None if it was never saved."""
-        path = self.folder / "lasting" / f"{name}.json"
-        return _read_json(path) if path.exists() else None
+        files = (self.folder / LASTING / name for name in ("model.json", "emulator.json"))
+        return _hashes(file for file in files if file.exists())
 
     def collect_garbage(self, server_round: int) -> None:
         """Delete the state of all rounds up to ``server_round - 2``."""
@@ -332,25 +262,25 @@ class PrivateState:
             if int(folder.name[1:]) <= server_round - ROUNDS_KEPT:
                 shutil.rmtree(folder)
 
-    def _round(self, server_round: int) -> Path:
-        return self.folder / f"r{server_round:03d}"
+    def _open(self, *name: str) -> Path:
+        """Create the folder of the client, or the folder with this name in it."""
+        marked_folder(self.root, *self._parts(), client=self.client)
+        return private_folder(self.folder, *name)
 
-    def _open(self, folder: Path) -> Path:
-        private_folder(self.root, *self._parts(self.folder))
-        if not os.path.exists(self.folder / VERSION_FILE):
-            mark_as_ours(self.folder, client=self.client)
-        return private_folder(self.root, *self._parts(folder))
+    def _load(self, folder: str, name: str) -> dict[str, Any] | None:
+        path = self.folder / folder / f"{name}.json"
+        return _read_json(path) if path.exists() else None
 
-    def _parts(self, folder: Path) -> tuple[str, ...]:
-        return folder.relative_to(self.root).parts
+    def _parts(self) -> tuple[str, ...]:
+        return self.folder.relative_to(self.root).parts
 
-    def _check_version(self) -> None:
-        self.require_same_client()
-        path = self.folder / VERSION_FILE
-        known = _read_json(path).get("client", {}) if os.path.exists(path) else {}
-        # ``note_asked`` may have marked the directory before the client had a number.
-        if not known.keys() >= self.client.keys():
-            mark_as_ours(self.folder, client=known | self.client)
+
+def _round(server_round: int) -> str:
+    return f"r{server_round:03d}"
+
+
+def _hashes(files: Iterable[Path]) -> dict[str, str]:
+    return {file.stem: sha256(file.read_bytes()) for file in files}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -365,11 +295,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path) -> EspalierError:
     return InputError(f"{path}: is damaged; remove the directory {path.parent}")
-
-
-def _unusable(root: Path, error: OSError) -> EspalierError:
-    return InputError(
-        f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node"
-        " can write, with state-dir in --node-config or in the environment variable"
-        " ESPALIER_STATE_DIR"
-    )

@@ -21,11 +21,12 @@ from pathlib import Path
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError, InputError
 
-FILE = "lock"
+LOCK = "lock"
 """Name of the lock file.
 
 It stays in the directory, and its text names the holder of the lock, if any.
 """
+OWNER_ONLY_FILE = 0o600
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Error numbers of a file system without locks."""
 
@@ -34,19 +35,15 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a directory for the duration of the block.
 
-    Raises
-    ------
-    InputError
-        If another process holds the lock, which the error names, or if the lock file cannot be
-        written.
+    InputError names the process that holds the lock, or says that the lock file cannot be written.
     """
-    path = folder / FILE
-    with open(_opened(path, os.O_CREAT), "r+") as file:
+    path = folder / LOCK
+    with open(_opened(path, os.O_RDWR, 0o644), "r+") as file:
         try:
             # The kernel releases the lock with the last handle, even after a crash.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _held(path) from None
+            raise _held(folder, _holder(path)) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise InputError(f"{path}: cannot be locked: {error.strerror}") from None
@@ -54,7 +51,9 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{path}: this file system has no locks; a second process cannot be kept out",
                 stacklevel=3,
             )
-        _write(file.fileno(), _oneself())
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        oneself = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+        _write(file.fileno(), json.dumps(oneself) + "\n")
         try:
             yield
         finally:
@@ -65,53 +64,35 @@ def locked(folder: Path) -> Iterator[None]:
 def in_turn(folder: Path) -> Iterator[None]:
     """Wait for the lock of a directory and hold it for the duration of the block.
 
-    The modification time of the lock file becomes the time of this use.
+    The modification time of the lock file becomes the time of this use. Raises InputError if it
+    cannot be written.
     """
-    with open(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+    with open(_opened(folder / LOCK, os.O_WRONLY, OWNER_ONLY_FILE), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(file.fileno())
         yield
 
 
 def require_free(folder: Path) -> None:
-    """Check that ``locked`` would succeed now, without writing anything.
-
-    Raises
-    ------
-    InputError
-        If another process holds the lock, or if the directory or the lock file is not writable.
-    """
-    path = folder / FILE
-    if not path.exists():
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise _cannot_be_opened(path, os.strerror(errno.EACCES))
-        return
-    with open(_opened(path), "r+") as file:
-        try:
-            # Closing the file releases this lock.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _held(path) from None
-        except OSError:
-            # ``locked`` warns about a file system without locks and raises other errors.
-            return
+    """Raise InputError if ``locked`` would fail now; nothing is written."""
+    path = folder / LOCK
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _cannot_be_opened(path, os.strerror(errno.EACCES))
+    if holder := holder_of(folder):
+        raise _held(folder, holder)
 
 
 def holder_of(folder: Path) -> str:
-    """Return a description of the process that holds the lock of a directory.
+    """Return a description of the process that holds the lock of a directory; empty if none does.
 
-    The description is empty if there is none. Nothing is written.
-
-    Raises
-    ------
-    InputError
-        If the lock file exists and cannot be read.
+    Nothing is written. Raises InputError if the lock file exists and cannot be read.
     """
-    path = folder / FILE
+    path = folder / LOCK
     if not path.exists():
         return ""
     try:
         with open(path) as file:
+            # Closing the file releases this lock.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _holder(path)
@@ -121,9 +102,9 @@ def holder_of(folder: Path) -> str:
     return ""
 
 
-def _opened(path: Path, flags: int = 0) -> int:
+def _opened(path: Path, access: int, mode: int) -> int:
     try:
-        return os.open(path, os.O_RDWR | flags, 0o644)
+        return os.open(path, access | os.O_CREAT, mode)
     except OSError as error:
         raise _cannot_be_opened(path, error.strerror) from None
 
@@ -132,15 +113,8 @@ def _cannot_be_opened(path: Path, why: str | None) -> EspalierError:
     return InputError(f"{path}: cannot be opened: {why}; give this user the right to write there")
 
 
-def _held(path: Path) -> EspalierError:
-    return InputError(
-        f"{path.parent}: {_holder(path)} is working there; wait until it has ended, or end it"
-    )
-
-
-def _oneself() -> str:
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+def _held(folder: Path, holder: str) -> EspalierError:
+    return InputError(f"{folder}: {holder} is working there; wait until it has ended, or end it")
 
 
 def _write(handle: int, text: str) -> None:

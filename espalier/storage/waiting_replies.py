@@ -10,22 +10,18 @@ made; a decision applies to one reply, which is identified by the hash of its co
 Does not cover: a person with the right to write there, who can also decide.
 """
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
-from espalier.storage.atomic import write_bytes
+from espalier.storage.atomic import digest, read_sealed, sealed, write_bytes
 from espalier.storage.blobs import BlobStore
-from espalier.storage.client_state import HELD, OWNER_ONLY_FILE, is_ours, private_folder
-from espalier.storage.hash_chain import digest
-from espalier.storage.json_files import read_sealed, sealed
+from espalier.storage.client_state import HELD, is_ours, private_folder
+from espalier.storage.directory_lock import OWNER_ONLY_FILE, in_turn
 
 VERSION = 1
 """Version of the documents."""
@@ -90,31 +86,23 @@ class HeldReplies:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __iter__(self) -> Iterator[Held]:
-        """Yield all replies, decided or not, oldest first.
-
-        Raises
-        ------
-        InputError
-            If a document is damaged.
-        """
-        yield from in_order([self._read(path) for path in self._documents()])
-
     def undecided(self) -> tuple[list[Held], list[EspalierError]]:
         """Return the waiting replies, oldest first, and the errors of unreadable ones."""
-        found = list[Held]()
-        damaged = list[EspalierError]()
-        for path in self._documents():
-            try:
-                held = self._read(path)
-                if self.decision(held) is None:
-                    found.append(held)
-            except EspalierError as error:
-                damaged.append(error)
-        return in_order(found), damaged
+        found, damaged = self._read_all()
+        return [held for held, decision in found if decision is None], damaged
 
-    def _documents(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH)
+    def blobs_decided(self, server_round: int) -> dict[str, bool]:
+        """Return the decisions on the blobs of a round, by hash: True if released, else False.
+
+        If a blob belongs to several replies, one refusal is enough to refuse it. A reply with a
+        damaged document needs a new decision.
+        """
+        found: dict[str, bool] = {}
+        for held, decision in self._read_all()[0]:
+            if decision is not None and held.entry["round"] == server_round:
+                for blob in held.blobs:
+                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
+        return found
 
     def has(self, held: Held) -> bool:
         """Return True if the reply is stored here; it may wait or be decided."""
@@ -123,16 +111,8 @@ class HeldReplies:
     def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
         """Store a reply with copies of its blobs.
 
-        The copies keep the originals safe from a person who opens and overwrites one.
-
-        Parameters
-        ----------
-        held
-            The reply.
-        blobs
-            Blobs of the first part by hash.
-        kept
-            Store of the blobs of later parts.
+        The copies keep the originals safe from a person who opens and overwrites one. ``blobs``
+        are those of the first part by hash, ``kept`` has those of later parts.
         """
         store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
         for blob in held.blobs:
@@ -150,13 +130,7 @@ class HeldReplies:
         write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
 
     def decision(self, held: Held) -> Decision | None:
-        """Return the decision on exactly this reply; None if there is none yet.
-
-        Raises
-        ------
-        InputError
-            If the decision is damaged or belongs to another reply.
-        """
+        """Return the decision on exactly this reply, or None; raise InputError if damaged."""
         path = self._decided(held)
         if not path.exists():
             return None
@@ -167,17 +141,8 @@ class HeldReplies:
 
     @contextmanager
     def deciding(self, held: Held) -> Iterator[None]:
-        """Lock the decisions of this directory for the duration of the block.
-
-        Raises
-        ------
-        InputError
-            If there is a decision on this reply already; a decision is final.
-        """
-        with open(
-            self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)
-        ) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """Lock the decisions in the block; raise InputError if this reply is decided already."""
+        with in_turn(self.folder):
             if (decision := self.decision(held)) is not None:
                 word = "released" if decision.released else "refused"
                 raise InputError(
@@ -187,13 +152,7 @@ class HeldReplies:
             yield
 
     def require_as_shown(self, held: Held) -> None:
-        """Check that every blob is still the one that the document names.
-
-        Raises
-        ------
-        InputError
-            If a blob has changed or is missing.
-        """
+        """Raise InputError if a blob is missing or no longer the one that the document names."""
         store = BlobStore(self.folder / held.id)
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
@@ -213,31 +172,25 @@ class HeldReplies:
         )
         shutil.rmtree(self.folder / held.id, ignore_errors=True)
 
-    def blobs_decided(self, server_round: int) -> dict[str, bool]:
-        """Return the decisions on the blobs of a round, by hash: True if released, else False.
-
-        If a blob belongs to several replies, one refusal is enough to refuse it.
-        """
-        found: dict[str, bool] = {}
-        for held, decision in self._decided_ones():
-            if held.entry["round"] == server_round:
-                for blob in held.blobs:
-                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
-        return found
-
-    def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
-        """Yield the readable decisions; a reply with a damaged document needs a new decision."""
-        for path in self._documents():
-            with suppress(EspalierError):
-                held = self._read(path)
-                if (decision := self.decision(held)) is not None:
-                    yield held, decision
-
     def _document(self, held: Held) -> Path:
         return self.folder / f"{held.id}.json"
 
     def _decided(self, held: Held) -> Path:
         return self.folder / f"{held.id}-decided.json"
+
+    def _read_all(self) -> tuple[list[tuple[Held, Decision | None]], list[EspalierError]]:
+        found = list[tuple[Held, Decision | None]]()
+        damaged = list[EspalierError]()
+        for path in self.folder.glob("*.json"):
+            if len(path.stem) != ID_LENGTH:
+                continue
+            try:
+                held = self._read(path)
+                found.append((held, self.decision(held)))
+            except EspalierError as error:
+                damaged.append(error)
+        found.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
+        return found, damaged
 
     def _read(self, path: Path) -> Held:
         found = read_sealed(path, VERSION)
@@ -248,11 +201,6 @@ class HeldReplies:
                 " waits again when the server repeats its request"
             )
         return held
-
-
-def in_order(found: Sequence[Held]) -> list[Held]:
-    """Sort replies by time, oldest first."""
-    return sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
 
 
 def held_at(root: Path) -> list[HeldReplies]:

@@ -1,10 +1,7 @@
-"""Whole base model with its trained parameters.
+"""Whole base model with its trained parameters: adapters, and tensors that are trained whole."""
 
-The trained parameters are adapters, and tensors that are trained whole, such as an encoder's
-classification head.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,29 +43,22 @@ class AdaptedModel:
         """Load the base in the precision of ``training.base`` and insert the adapters.
 
         A head is made from the run's seed. Other tensors that are trained whole have the values of
-        the model's files.
-
-        Raises
-        ------
-        InputError
-            See ``load_whole`` and ``trained_whole``.
+        the model's files. Errors are those of ``load_whole`` and ``trained_whole``.
         """
-        chosen = settings.training
         head = adapters.head
         whole = load_whole(
             model,
             computing,
-            chosen.base,
+            settings.training.base,
             num_labels=head["head.out.bias"][0] if head else None,
             seed=derive_seed(settings.seed, HEAD_SEED),
             cache_folder=cache_folder,
         )
         others = trained_whole(model, whole, adapters.whole)
-        blocks = len(model.plan.blocks)
-        dropout = settings.lora.dropout
-        parameters = (
-            put_in(whole, model.family, adapters, blocks, dropout) if adapters.blocks else {}
-        )
+        parameters = {}
+        if adapters.blocks:
+            blocks = len(model.plan.blocks)
+            parameters = put_in(whole, model.family, adapters, blocks, settings.lora.dropout)
         if adapters.keep_zeros:
             keep_zeros(model, whole, adapters)
         for key, tensors in others.items():
@@ -84,6 +74,35 @@ class AdaptedModel:
     def values(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the trained parameters on the CPU."""
         return values(self.parameters)
+
+    @contextmanager
+    def frozen(self, keys: Collection[str]) -> Iterator[None]:
+        """Exclude the parameters of some blobs from training within the block.
+
+        Otherwise the backward pass would continue below the lowest trained adapter.
+        """
+        found = [value for key in keys for value in self.parameters[key].values()]
+        for value in found:
+            value.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for value in found:
+                value.requires_grad_(True)
+
+
+def flat_name(key: str, name: str) -> str:
+    """Return the unique name of a trained tensor, made of blob key and canonical name."""
+    return f"{key}/{name}"
+
+
+def flattened(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    """Return the parameters by ``flat_name``."""
+    return {
+        flat_name(key, name): value
+        for key, block in parameters.items()
+        for name, value in block.items()
+    }
 
 
 Loader = Callable[[OpenedModel, Computing, RunSettings, AdapterPlan, Path | None], AdaptedModel]

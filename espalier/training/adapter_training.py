@@ -11,11 +11,11 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
-from espalier.training.adapted_model import AdaptedModel, Loader
+from espalier.training.adapted_model import AdaptedModel, Loader, flattened
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.optimizer import Group
-from espalier.training.sequences import Sequences, sequences_of_step
+from espalier.training.sequences import Sequences, sequences_of_steps
 
 
 @dataclass
@@ -57,15 +57,11 @@ class AdapterTraining:
         Counting stops at ``enough`` tokens.
         """
         batch = self.settings.training.batch_size * self.settings.training.accumulation
-        seen = set[int]()
         tokens = 0
-        for step in steps:
-            for number in sequences_of_step(len(self.sequences), batch, step, self.seed):
-                if number not in seen:
-                    seen.add(number)
-                    tokens += int(self.sequences.batch([number]).attention_mask.sum())
-                if tokens >= enough or len(seen) == len(self.sequences):
-                    return tokens
+        for number in sequences_of_steps(len(self.sequences), batch, steps, self.seed):
+            tokens += int(self.sequences.batch([number]).attention_mask.sum())
+            if tokens >= enough:
+                break
         return tokens
 
     @property
@@ -84,11 +80,7 @@ class AdapterTraining:
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``; frozen adapters are in the model too.
-
-        Returns
-        -------
-        (tensors, trained) : the trained tensors, float32, and the result of the loop
+        """Train from ``start``; return the trained tensors, float32, and the result of the loop.
 
         Raises
         ------
@@ -97,35 +89,25 @@ class AdapterTraining:
             loaded.
         """
         adapted = self.adapted
-        chosen = self.settings.training
         adapted.set({**start, **self.frozen})
         trained_ones = {
             key: block for key, block in adapted.parameters.items() if key not in self.frozen
         }
-        for value in (value for key in self.frozen for value in adapted.parameters[key].values()):
-            # Otherwise the backward pass would continue below the lowest trained adapter.
-            value.requires_grad_(False)
-        flat = {
-            flat_name(key, name): value
-            for key, block in trained_ones.items()
-            for name, value in block.items()
-        }
         loop = Loop(
             adapted.whole,
-            flat,
-            chosen,
+            flattened(trained_ones),
+            self.settings.training,
             len(self.sequences),
             self.sequences.batch,
             self.seed,
             self.total_steps,
+            penalty=partial(self.penalty, trained_ones) if self.penalty else None,
+            loss=self.loss,
+            groups=self.groups,
+            observer=self._shown if self.observer else None,
         )
-        loop.loss = self.loss
-        loop.groups = self.groups
-        if self.penalty is not None:
-            loop.penalty = partial(self.penalty, trained_ones)
-        if self.observer is not None:
-            loop.observer = self._shown
-        trained = loop.run(first_step, steps, moments)
+        with adapted.frozen(self.frozen):
+            trained = loop.run(first_step, steps, moments)
         return {
             key: block for key, block in adapted.values().items() if key in trained_ones
         }, trained
@@ -133,18 +115,8 @@ class AdapterTraining:
     def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Give the observer the gradients by blob key and canonical name."""
         assert self.observer is not None
-        names = {
-            flat_name(key, name): (key, name)
-            for key, block in self.adapted.parameters.items()
-            for name in block
-        }
         found: dict[str, dict[str, Tensor]] = {}
         for flat, gradient in gradients.items():
-            key, name = names[flat]
+            key, _, name = flat.partition("/")
             found.setdefault(key, {})[name] = gradient
         self.observer(step, found)
-
-
-def flat_name(key: str, name: str) -> str:
-    """Return the unique name of a trained tensor, made of blob key and canonical name."""
-    return f"{key}/{name}"

@@ -8,6 +8,7 @@ LoRA of its emulator is trained.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,9 @@ from espalier.hf.stream.edits import Edits
 from espalier.models.adapters import Tensors
 from espalier.progress import beats
 from espalier.settings.training import TrainingSettings
-from espalier.training.adapted_model import AdaptedModel
-from espalier.training.adapter_training import flat_name
+from espalier.training.adapted_model import AdaptedModel, flattened
 from espalier.training.loop import Loop, Trained
-from espalier.training.sequences import numbered, sequences_of_step
+from espalier.training.sequences import numbered, sequences_of_steps
 
 BETAS = (0.9, 0.95)
 """Betas of AdamW (section 6.1.2)."""
@@ -89,77 +89,50 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
 
 @dataclass
 class Alignment:
-    """Alignment of a sub-model with the full model.
-
-    Parameters
-    ----------
-    student : the sub-model, with LoRA in emulator and adapter
-    family : family of both models
-    samples : public samples, (samples, tokens), int64
-    places : block outputs that are compared
-    settings : training settings; ``batch_size`` counts samples
-    seed : seed of each step's samples and of dropout
-    """
+    """Alignment of a sub-model with the full model."""
 
     student: AdaptedModel
+    """The sub-model, with LoRA in emulator and adapter."""
     family: Family
     samples: Tensor
+    """Public samples, (samples, tokens), int64."""
     places: Places
+    """Block outputs that are compared."""
     settings: TrainingSettings
+    """Training settings; ``batch_size`` counts samples."""
     seed: int
+    """Seed of each step's samples and of dropout."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of the samples that the steps use, ascending."""
-        number = len(self.samples)
+        steps = range(self.settings.steps)
         batch = self.settings.batch_size
-        return sorted(
-            {
-                n
-                for step in range(self.settings.steps)
-                for n in sequences_of_step(number, batch, step, self.seed)
-            }
-        )
+        return sorted(sequences_of_steps(len(self.samples), batch, steps, self.seed))
 
     def run(
         self, teacher: Teacher, start: Tensors, adapter: Tensors
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         """Train the emulator's LoRA from ``start``; the adapter's LoRA is frozen.
 
-        Returns
-        -------
-        (tensors, trained) : the trained tensors, and the result of the loop
-
-        Raises
-        ------
-        InputError
-            No step was finite.
+        Returns the trained tensors and the result of the loop, and raises ``InputError`` if no step
+        was finite.
         """
         self.student.set({**start, **adapter})
-        trained = {
-            flat_name(key, name): self.student.parameters[key][name]
-            for key in start
-            for name in start[key]
-        }
-        frozen = [value for key in adapter for value in self.student.parameters[key].values()]
-        for value in frozen:
-            value.requires_grad_(False)
+        trained = self.student.parameters
+        place = {number: at for at, number in enumerate(teacher.numbers)}
         loop = Loop(
             self.student.whole,
-            trained,
+            flattened({key: {name: trained[key][name] for name in start[key]} for key in start}),
             self.settings,
             len(self.samples),
             numbered,
             self.seed,
             self.settings.steps,
+            loss=partial(self.distance, teacher=teacher, place=place),
             betas=BETAS,
         )
-        place = {number: at for at, number in enumerate(teacher.numbers)}
-        loop.loss = lambda whole, batch, device: self.distance(whole, batch, device, teacher, place)
-        try:
+        with self.student.frozen(adapter):
             outcome = loop.run(0, self.settings.steps)
-        finally:
-            for value in frozen:
-                value.requires_grad_(True)
         values = self.student.values()
         return {key: values[key] for key in start}, outcome
 
@@ -188,7 +161,9 @@ class Alignment:
         # The first hidden state is the embedding's, so the output of block i has index i + 1.
         for of_student, of_teacher in pairs:
             target = teacher.outputs[of_teacher].of_samples(wanted).to(device, torch.float32)
-            total = total + _distances(found.hidden_states[of_student + 1], target).sum()
+            made = found.hidden_states[of_student + 1].float()
+            errors = (made - target).square().mean(dim=(1, 2))
+            total = total + (errors / target.square().mean(dim=(1, 2)).clamp_min(1e-12)).sum()
         last = teacher.last.of_samples(wanted).to(device, next(whole.parameters()).dtype)
         total = total + self._divergences(whole, last, found.logits).sum()
         return total.to(torch.float32)
@@ -213,13 +188,3 @@ class Alignment:
                 )
             samples.append(torch.stack(pieces).sum() / len(hidden))
         return torch.stack(samples)
-
-
-def _distances(made: Tensor, wanted: Tensor) -> Tensor:
-    """Return the relative mean squared error of each sample: float32, (samples,).
-
-    It is divided by the mean square of ``wanted``.
-    """
-    return (made.float() - wanted).square().mean(dim=(1, 2)) / wanted.square().mean(
-        dim=(1, 2)
-    ).clamp_min(1e-12)

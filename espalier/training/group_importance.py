@@ -19,7 +19,7 @@ from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.methods.fedspine import FedSpineSettings
-from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of
 from espalier.training.adapted_model import AdaptedModel
@@ -41,18 +41,15 @@ class GroupImportance:
     With the score ``mask`` the input of each block's output matrices is kept until the backward
     pass, also if activations are recomputed.
 
-    Parameters
-    ----------
-    model : the device's model, already cut
-    adapters : its adapters
-    adapted : function that returns the model in memory
-    how : the settings ``score``, ``normalise`` and ``eta``
     """
 
     model: OpenedModel
+    """The device's model, already cut."""
     adapters: AdapterPlan
     adapted: Callable[[], AdaptedModel]
+    """Function that returns the model in memory."""
     how: FedSpineSettings
+    """Settings, of which ``score``, ``normalise`` and ``eta`` are used."""
     importance: Tensor | None = None
     """(groups,), float64: moving average of the importances; None before the first finite step.
 
@@ -75,22 +72,26 @@ class GroupImportance:
         parameters = self.adapted().parameters
         whole = self.adapted().whole
         found: dict[tuple[int, str], list[Tensor]] = {}
-        by_mask = self.how.score == "mask"
         term = 0.0
         for index, adapter in self.adapters:
             own = parameters[block_key(index)]
             theirs = gradients.get(block_key(index), {})
             if adapter.name_b not in theirs or adapter.name_a not in theirs:
-                # The module has no gradient, or the step will be skipped: groups cannot be
-                # compared.
+                # Without a gradient, or in a step that will be skipped, groups cannot be compared.
                 return
             factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
             learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
-            if not by_mask:
-                kind, values = self._of_matrix(whole, index, adapter, factors, learnt)
-                found.setdefault((index, kind), []).append(values)
+            if self.how.score != "mask":
+                name = adapter.linear.name
+                kind, side = kind_of(name)
+                linear = whole.get_submodule(module_path(self.model.family, index, name)).base_layer
+                size = group_size(self.model.plan, name, kind)
+                values = group_importance(
+                    _weight(linear), factors, learnt, side, size, self.how.score
+                )
+                found.setdefault((index, kind), []).append(values.cpu())
             term += taylor_term(factors.b, learnt.b)
-        if by_mask:
+        if self.how.score == "mask":
             found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
             if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
                 # The product of output and gradient can overflow although all gradients are finite.
@@ -133,8 +134,7 @@ class GroupImportance:
         given = inputs[0]
         if not given.requires_grad:
             return
-        # A hook that refers to the tensor it is registered on would keep a step's activations
-        # alive.
+        # A hook that refers to its own tensor would keep a step's activations alive.
         values = given.detach()
 
         def add(gradient: Tensor) -> None:
@@ -147,25 +147,6 @@ class GroupImportance:
     @property
     def _blocks(self) -> range:
         return range(len(self.model.plan.blocks))
-
-    def _of_matrix(
-        self, whole: Any, index: int, adapter: Adapter, factors: Factors, gradients: Gradients
-    ) -> tuple[str, Tensor]:
-        """Return kind and importances of one matrix's groups, on the CPU."""
-        name = adapter.linear.name
-        plan = self.model.plan
-        assert self.how.score != "mask"
-        (kind, side), module = (
-            kind_of(name),
-            whole.get_submodule(module_path(self.model.family, index, name)),
-        )
-        size = group_size(plan, name, kind)
-        return (
-            kind,
-            group_importance(
-                _weight(module.base_layer), factors, gradients, side, size, self.how.score
-            ).cpu(),
-        )
 
     @property
     def taylor(self) -> float:

@@ -36,22 +36,9 @@ def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Te
         bound = 1 / math.sqrt(adapter.linear.shape[1])
         a = generator.uniform(-bound, bound, shapes[adapter.name_a]).astype(np.float32)
         block = tensors.setdefault(block_key(index), {})
-        block[adapter.name_a], block[adapter.name_b] = (
-            torch.from_numpy(a),
-            torch.zeros(shapes[adapter.name_b]),
-        )
+        block[adapter.name_a] = torch.from_numpy(a)
+        block[adapter.name_b] = torch.zeros(shapes[adapter.name_b])
     return tensors
-
-
-def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, Tensor]:
-    """Return the initial values of an encoder's classification head: float32, by canonical name.
-
-    A decoder has no head; its result is empty.
-    """
-    if not adapters.head:
-        return {}
-    skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
-    return first_head(model, skeleton, derive_seed(seed, HEAD_SEED), torch.device("cpu"))
 
 
 def initial_values(
@@ -60,18 +47,17 @@ def initial_values(
     """Return the initial values of all parameters that a run trains, by blob key.
 
     They are the adapters, a new classification head, and the tensors that are trained whole with
-    their values in the model's files.
-
-    Raises
-    ------
-    InputError
-        See ``stored_values``.
+    their values in the model's files. Errors are those of ``stored_values``.
     """
     tensors = initial_adapters(adapters, seed)
-    head = initial_head(model, adapters, seed)
     others = stored_values(
         model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
     )
-    for key, values in (others | {HEAD_KEY: head} if head else others).items():
+    # Only an encoder has a classification head.
+    if adapters.head:
+        skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
+        head_seed = derive_seed(seed, HEAD_SEED)
+        others[HEAD_KEY] = first_head(model, skeleton, head_seed, torch.device("cpu"))
+    for key, values in others.items():
         tensors.setdefault(key, {}).update(values)
     return {key: tensors[key] for key in adapters.shapes()}

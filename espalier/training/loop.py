@@ -3,7 +3,7 @@
 Covers: gradient accumulation that equals the larger batch, gradient clipping, a learning-rate
 schedule over all rounds, FedProx, and skipping of steps that are not finite. On a CPU training
 repeats byte for byte: a step depends only on seed, step number, parameters and optimizer state. A
-method can supply its own loss (``loss.py``), learning rates (``parameter_groups.py``), a penalty, and an
+method can supply its own loss (``loss.py``), learning rates (``optimizer.py``), a penalty, and an
 observer of gradients.
 """
 
@@ -45,72 +45,56 @@ class Trained:
     """Result of training, in addition to the changed parameters."""
 
     losses: list[float] = field(default_factory=list)
-    """Mean loss of each step's counted tokens, before the step and without penalty.
-
-    Skipped steps are included.
-    """
+    """Mean loss of each step's counted tokens, before the step and without penalty."""
     weighed: list[int] = field(default_factory=list)
-    """Numbers of the steps whose sequences contributed to a gradient.
-
-    Skipped steps and steps without any gradient are left out.
-    """
+    """Numbers of the steps that were not skipped and whose sequences contributed to a gradient."""
     skipped_steps: int = 0
-    """Number of skipped steps.
-
-    Their loss or gradient was not finite, and parameters and optimizer stayed as they were.
-    """
+    """Number of steps without effect, because their loss or gradient was not finite."""
     moments: Moments = field(default_factory=dict)
     """AdamW's moments, to continue in a later call."""
 
 
 @dataclass
 class Loop:
-    """Training of one party.
-
-    Parameters
-    ----------
-    model : model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns
-        ``logits``
-    parameters : the trained parameters of the model
-    settings : table ``[training]``
-    num_sequences : number of training sequences
-    collate : function that makes a batch of some sequences, by their numbers
-    seed : seed of order and dropout
-    total_steps : number of steps of the whole run, for the learning rate
-    penalty : function that returns a number, which is added to the loss once per step
-    loss : loss that is minimised, see ``loss.py`` for its contract
-    groups : parameters with their own learning rate or weight decay, see ``Group``
-    betas : betas of AdamW
-    max_gradient_norm : norm to which a step's gradients are clipped
-    observer : function that receives every step's gradients of the mean loss, before those of
-        penalty and FedProx are added and before clipping. The tensors are copies, so an observer
-        can keep them and cannot change the step. A parameter without a gradient is missing, and a
-        step that will be skipped has no gradients. Gradients are not bounded here: code that sends
-        results of an observer must ensure that no step and no sequence dominates them.
-    """
+    """Training of one party."""
 
     model: Any
+    """Model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns ``logits``."""
     parameters: Parameters
+    """Trained parameters of the model."""
     settings: TrainingSettings
+    """Table ``[training]``."""
     num_sequences: int
+    """Number of training sequences."""
     collate: Callable[[Sequence[int]], Batch]
+    """Function that makes a batch of some sequences, by their numbers."""
     seed: int
+    """Seed of order and dropout."""
     total_steps: int
+    """Number of steps of the whole run, for the learning rate."""
     penalty: Callable[[], Tensor] | None = None
+    """Function that returns a number, which is added to the loss once per step."""
     loss: Loss = summed_loss
+    """Loss that is minimised, see ``loss.py`` for its contract."""
     groups: Sequence[Group] = ()
+    """Parameters with their own learning rate or weight decay."""
     observer: Observer | None = None
+    """Function that receives every step's gradients of the mean loss.
+
+    They are copies, from before those of penalty and FedProx are added and before clipping. A
+    parameter without a gradient is missing. Gradients are not bounded here: code that sends results
+    of an observer must ensure that no step and no sequence dominates them.
+    """
     betas: tuple[float, float] = BETAS
+    """Betas of AdamW."""
     max_gradient_norm: float = MAX_GRADIENT_NORM
+    """Norm to which a step's gradients are clipped."""
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps, starting with the number ``first_step``.
 
-        The initial values of the parameters are the anchor of FedProx.
-
-        Parameters
-        ----------
-        moments : ``Trained.moments`` of an earlier call; None: AdamW starts with zeros
+        The initial values of the parameters are the anchor of FedProx. ``moments`` are those of an
+        earlier call; without them AdamW starts with zeros.
 
         Raises
         ------
@@ -128,7 +112,11 @@ class Loop:
         with _training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
-                learnt = self._has_gradient()
+                # A penalty and FedProx have gradients without any sequence, so it is asked before.
+                learnt = any(
+                    value.grad is not None and bool(value.grad.any())
+                    for value in self.parameters.values()
+                )
                 self._show(step, trained.losses[-1])
                 if self.penalty is not None:
                     self.penalty().backward()
@@ -139,7 +127,7 @@ class Loop:
         if trained.skipped_steps == steps:
             raise InputError(
                 f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss"
-                " and gradient; lower it, or raise training.warmup-steps"
+                " and gradient; lower it"
             )
         trained.moments = {
             name: dict(optimizer.state[value]) for name, value in self.parameters.items()
@@ -158,20 +146,15 @@ class Loop:
         optimizer = torch.optim.AdamW(groups, betas=self.betas)
         for name, kept in moments.items():
             parameter = self.parameters[name]
-            here = {
-                of: value if of == "step" else value.to(parameter.device)
+            # AdamW changes the moments in place, and the caller's must not change.
+            optimizer.state[parameter] = {
+                of: value.to("cpu" if of == "step" else parameter.device, copy=True)
                 for of, value in kept.items()
             }
-            # AdamW changes the moments in place, and the caller's must not change.
-            optimizer.state[parameter] = {of: value.clone() for of, value in here.items()}
         return optimizer
 
     def _backward(self, step: int) -> float:
-        """Accumulate the gradients of a step's mean loss, and return the loss.
-
-        The mean is over all counted tokens of the step. It does not depend on how the step is cut
-        into batches.
-        """
+        """Accumulate the gradients of the mean loss over a step's counted tokens, and return it."""
         for parameter in self.parameters.values():
             parameter.grad = None
         chosen = self.settings
@@ -200,12 +183,6 @@ class Loop:
             loss.backward()
             total += loss.item()
         return total
-
-    def _has_gradient(self) -> bool:
-        """Return whether the step has a nonzero gradient, before those of penalty and FedProx."""
-        return any(
-            value.grad is not None and bool(value.grad.any()) for value in self.parameters.values()
-        )
 
     def _show(self, step: int, loss: float) -> None:
         """Give the observer copies of the gradients, or none if the step will be skipped."""

@@ -37,17 +37,9 @@ def summed_loss(model: Any, batch: Batch, device: torch.device) -> Tensor:
 
 
 def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the logits of the counted predictions, and their labels.
+    """Return the logits of the counted predictions, float32, and their labels, int64.
 
-    Parameters
-    ----------
-    model : model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns
-        ``logits``
-
-    Returns
-    -------
-    logits : (counted, vocabulary), float32; for classes (items, classes)
-    labels : (counted,), int64; for classes (items,)
+    They are (counted, vocabulary) and (counted,), or for classes (items, classes) and (items,).
     """
     logits = model(
         input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
@@ -62,8 +54,6 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
 
 def num_counted(batch: Batch) -> int:
     """Return the number of predictions in the loss; a text's first token is never predicted."""
-    return (
-        len(batch.labels)
-        if batch.labels.ndim == 1
-        else int((batch.labels[:, 1:] != NOT_COUNTED).sum())
-    )
+    if batch.labels.ndim == 1:
+        return len(batch.labels)
+    return int((batch.labels[:, 1:] != NOT_COUNTED).sum())

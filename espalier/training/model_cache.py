@@ -18,7 +18,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
-from espalier.training.adapted_model import AdaptedModel
+from espalier.training.adapted_model import AdaptedModel, flattened
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ class _Kept:
     """Initial values of the trained parameters."""
 
 
-class _Shelf(threading.local):
-    kept: _Kept | None = None
-
-
-_SHELF = _Shelf()
+_SHELF = threading.local()
 
 
 def kept_model(
@@ -47,22 +43,10 @@ def kept_model(
 
     The cache compares ``model`` by identity: ``open_model`` returns the same object while the files
     do not change.
-
-    Raises
-    ------
-    InputError
-        See ``AdaptedModel.load``.
     """
-    chosen = settings.training
-    made_for = (
-        model,
-        computing,
-        chosen.base,
-        settings.lora.dropout,
-        settings.seed,
-        adapters,
-    )
-    kept = _SHELF.kept
+    dropout = settings.lora.dropout
+    made_for = (model, computing, settings.training.base, dropout, settings.seed, adapters)
+    kept: _Kept | None = getattr(_SHELF, "kept", None)
     if kept is None or kept.made_for != made_for:
         # Frees the old model first, because the new one needs as much memory.
         forget_model()
@@ -74,9 +58,7 @@ def kept_model(
     )
     adapted.whole.eval()
     adapted.set(kept.first)
-    for parameter in (
-        parameter for block in adapted.parameters.values() for parameter in block.values()
-    ):
+    for parameter in flattened(adapted.parameters).values():
         parameter.requires_grad_(True)
         parameter.grad = None
     return adapted
@@ -90,7 +72,7 @@ def forget_model() -> None:
     objects that remain, mostly those of libraries, are excluded from later collections, which would
     otherwise take a third of a second each.
     """
-    if _SHELF.kept is not None:
+    if getattr(_SHELF, "kept", None) is not None:
         _SHELF.kept = None
         gc.collect()
         if not gc.get_freeze_count():

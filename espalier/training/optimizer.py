@@ -25,20 +25,14 @@ class Group:
     names: Collection[str]
     """Names of the parameters, in any order."""
     rate: float = 1.0
-    """Factor on ``training.learning-rate``; the warm-up is the run's."""
+    """Factor on ``training.learning-rate``."""
     weight_decay: float | None = None
     """Weight decay of the group; None: ``training.weight-decay``."""
     schedule: str | None = None
     """Schedule of the group; None: ``training.schedule``."""
 
     def settings(self, training: TrainingSettings) -> TrainingSettings:
-        """Return the table ``[training]`` with the changes of this group.
-
-        Raises
-        ------
-        InputError
-            The group's learning rate or weight decay exceeds the bounds of the table.
-        """
+        """Return the table ``[training]`` with the changes of this group; see ``grouped``."""
         changes: dict[str, float | str] = {"learning-rate": training.learning_rate * self.rate}
         if self.weight_decay is not None:
             changes["weight-decay"] = self.weight_decay
@@ -68,7 +62,7 @@ def grouped(
     ValueError
         A group has an unknown name, or two groups have the same name.
     InputError
-        See ``Group.settings``.
+        A group's learning rate or weight decay exceeds the bounds of ``[training]``.
     """
     left = set(names)
     found = list[tuple[list[str], TrainingSettings]]()
@@ -83,13 +77,10 @@ def grouped(
 def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> float:
     """Return the learning rate of a step, counted from 0, out of ``total_steps``.
 
-    It rises in ``warmup-steps`` equal steps to its maximum. Then it stays constant, or falls
-    linearly or as half a cosine to zero at step ``total_steps`` and after it.
+    It is constant, or falls linearly or as half a cosine to zero at step ``total_steps`` and after
+    it.
     """
-    warmup = settings.warmup_steps
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    done = min(1.0, step / max(1, total_steps))
     if settings.schedule == "linear":
         return settings.learning_rate * (1 - done)
     if settings.schedule == "cosine":

@@ -16,7 +16,7 @@ from espalier.hf.stream.block_stream import Activations, BlockStream, Call, samp
 from espalier.progress import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
-from espalier.training.sequences import numbered, sequences_of_step
+from espalier.training.sequences import numbered, sequences_of_steps
 
 
 @dataclass
@@ -33,13 +33,7 @@ class Stretch:
     @staticmethod
     @torch.no_grad()
     def walked(stream: BlockStream, samples: Tensor, start: int, span: int) -> "Stretch":
-        """Pass samples through the model up to the end of the replaced blocks.
-
-        Parameters
-        ----------
-        start : first replaced block
-        span : number of replaced blocks
-        """
+        """Pass samples through the model up to the end of the ``span`` blocks from ``start`` on."""
         activations = before = stream.start(samples)
         for index in beats(range(start + span), "passing block"):
             if index == start:
@@ -51,37 +45,26 @@ class Stretch:
 
 @dataclass
 class Replacement:
-    """Training of the layer by one party.
-
-    Parameters
-    ----------
-    stretch : hidden states that are learned
-    settings : training settings; ``batch_size`` counts samples
-    seed : seed of order and dropout
-    total_steps : number of steps of the whole run, for the learning rate
-    """
+    """Training of the layer by one party."""
 
     stretch: Stretch
+    """Hidden states that are learned."""
     settings: TrainingSettings
+    """Training settings; ``batch_size`` counts samples."""
     seed: int
+    """Seed of order and dropout."""
     total_steps: int
+    """Number of steps of the whole run, for the learning rate."""
     _calls: dict[int, Call] = field(default_factory=dict)
     """Other arguments that the model passes to the block, in float32, by the number of samples."""
 
     def run(
         self, start: Mapping[str, Tensor], first_step: int, steps: int
     ) -> tuple[dict[str, Tensor], Trained]:
-        """Train from ``start``, float32 by canonical name.
+        """Train from ``start``; all tensors are float32 by canonical name.
 
-        Returns
-        -------
-        (tensors, trained) : the trained tensors, float32 by canonical name, and the result of the
-            loop
-
-        Raises
-        ------
-        InputError
-            No step was finite.
+        Returns the trained tensors and the result of the loop, and raises ``InputError`` if no step
+        was finite.
         """
         stream = self.stretch.stream
         index = self.stretch.start
@@ -107,8 +90,8 @@ class Replacement:
                 numbered,
                 self.seed,
                 self.total_steps,
+                loss=self._distance,
             )
-            loop.loss = self._distance
             try:
                 trained = loop.run(first_step, steps)
                 return {
@@ -160,12 +143,9 @@ class Replacement:
 
     def rests_on(self, steps: Sequence[int]) -> int:
         """Return the number of tokens of the samples that some steps use, each sample once."""
-        number = len(self.stretch.samples)
+        number, tokens = self.stretch.samples.shape
         batch = self.settings.batch_size * self.settings.accumulation
-        seen = {
-            sample for step in steps for sample in sequences_of_step(number, batch, step, self.seed)
-        }
-        return len(seen) * self.stretch.samples.shape[1]
+        return tokens * len(list(sequences_of_steps(number, batch, steps, self.seed)))
 
 
 def _in_float32(value: object) -> object:

@@ -1,18 +1,19 @@
 """Training sequences of a client, their order and batches.
 
-It is a function of seed and step, so training can continue on any machine without stored state.
+The order is a function of seed and step, so training can continue without stored state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.data.client_items import client_items
-from espalier.data.client_text import training_samples
+from espalier.amounts import count
+from espalier.data.client_items import client_items, held_out_items
+from espalier.data.client_text import client_samples, held_out_samples, training_samples
 from espalier.data.data_protection import told_at_the_site
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import Encoded, encode_pair, prompt_encoder
@@ -27,82 +28,45 @@ from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 
 
-class Sequences(Protocol):
-    """Training sequences of one party."""
+@dataclass(frozen=True)
+class Sequences:
+    """Training sequences of one party or, after ``joined``, of several."""
 
-    def __len__(self) -> int: ...
+    parts: tuple[Any, ...]
+    """Items of each party: a sequence, or a tensor (samples, tokens), int64."""
+    collate: Callable[[list[Any]], Batch]
+    """Function that makes a batch of items, padded on the right."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch of some sequences, padded on the right."""
+        """Return a batch of the sequences with these numbers."""
+        return self.collate([self._item(number) for number in numbers])
 
-    def joined(self, other: Any) -> "Sequences":
+    def _item(self, number: int) -> Any:
+        for part in self.parts:
+            if number < len(part):
+                return part[number]
+            number -= len(part)
+        raise IndexError("there is no such sequence")
+
+    def joined(self, other: "Sequences") -> "Sequences":
         """Return these sequences followed by another party's, of the same kind."""
+        return Sequences(self.parts + other.parts, self.collate)
 
 
-@dataclass(frozen=True)
-class TokenSequences:
-    """Encoded items for a language model."""
-
-    encoded: tuple[Encoded, ...]
-
-    def __len__(self) -> int:
-        return len(self.encoded)
-
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch of some sequences, padded on the right."""
-        return collate([self.encoded[number] for number in numbers], 0)
-
-    def joined(self, other: "TokenSequences") -> "TokenSequences":
-        """Return these sequences followed by another party's."""
-        return TokenSequences(self.encoded + other.encoded)
+def encoded_sequences(encoded: Sequence[Encoded]) -> Sequences:
+    """Return sequences of encoded items for a language model."""
+    return Sequences((encoded,), lambda items: collate(items, 0))
 
 
-@dataclass(frozen=True)
-class TextSequences:
-    """Samples of text for a language model; every token counts."""
-
-    samples: tuple[Tensor, ...]
-    """Samples of each party: (samples, tokens), int64."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.samples))
-
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch of some samples, which all have one length."""
-        return collate([self._encoded(number) for number in numbers], 0)
-
-    def _encoded(self, number: int) -> Encoded:
-        for samples in self.samples:
-            if number < len(samples):
-                return Encoded(tuple(samples[number].tolist()), samples.shape[1])
-            number -= len(samples)
-        raise IndexError("there is no such sample")
-
-    def joined(self, other: "TextSequences") -> "TextSequences":
-        """Return these samples followed by another party's."""
-        return TextSequences(self.samples + other.samples)
-
-
-@dataclass(frozen=True)
-class ClassSequences:
-    """Texts or pairs of texts for an encoder, with their classes."""
-
-    items: tuple[Item, ...]
-    tokenizer: Any
-    max_tokens: int
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return a batch of some items, padded on the right."""
-        return collate_texts(
-            [self.items[number] for number in numbers], self.tokenizer, self.max_tokens
-        )
-
-    def joined(self, other: "ClassSequences") -> "ClassSequences":
-        """Return these items followed by another party's."""
-        return ClassSequences(self.items + other.items, self.tokenizer, self.max_tokens)
+def text_sequences(samples: Tensor) -> Sequences:
+    """Return samples of text, (samples, tokens), int64, for a language model; every token counts."""
+    return Sequences(
+        (samples,),
+        lambda rows: collate([Encoded(tuple(row.tolist()), len(row)) for row in rows], 0),
+    )
 
 
 @told_at_the_site
@@ -120,15 +84,16 @@ def client_sequences(
     """
     chosen = settings.task
     if chosen.name == TEXT:
-        return TextSequences((training_samples(settings, node, model.encode, client),))
+        return text_sequences(training_samples(settings, node, model.encode, client))
     train, _ = client_items(settings, node, client)
     if model.family.kind == "encoder":
-        require_padding(model.tokenizer)
-        return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
+        tokenizer = model.tokenizer
+        require_padding(tokenizer)
+        return Sequences((train,), lambda items: collate_texts(items, tokenizer, chosen.max_tokens))
     encode = prompt_encoder(model.tokenizer, model.encode)
     items = with_progress(train, "tokenising items")
     end = model.tokenizer.eos_token_id
-    return TokenSequences(tuple(_encoded(settings, encode, end, item) for item in items))
+    return encoded_sequences([_encoded(settings, encode, end, item) for item in items])
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:
@@ -158,6 +123,20 @@ def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> l
     return [orders[place // num_sequences][place % num_sequences] for place in places]
 
 
+def sequences_of_steps(
+    num_sequences: int, batch: int, steps: Iterable[int], seed: int
+) -> Iterator[int]:
+    """Yield the numbers of the sequences that some steps use, each once."""
+    seen = set[int]()
+    for step in steps:
+        for number in sequences_of_step(num_sequences, batch, step, seed):
+            if number not in seen:
+                seen.add(number)
+                yield number
+        if len(seen) == num_sequences:
+            return
+
+
 def numbered(numbers: Sequence[int]) -> Batch:
     """Return a batch whose inputs and labels are sample numbers, one label per sample."""
     found = torch.tensor(numbers)
@@ -166,3 +145,38 @@ def numbered(numbers: Sequence[int]) -> Batch:
         attention_mask=torch.ones(len(numbers), 1, dtype=torch.int64),
         labels=found,
     )
+
+
+def read_client_data(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> list[str]:
+    """Read a client's data as its rounds will, and describe it.
+
+    The description is for the data's owner and must not be sent.
+
+    Raises
+    ------
+    InputError
+        The data cannot be used; the error is the one that the round would raise.
+    """
+    tokens = settings.data.sequence_length
+    on_text = not settings.tunes or settings.task.name == TEXT
+    if not settings.tunes:
+        number = len(client_samples(settings, node, model.encode, client))
+        found = [f"{count(number, 'calibration sample')} of {tokens} tokens"]
+    else:
+        number = len(client_sequences(settings, node, model, client))
+        found = [
+            f"{count(number, 'training sequence')} of {tokens} tokens"
+            if on_text
+            else f"{count(number, 'item')} of the task {settings.task.name} to train on"
+        ]
+    if not settings.evaluation.own_text:
+        return found
+    if on_text:
+        number = len(held_out_samples(settings, node, model.encode, client))
+        length = settings.evaluation.sequence_length
+        return [*found, f"{count(number, 'held-out sample')} of {length} tokens"]
+    classes = model.family.kind == "encoder"
+    items = held_out_items(settings, node, model.tokenizer, client, classes, model.num_positions)
+    return [*found, count(len(items), "held-out item")]

@@ -70,9 +70,9 @@ def limited_by_median(
 ) -> tuple[list[Moments], list[float]]:
     """Limit each party's moments relative to those of the median party.
 
-    The variance of every channel is limited to the range from 1 / ``most_ratio`` to ``most_ratio``
+    The variance of every channel is limited to the range from 1 / ``max_ratio`` to ``max_ratio``
     times the median party's. The vector of means is measured in standard deviations of the median
-    party. Its distance from the median means is limited to ``most_ratio`` times the median party's
+    party. Its distance from the median means is limited to ``max_ratio`` times the median party's
     distance.
 
     Returns
@@ -91,55 +91,29 @@ def limited_by_median(
     spread = variances.median(dim=0).values.sqrt()
     # A channel that is constant in the median party would otherwise give infinite distances.
     spread = spread.clamp(min=float(spread.mean()) * 1e-6)
-    distances = (
-        ((means - centre) / spread.where(spread > 0, torch.ones(()).double()))
-        .square()
-        .mean(dim=1)
-        .sqrt()
-        .tolist()
-    )
+    scaled = (means - centre) / spread.where(spread > 0, torch.ones(()).double())
+    distances = scaled.square().mean(dim=1).sqrt().tolist()
     factors = clip_factors(dict(enumerate(distances)), max_ratio)
     found = []
     excesses = []
     for place, part in enumerate(parts):
         beyond = variances[place] != limited[place]
-        changed = Moments(
-            part.count,
-            part.mean if factors[place] == 1 else centre + factors[place] * (part.mean - centre),
-            torch.where(beyond, limited[place] * part.count, part.squares),
-        )
-        found.append(changed)
-        excesses.append(
-            max(
-                1 / max(factors[place], 1e-15),
-                _largest_factor(variances[place][beyond], limited[place][beyond]),
-            )
-        )
+        factor = factors[place]
+        mean = part.mean if factor == 1 else centre + factor * (part.mean - centre)
+        squares = torch.where(beyond, limited[place] * part.count, part.squares)
+        found.append(Moments(part.count, mean, squares))
+        high = torch.maximum(variances[place], limited[place])
+        low = torch.minimum(variances[place], limited[place]).clamp(min=1e-300)
+        excess = float((high / low)[beyond].max()) if bool(beyond.any()) else 1.0
+        excesses.append(max(1 / max(factor, 1e-15), excess))
     return found, excesses
-
-
-def _largest_factor(found: Tensor, limited: Tensor) -> float:
-    """Return the largest factor between numbers and their limited values; 1 if none was limited."""
-    if not found.numel():
-        return 1.0
-    high = torch.maximum(found, limited)
-    low = torch.minimum(found, limited)
-    return float((high / low.clamp(min=1e-300)).max())
 
 
 def channel_scores(moments: Moments, weight: Tensor) -> Tensor:
     """Return the importance of each input channel of a matrix (WIFV, equation 5).
 
-    It is the variance of the channel times the squared norm of its column.
-
-    Parameters
-    ----------
-    weight : (out_features, channels)
-
-    Returns
-    -------
-    Tensor
-        (channels,), float64, on the CPU
+    It is the variance of the channel times the squared norm of its column: (channels,), float64, on
+    the CPU. ``weight`` is (out_features, channels).
     """
     values = weight.to(torch.float32)
     return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()

@@ -1,27 +1,23 @@
-"""Scores of prunable groups, and the choice of groups that a structured cut removes.
+"""Scores of prunable groups, and the choice of groups or blocks that a structured cut removes.
 
 The weights of a prunable group, an attention group or an FFN channel, are rows of some matrices and
-columns of others. This module sums scores over them and chooses. The caller defines scores, costs
-and which groups compete.
+columns of others. The caller defines scores, costs and which groups compete.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
 def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
-    """Return the sum of a matrix's scores over the weights of each group.
+    """Return the sum of a matrix's scores over the weights of each group: (groups,), float64.
 
     Parameters
     ----------
     scores : (rows, columns), any floating dtype
     side : 0 if a group consists of rows, 1 if it consists of columns
     size : number of consecutive rows or columns of a group
-
-    Returns
-    -------
-    Tensor
-        (groups,), float64
     """
     lines = scores.sum(dim=1 - side, dtype=torch.float64)
     return lines.view(-1, size).sum(dim=1)
@@ -30,7 +26,7 @@ def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
 def lowest_groups(
     scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone: Tensor | None = None
 ) -> Tensor:
-    """Choose the groups with the lowest scores until their costs reach a target.
+    """Choose the groups with the lowest scores until their costs reach a target: (groups,), bool.
 
     The costs exceed the target by less than one group. Of equal scores the lower index is cut
     first. In each pool the group with the highest score stays, whatever the target; of equal ones
@@ -45,18 +41,11 @@ def lowest_groups(
     target : number of parameters to cut
     gone : (groups,), bool: groups that were cut before; None: none
 
-    Returns
-    -------
-    Tensor
-        (groups,), bool: True for groups that are cut
-
     Raises
     ------
     ValueError
-        A score is NaN, or all groups but one of each pool cost less than the target.
+        All groups but one of each pool cost less than the target.
     """
-    if torch.isnan(scores).any():
-        raise ValueError("a score is NaN")
     cut = torch.zeros_like(scores, dtype=torch.bool) if gone is None else gone.clone()
     stays = _best_of_each_pool(scores.masked_fill(cut, -torch.inf), pools)
     candidates = (~cut & ~stays).nonzero().squeeze(1)
@@ -66,11 +55,15 @@ def lowest_groups(
     before = spent + torch.cumsum(own, 0) - own
     cut[order[before < target]] = True
     if (reached := int(costs[cut].sum())) < target:
-        raise ValueError(
-            f"{target} parameters are to be cut, and all groups but one of each kind and block have"
-            f" {reached}"
-        )
+        raise _too_few(target, reached)
     return cut
+
+
+def _too_few(target: int, reached: int) -> ValueError:
+    return ValueError(
+        f"{target} parameters are to be cut, and all groups but one of each kind and block have"
+        f" {reached}"
+    )
 
 
 def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
@@ -91,27 +84,20 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     This is Mask Tuning's search by Fisher information (Kwon et al. 2022). It considers choices that
     take the lowest scores of each kind, which are optimal if groups of a kind cost the same: for
     every number of groups of one kind, the fewest of the other. In each pool the group with the
-    highest score stays.
+    highest score stays. The result is (groups,), bool: True for groups that are cut.
 
     Parameters
     ----------
-    scores : (groups,), floating, not negative
+    scores : (groups,), floating, at least 0
     costs, pools : (groups,), int64, see ``lowest_groups``
     kinds : (groups,), int64: 0 or 1
     target : number of parameters to cut
 
-    Returns
-    -------
-    Tensor
-        (groups,), bool: True for groups that are cut
-
     Raises
     ------
     ValueError
-        A score is NaN or negative, or all groups but one of each pool cost less than the target.
+        All groups but one of each pool cost less than the target.
     """
-    if not (scores >= 0).all():
-        raise ValueError("a score is NaN or negative")
     free = ~_best_of_each_pool(scores, pools)
     orders = []
     spent = []
@@ -128,14 +114,52 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     rest = torch.searchsorted(spent[1], target - spent[0])
     possible = rest < len(spent[1])
     if not possible.any():
-        reached = int(spent[0][-1] + spent[1][-1])
-        raise ValueError(
-            f"{target} parameters are to be cut, and all groups but one of each kind and block have"
-            f" {reached}"
-        )
+        raise _too_few(target, int(spent[0][-1] + spent[1][-1]))
     total = torch.where(possible, lost[0] + lost[1][rest.clamp_max(len(spent[1]) - 1)], torch.inf)
     first = int(total.argmin())
     cut = torch.zeros_like(free)
     cut[orders[0][:first]] = True
     cut[orders[1][: int(rest[first])]] = True
     return cut
+
+
+def cheapest_groups(costs: Sequence[float], span: int, number: int) -> list[int]:
+    """Return the starts, ascending, of non-overlapping groups with the smallest sum of costs.
+
+    They are found by dynamic programming. Of several optimal choices the one whose last groups
+    begin earliest is returned.
+
+    Parameters
+    ----------
+    costs : cost of the group that begins at 0, 1, ...; a group can end after the last of these
+    span : number of elements of a group, at least 1
+    number : number of groups
+
+    Raises
+    ------
+    ValueError
+        There is not enough room for the groups.
+    """
+    if number and len(costs) < (number - 1) * span + 1:
+        raise ValueError(
+            f"{number} groups of {span} need {(number - 1) * span + 1} starts or more, there are"
+            f" {len(costs)}"
+        )
+    infinite = float("inf")
+    size = len(costs)
+    # best[j][e]: smallest sum of j groups whose starts are below e
+    best = [[0.0] * (size + 1)]
+    for group in range(1, number + 1):
+        row = [infinite] * (size + 1)
+        for end in range(1, size + 1):
+            before = best[group - 1][max(0, end - span)]
+            row[end] = min(row[end - 1], before + costs[end - 1])
+        best.append(row)
+    starts = list[int]()
+    end = size
+    for group in range(number, 0, -1):
+        while best[group][end - 1] == best[group][end]:
+            end -= 1
+        starts.append(end - 1)
+        end = max(0, end - span)
+    return starts[::-1]

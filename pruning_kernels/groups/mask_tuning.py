@@ -17,9 +17,11 @@ GROUPS_AT_ONCE = 1024
 
 
 def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
-    """Return a factor of the Fisher information of masks.
+    """Return a factor F of the Fisher information of masks.
 
-    It describes the information as a whole and not the gradients of single samples.
+    ``F^T F`` is ``gradients^T gradients``, or its best approximation of rank ``rows`` (its strongest
+    directions). It describes the information as a whole and not the gradients of single samples.
+    The result is (rows, groups), float64, on the CPU, zero below the diagonal.
 
     Parameters
     ----------
@@ -27,12 +29,6 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
         group's mask
     rows : number of rows of the factor, at most the number of groups; if there are fewer samples,
         the last rows are zero
-
-    Returns
-    -------
-    Tensor
-        (rows, groups), float64, on the CPU, zero below the diagonal. ``F^T F`` is ``gradients^T
-        gradients``, or its best approximation of rank ``rows`` (its strongest directions).
     """
     exact = gradients.to("cpu", torch.float64)
     samples, groups = exact.shape
@@ -43,16 +39,8 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
     return torch.cat([found, found.new_zeros(rows - len(found), groups)])
 
 
-def packed_factor(factor: Tensor) -> Tensor:
-    """Return the entries of a factor on and above the diagonal, row by row.
-
-    The result is (rows * groups - rows * (rows - 1) / 2,).
-    """
-    return torch.cat([row[place:] for place, row in enumerate(factor)])
-
-
 def unpacked_factor(flat: Tensor, rows: int, groups: int) -> Tensor:
-    """Invert ``packed_factor``: return the factor (rows, groups)."""
+    """Return a factor, (rows, groups), from its entries that ``slicing.packed`` returned."""
     full = flat.new_zeros(rows, groups)
     for place, row in enumerate(flat.split(list(range(groups, groups - rows, -1)))):
         full[place, place:] = row
@@ -71,13 +59,7 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     Parameters
     ----------
     factor : (rows, groups), floating, finite; factors of several parties are stacked
-    cut : (groups,), bool: initial choice
-
-    Returns
-    -------
-    Tensor
-        (groups,), bool, with as many True entries as ``cut``; its sum is not higher than that of
-        ``cut``.
+    cut : (groups,), bool: initial choice; the result has as many True entries
     """
     exact = factor.to("cpu", torch.float64)
     now = cut.cpu().clone()
@@ -104,18 +86,15 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
 def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
     """Return the inner products of the groups' contributions to a layer's output.
 
+    They are (groups, groups), float64, symmetric, summed over tokens: ``A^T A`` of the paper's
+    least squares problem. The row sums are ``A^T b``, with b the output of all groups.
+
     Parameters
     ----------
     moments : (features, features), float64: second moments of the matrix's input, summed over
         tokens
     weight : (rows, features), floating: the matrix that reads the groups
     size : number of consecutive features of a group
-
-    Returns
-    -------
-    Tensor
-        (groups, groups), float64, symmetric, summed over tokens: ``A^T A`` of the paper's least
-        squares problem. Its row sums are ``A^T b``, with b the output of all groups.
     """
     pieces = []
     for start in range(0, weight.shape[1], step := GROUPS_AT_ONCE * size):
@@ -129,19 +108,14 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
 def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
     """Return the factors with which the remaining groups best reproduce all groups' output.
 
-    They solve a least squares problem with damping towards 1.
+    They are (groups,), float64, on the CPU: the minimiser s of ``|A s - b|^2 + d |s - 1|^2``, or NaN
+    if the damped ``joint`` is not positive definite.
 
     Parameters
     ----------
     joint : (groups, groups), floating, symmetric: ``A^T A`` of the remaining groups
     aims : (groups,), floating: ``A^T b``
     damping : damping relative to the mean of the diagonal
-
-    Returns
-    -------
-    Tensor
-        (groups,), float64, on the CPU: the minimiser s of ``|A s - b|^2 + d |s - 1|^2``; NaN if the
-        damped ``joint`` is not positive definite.
     """
     exact = joint.to("cpu", torch.float64)
     missing = aims.to("cpu", torch.float64) - exact.sum(dim=1)

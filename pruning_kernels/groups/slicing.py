@@ -15,15 +15,8 @@ ROWS_AT_ONCE = 4096
 def normalised(signals: Tensor, epsilon: float) -> Tensor:
     """Return each row divided by its root mean square, as in RMSNorm without its scale.
 
-    Parameters
-    ----------
-    signals : (..., width), any floating dtype
-    epsilon : number that is added to the mean square
-
-    Returns
-    -------
-    Tensor
-        (..., width), float64
+    ``signals`` are (..., width), any floating dtype; ``epsilon`` is added to the mean square. The
+    result has their shape and is float64.
     """
     rows = signals.to(torch.float64)
     return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + epsilon)
@@ -32,18 +25,11 @@ def normalised(signals: Tensor, epsilon: float) -> Tensor:
 def second_moments(signals: Tensor) -> Tensor:
     """Return X^T X, the sum over rows of the outer product of a row with itself (section 3.3).
 
-    Parameters
-    ----------
-    signals : (tokens, width), any floating dtype
-
-    Returns
-    -------
-    Tensor
-        (width, width), float64, symmetric, on the device of the signals
+    ``signals`` are (tokens, width), any floating dtype. The result is (width, width), float64,
+    symmetric, on their device.
     """
-    total = torch.zeros(
-        signals.shape[1], signals.shape[1], dtype=torch.float64, device=signals.device
-    )
+    width = signals.shape[1]
+    total = signals.new_zeros(width, width, dtype=torch.float64)
     for rows in signals.split(ROWS_AT_ONCE):
         exact = rows.to(torch.float64)
         total.addmm_(exact.T, exact)
@@ -51,12 +37,16 @@ def second_moments(signals: Tensor) -> Tensor:
 
 
 def packed(moments: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric matrix, row by row: (width * (width + 1) / 2,)."""
+    """Return the entries of a matrix on and above the diagonal, row by row.
+
+    The result is (rows * columns - rows * (rows - 1) / 2,); there are at most as many rows as
+    columns.
+    """
     return torch.cat([row[place:] for place, row in enumerate(moments)])
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
-    """Invert ``packed``: return the symmetric matrix (width, width)."""
+    """Return the symmetric matrix, (width, width), whose upper triangle ``packed`` returned."""
     full = triangle.new_empty(width, width)
     for place, row in enumerate(triangle.split(list(range(width, 0, -1)))):
         full[place, place:] = full[place:, place] = row
@@ -64,20 +54,12 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 
 def principal_basis(moments: Tensor, kept: int) -> Tensor:
-    """Return the strongest directions of signals: eigenvectors of their second moments.
+    """Return the ``kept`` strongest directions of signals: eigenvectors of their second moments.
 
-    They are in descending order of eigenvalue. In each direction the first entry with the largest
-    magnitude is positive, so that signs do not depend on the library.
-
-    Parameters
-    ----------
-    moments : (width, width), symmetric; their scale does not matter
-    kept : number of directions, at most ``width``
-
-    Returns
-    -------
-    Tensor
-        (width, kept), float64, orthonormal columns, on the CPU
+    ``moments`` are (width, width), symmetric; their scale does not matter. The directions are the
+    columns of a (width, kept) matrix, float64, on the CPU, in descending order of eigenvalue. In
+    each the first entry with the largest magnitude is positive, so that signs do not depend on the
+    library.
     """
     _, vectors = torch.linalg.eigh(moments.to("cpu", torch.float64))
     strongest = vectors.flip(1)[:, :kept]
@@ -98,18 +80,13 @@ def kept_share(moments: Tensor, basis: Tensor) -> float:
 def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """Return a sliced matrix that reads the residual stream: W diag(scale) Q (figure 4).
 
-    The scale of the norm before the matrix is merged into it.
+    The scale of the norm before the matrix is merged into it. The result is (rows, kept), float64.
 
     Parameters
     ----------
     weight : (rows, width), any floating dtype; also an embedding, whose rows are signals
     basis : (width, kept), float64
     scale : (width,) or one number
-
-    Returns
-    -------
-    Tensor
-        (rows, kept), float64
     """
     side = scale.to(torch.float64) if isinstance(scale, Tensor) else scale
     return torch.cat(
@@ -120,15 +97,8 @@ def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) ->
 def sliced_writer(weight: Tensor, basis: Tensor) -> Tensor:
     """Return a sliced matrix or bias that is added to the residual stream: Q^T W.
 
-    Parameters
-    ----------
-    weight : (width, columns) or (width,), any floating dtype
-    basis : (width, kept), float64
-
-    Returns
-    -------
-    Tensor
-        (kept, columns) or (kept,), float64
+    ``weight`` is (width, columns) or (width,), any floating dtype, and ``basis`` (width, kept),
+    float64. The result is (kept, columns) or (kept,), float64.
     """
     return basis.T @ weight.to(torch.float64)
 
@@ -136,13 +106,6 @@ def sliced_writer(weight: Tensor, basis: Tensor) -> Tensor:
 def shortcut(before: Tensor, behind: Tensor) -> Tensor:
     """Return the weight of the linear from one basis to the next: (Q_before^T Q_behind)^T.
 
-    Parameters
-    ----------
-    before, behind : (width, kept), float64
-
-    Returns
-    -------
-    Tensor
-        (kept of behind, kept of before), float64
+    Both are (width, kept), float64; the result is (kept of behind, kept of before).
     """
     return behind.T @ before

@@ -33,19 +33,12 @@ def root_mean_square(change: Tensor) -> float:
 
 
 def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, float]:
-    """Return each client's factor that limits its change to ``most_ratio`` times the median one.
+    """Return each client's factor that limits its change to ``max_ratio`` times the median one.
 
-    Parameters
-    ----------
-    sizes : norm of each client's change, at least 0
-    most_ratio : at least 1
-
-    Returns
-    -------
-    dict
-        1.0 for changes within the limit. If the median client changed nothing, the limit is 0, and
-        the factor of all other changes is 0.0. The median of an even number of clients is the lower
-        of the two in the middle.
+    ``sizes`` are the norms of the clients' changes, and ``max_ratio`` is at least 1. The factor is
+    1.0 for changes within the limit. If the median client changed nothing, the limit is 0, and the
+    factor of all other changes is 0.0. The median of an even number of clients is the lower of the
+    two in the middle.
     """
     if len(sizes) < MIN_CLIENTS:
         return dict.fromkeys(sizes, 1.0)
@@ -56,9 +49,7 @@ def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, floa
 def distances_from_others(gram: Tensor) -> list[float]:
     """Return the distance of each client's change from the mean of the other clients' changes.
 
-    Parameters
-    ----------
-    gram : (clients, clients), float64: inner products of the clients' changes; at least two clients
+    ``gram``, (clients, clients), float64, has the inner products of at least two clients' changes.
     """
     others = len(gram) - 1
     own = gram.diagonal()
@@ -70,20 +61,12 @@ def distances_from_others(gram: Tensor) -> list[float]:
 
 
 def clip_rows(changes: Sequence[Tensor], max_ratio: float) -> list[Tensor]:
-    """Return the factors of each row of each client's change: ``clip_factors``, row by row.
+    """Return ``clip_factors`` for each row of each client's change: (rows,), float64, per client.
 
-    A row that the median client hardly changed can still change by ``FLOOR`` times the change of
-    the median row. With few calibration tokens, or with rows of which hardly anything is pruned,
-    honest clients differ in the rows that change at all.
-
-    Parameters
-    ----------
-    changes : norm of each row's change for each client, (rows,)
-
-    Returns
-    -------
-    list of Tensor
-        (rows,), float64, for each client
+    ``changes`` has the norm of each row's change, (rows,), for each client. A row that the median
+    client hardly changed can still change by ``FLOOR`` times the change of the median row. With few
+    calibration tokens, or with rows of which hardly anything is pruned, honest clients differ in
+    the rows that change at all.
     """
     sizes = torch.stack([change.to(torch.float64) for change in changes])
     if len(changes) < MIN_CLIENTS:
@@ -95,18 +78,9 @@ def clip_rows(changes: Sequence[Tensor], max_ratio: float) -> list[Tensor]:
 
 
 def within_ratio(numbers: Tensor, max_ratio: float) -> Tensor:
-    """Limit the numbers of a statistic to within a ratio of the median client's.
+    """Clamp a statistic, (clients, ...), at least 0, to a range around the median client's.
 
-    They are clamped to the range from 1 / ``most_ratio`` to ``most_ratio`` times the median.
-
-    Parameters
-    ----------
-    numbers : (clients, ...), at least 0
-
-    Returns
-    -------
-    Tensor
-        same shape and dtype
+    The range is from 1 / ``max_ratio`` to ``max_ratio`` times the median.
     """
     if len(numbers) < MIN_CLIENTS:
         return numbers
@@ -115,15 +89,10 @@ def within_ratio(numbers: Tensor, max_ratio: float) -> Tensor:
 
 
 def within_band(numbers: Tensor, max_ratio: float) -> Tensor:
-    """Limit numbers of either sign to a band around the median client's.
+    """Clamp numbers of either sign, (clients, ...), to a band around the median client's.
 
-    The half-width is ``most_ratio - 1`` times the median's magnitude, or ``most_ratio - 1`` if the
-    magnitude is below 1.
-
-    Parameters
-    ----------
-    numbers : (clients, ...), of the order of 1
-    most_ratio : at least 1
+    The half-width is ``max_ratio - 1`` times the median's magnitude, or ``max_ratio - 1`` if the
+    magnitude is below 1, because the numbers are of the order of 1.
     """
     if len(numbers) < MIN_CLIENTS:
         return numbers
@@ -135,7 +104,7 @@ def within_band(numbers: Tensor, max_ratio: float) -> Tensor:
 def limited_moments(own: Tensor, others: Tensor, max_ratio: float) -> tuple[Tensor, float]:
     """Limit a client's energy in every direction to a multiple of that of the others.
 
-    For every direction u, ``u^T own u <= most_ratio u^T others u + floor``, with a floor that is a
+    For every direction u, ``u^T own u <= max_ratio u^T others u + floor``, with a floor that is a
     fraction of the median dimension's energy. A client that exceeds it in some direction could keep
     this direction and displace another one, even if its total energy is small: the strongest
     directions have most of the energy, and those that are cut hardly any.
@@ -144,7 +113,7 @@ def limited_moments(own: Tensor, others: Tensor, max_ratio: float) -> tuple[Tens
     ----------
     own, others : (width, width), float64: second moments of one client, and the mean of the other
         clients'
-    most_ratio : at least 1
+    max_ratio : at least 1
 
     Returns
     -------
@@ -152,23 +121,19 @@ def limited_moments(own: Tensor, others: Tensor, max_ratio: float) -> tuple[Tens
         ``own`` itself if no direction exceeds the bound.
     largest : float
         Factor by which the worst direction exceeds the bound; 1 if none does.
-
-    Notes
-    -----
-    One Cholesky factorisation decides whether a direction exceeds the bound. Only then the
-    directions are computed, as eigenvectors of ``own`` in coordinates in which the bound is the
-    identity; eigenvalues above 1 become 1.
     """
     energies = others.diagonal()
     floor = max(FLOOR * float(energies.median()), 1e-9 * float(energies.mean()), 1e-30)
     bound = max_ratio * others
     bound.diagonal().add_(floor)
+    # One factorisation decides whether a direction exceeds the bound.
     if int(torch.linalg.cholesky_ex(bound - own).info) == 0:
         return own, 1.0
     root, failed = torch.linalg.cholesky_ex(bound)
     # The others' matrix is not positive semidefinite, so it cannot serve as a bound.
     if int(failed):
         return own, 1.0
+    # Eigenvalues of ``own``, in coordinates in which the bound is the identity, become at most 1.
     half = torch.linalg.solve_triangular(root, own, upper=False)
     values, directions = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))
     if float(values[-1]) <= 1:

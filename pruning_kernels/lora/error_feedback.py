@@ -52,14 +52,7 @@ def encode_with_feedback(
     ------
     NotFiniteError
         A sum is NaN or infinite, or has no finite code.
-    ValueError
-        The shapes differ.
     """
-    if values.shape != residual.shape:
-        raise ValueError(
-            f"the residual of values {tuple(values.shape)} is shaped like them, got"
-            f" {tuple(residual.shape)}"
-        )
     wanted = values.detach().to(torch.float32) + residual
     code = codec.encode(wanted)
     return code, wanted - codec.decode(code, wanted.shape)
@@ -76,9 +69,7 @@ def _to_bfloat16(values: Tensor) -> Tensor:
     return rounded
 
 
-def _from_bfloat16(code: Tensor, shape: Sequence[int]) -> Tensor:
-    return code.to(torch.float32).reshape(tuple(shape))
-
-
 NF4: Codec[Nf4] = Codec(nf4.encode, nf4.decode)
-BFLOAT16: Codec[Tensor] = Codec(_to_bfloat16, _from_bfloat16)
+BFLOAT16: Codec[Tensor] = Codec(
+    _to_bfloat16, lambda code, shape: code.to(torch.float32).reshape(tuple(shape))
+)

@@ -1,9 +1,10 @@
 """Means of clients' LoRA updates: of the updates, or of their factors as in HETLoRA and FedAvg.
 
-The mean of products ``sum_i w_i s_i B_i A_i`` has at most the sum of the clients' ranks. It is the
-product of the concatenated factors, and ``factors.refactorise`` reduces it to the wanted rank
-without the dense matrix. The mean of the factors is cheaper but another matrix: ``mean(B) mean(A)``
-mixes each client's B with the A of the others.
+The mean of products ``sum_i w_i s_i B_i A_i`` is the product of the concatenated factors, and
+``factors.refactorise`` reduces it to the wanted rank without the dense matrix. The mean of the
+factors is cheaper but another matrix: ``mean(B) mean(A)`` mixes each client's B with the A of the
+others. In all functions the clients' weights are at least 0 and not all 0; a weight that is none
+raises ``ValueError``, and a factor with NaN or infinity ``NotFiniteError``.
 """
 
 import math
@@ -42,24 +43,15 @@ def weighted_mean(
     Parameters
     ----------
     clients : updates of one shape; ranks and scalings can differ
-    weights : one number per client, at least 0, not all of them 0
+    weights : one number per client
     rank, scaling : rank and scaling of the result
 
     Returns
     -------
     Factors
-        float32, ordered and balanced as in ``factors.refactorise``. The mean of N equal updates is
-        the same update.
-
-    Raises
-    ------
-    ValueError
-        There is no client, or shapes, weights, rank or scaling are invalid.
-    NotFiniteError
-        A factor has NaN or infinity.
+        float32, ordered and balanced as in ``factors.refactorise``
     """
-    shares = _shares(clients, weights)
-    _require_one_shape(clients)
+    shares = _shares(weights)
     left = [
         as_float64(client.b) * (share * client.scaling)
         for client, share in zip(clients, shares, strict=True)
@@ -74,25 +66,12 @@ def weighted_mean(
 
 @dataclass(frozen=True, eq=False)
 class KeptFactors:
-    """Update of a device that keeps only some rows, or some columns, of a matrix.
-
-    Raises
-    ------
-    ValueError
-        The map is not a vector of bool.
-    """
+    """Update of a device that keeps only some rows, or some columns, of a matrix."""
 
     factors: Factors
     """Factors of the kept sub-matrix: B has only the kept rows, or A only the kept columns."""
     keep: Tensor
-    """Map with one bool per row, or per column, of the whole matrix: True if it is kept."""
-
-    def __post_init__(self) -> None:
-        if self.keep.ndim != 1 or self.keep.dtype != torch.bool:
-            raise ValueError(
-                f"a map of kept rows or columns is a vector of bool, got {self.keep.dtype}"
-                f" {tuple(self.keep.shape)}"
-            )
+    """(rows,) or (columns,) of the whole matrix, bool: True if it is kept."""
 
 
 def coverage_mean(
@@ -116,10 +95,8 @@ def coverage_mean(
     ----------
     clients : updates of the devices; their maps have one length, and the other sides of their
         factors too
-    weights : c_i, one number per device, at least 0, not all of them 0
-    side : pruned side
+    weights : c_i, one number per device
     rank, scaling : rank and scaling of the result
-    divisor : see ``Divisor``
     last : last global update, with the rows of devices that do not take part in this mean. Rows
         that no participant kept stay as they are in it, as far as the rank permits. Rows that no
         device has should be left out, because they use up singular values.
@@ -129,19 +106,12 @@ def coverage_mean(
     Factors
         float32, of the whole matrix, ordered and balanced as in ``factors.refactorise``. Rows that
         no device with a weight above 0 kept, and that are not in ``last``, are exactly zero.
-
-    Raises
-    ------
-    ValueError
-        There is no device, a map does not match its factors, or shapes, weights, rank or scaling
-        are invalid.
-    NotFiniteError
-        A factor has NaN or infinity.
     """
     factors = [client.factors for client in clients]
-    shares = _shares(factors, weights)
-    _require_maps(clients if last is None else [*clients, last], side)
-    coverage = _coverage(clients, shares)
+    shares = _shares(weights)
+    coverage = torch.zeros_like(clients[0].keep, dtype=torch.float64)
+    for client, share in zip(clients, shares, strict=True):
+        coverage += share * client.keep
     covered = coverage > 0
     divisors = coverage if divisor == "keepers" else torch.ones_like(coverage)
     blocks = [
@@ -163,16 +133,8 @@ def coverage_mean(
     return Factors(mean.b, _spread(mean.a.T, covered).T.contiguous(), scaling)
 
 
-def _coverage(devices: Sequence[KeptFactors], shares: Sequence[float]) -> Tensor:
-    """Return the sum of the weights of the devices that kept each row, float64."""
-    found = torch.zeros(devices[0].keep.shape, dtype=torch.float64, device=devices[0].keep.device)
-    for device, share in zip(devices, shares, strict=True):
-        found += share * device.keep
-    return found
-
-
 def _wide(device: KeptFactors, side: PrunedSide, factors: Tensor) -> Tensor:
-    """Return the factor of the pruned side for all rows: (all rows, rank), float64.
+    """Return the factor of the pruned side for all rows, (all rows, rank), float64.
 
     Kept rows are multiplied by one number each; all others are zero.
     """
@@ -192,85 +154,36 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
     Parameters
     ----------
     clients : updates of one shape and one scaling, of at most this rank
-    weights : one number per client, at least 0, not all of them 0; norms are all 0 until a B was
-        trained
+    weights : one number per client; norms are all 0 until a B was trained
     rank : rank of the result
 
     Returns
     -------
     Factors
         float32, with the clients' scaling, summed in the order of the clients and not ordered by
-        singular values.
-
-    Raises
-    ------
-    ValueError
-        There is no client, shapes, weights or scalings are invalid, or a client's rank is higher
-        than ``rank``.
-    NotFiniteError
-        A factor has NaN or infinity.
+        singular values
     """
-    shares = _shares(clients, weights)
-    out_features, in_features = _require_one_shape(clients)
-    scalings = sorted({client.scaling for client in clients})
-    if len(scalings) > 1:
-        raise ValueError(
-            f"factors with different scalings have no mean: {scalings}; keep alpha / rank the same"
-            " at all clients"
-        )
-    highest = max(client.rank for client in clients)
-    if highest > rank:
-        raise ValueError(
-            f"rank {rank} is below the rank {highest} of a client; take the highest one"
-        )
+    shares = _shares(weights)
+    out_features, in_features = clients[0].shape
     b = torch.zeros((out_features, rank), dtype=torch.float64, device=clients[0].b.device)
     a = torch.zeros((rank, in_features), dtype=torch.float64, device=clients[0].a.device)
     for client, share in zip(clients, shares, strict=True):
         b[:, : client.rank] += as_float64(client.b) * share
         a[: client.rank] += as_float64(client.a) * share
-    return Factors(as_float32(b), as_float32(a), scalings[0])
+    return Factors(as_float32(b), as_float32(a), clients[0].scaling)
 
 
-def _shares(clients: Sequence[Factors], weights: Sequence[float]) -> list[float]:
+def _shares(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum; raise ``ValueError`` if they are invalid."""
-    if not clients or len(clients) != len(weights):
-        raise ValueError(
-            f"a mean needs clients and as many weights, got {len(clients)} and {len(weights)}"
-        )
-    for number, weight in enumerate(weights):
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(
-                "the weights of a mean have to be finite and at least 0, the one of client"
-                f" {number} is not"
-            )
     largest = max(weights)
-    if largest == 0:
-        raise ValueError("the weights of a mean are all 0; give equal ones")
+    if not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and largest > 0):
+        raise ValueError(
+            "the weights of a mean have to be finite and at least 0, and not all of them 0"
+        )
     # Dividing by the largest weight first prevents an overflow of the sum.
     relative = [weight / largest for weight in weights]
     total = math.fsum(relative)
     return [weight / total for weight in relative]
-
-
-def _require_one_shape(clients: Sequence[Factors]) -> tuple[int, int]:
-    shapes = sorted({client.shape for client in clients})
-    if len(shapes) > 1:
-        raise ValueError(f"updates of different shapes have no mean: {shapes}")
-    return shapes[0]
-
-
-def _require_maps(clients: Sequence[KeptFactors], side: PrunedSide) -> None:
-    """Raise ``ValueError`` if the maps do not match their factors or each other."""
-    pruned, whole = (0, 1) if side == "rows" else (1, 0)
-    for client in clients:
-        if int(client.keep.sum()) != client.factors.shape[pruned]:
-            raise ValueError(
-                f"a map keeps {int(client.keep.sum())} {side}, its factors have"
-                f" {client.factors.shape[pruned]}"
-            )
-    sizes = sorted({(len(client.keep), client.factors.shape[whole]) for client in clients})
-    if len(sizes) > 1:
-        raise ValueError(f"devices pruned {side} of matrices of different sizes: {sizes}")
 
 
 def _spread(kept: Tensor, covered: Tensor) -> Tensor:

@@ -18,14 +18,7 @@ from pruning_kernels.selection.scores import NotFiniteError
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """LoRA adapter of one matrix.
-
-    Raises
-    ------
-    ValueError
-        The factors are not floating-point matrices with matching shapes, or the scaling is not a
-        finite number above 0.
-    """
+    """LoRA adapter of one matrix."""
 
     b: Tensor
     """(out_features, rank), any float dtype."""
@@ -33,24 +26,6 @@ class Factors:
     """(rank, in_features), any float dtype, on the device of ``b``."""
     scaling: float
     """``alpha / rank`` of LoRA."""
-
-    def __post_init__(self) -> None:
-        if not (self.b.is_floating_point() and self.a.is_floating_point()):
-            raise ValueError(
-                f"the factors of an update have to hold float numbers, got {self.b.dtype} and"
-                f" {self.a.dtype}"
-            )
-        shapes = tuple(self.b.shape), tuple(self.a.shape)
-        if (
-            self.b.ndim != 2
-            or self.a.ndim != 2
-            or self.b.shape[1] != self.a.shape[0]
-            or 0 in shapes[0] + shapes[1]
-        ):
-            raise ValueError(
-                f"B (out_features, rank) and A (rank, in_features) do not fit each other: {shapes}"
-            )
-        _require_scaling(self.scaling)
 
     @property
     def rank(self) -> int:
@@ -61,19 +36,6 @@ class Factors:
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features) of the update."""
         return self.b.shape[0], self.a.shape[1]
-
-
-def product(factors: Factors) -> Tensor:
-    """Return the update as a dense matrix, ``scaling * B @ A``.
-
-    The result is (out_features, in_features), float32.
-
-    Raises
-    ------
-    NotFiniteError
-        A factor or the update has NaN or infinity.
-    """
-    return as_float32(as_float64(factors.b) @ as_float64(factors.a) * factors.scaling)
 
 
 def norm(factors: Factors) -> float:
@@ -96,15 +58,15 @@ def norm(factors: Factors) -> float:
 def singular_values(factors: Factors) -> Tensor:
     """Return the singular values of the update in descending order: (rank,), float32.
 
-    They are lambda in FedSpine section 4.3. With ``B = Q_b R_b`` and ``A^T = Q_a R_a`` they are
-    those of ``R_b R_a^T``, a matrix of at most rank by rank. If the rank exceeds the number of rows
-    or columns of the update, the last values are zero.
+    They are lambda in FedSpine section 4.3. If the rank exceeds the number of rows or columns of
+    the update, the last values are zero.
 
     Raises
     ------
     NotFiniteError
         A factor, or a singular value in float32, is NaN or infinite.
     """
+    # With B = Q_b R_b and A^T = Q_a R_a, the values are those of the small matrix R_b R_a^T.
     b = torch.linalg.qr(as_float64(factors.b), "r").R
     a = torch.linalg.qr(as_float64(factors.a).T, "r").R
     found = torch.linalg.svdvals(b @ a.T) * factors.scaling
@@ -112,17 +74,13 @@ def singular_values(factors: Factors) -> Tensor:
 
 
 def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Factors:
-    """Return factors of the best approximation of ``left @ right`` of a given rank.
-
-    Source: Eckart & Young 1936. The first columns and rows of the factors are the best
-    approximation of every lower rank too.
+    """Return factors of the best approximation of ``left @ right`` (Eckart & Young 1936).
 
     Parameters
     ----------
     left : (out_features, k), any float dtype
     right : (k, in_features), on the device of ``left``
-    rank : rank of the result
-    scaling : scaling of the result; the product of the result does not depend on it
+    rank, scaling : rank and scaling of the result; the update does not depend on the scaling
 
     Returns
     -------
@@ -132,39 +90,18 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
         Singular values are in descending order, so the first r columns of B and rows of A are the
         best approximation of rank r. In each column of B the first entry with the largest magnitude
         is positive, so the factors are unique if all singular values differ. If the product has a
-        lower rank, the last columns of B and rows of A are zero. Singular values up to ``||left||
-        ||right|| max(out_features, in_features) eps`` count as zero, with the eps of float64; this
-        is below the resolution of float32.
-
-    Notes
-    -----
-    Q_p and Q_q are not formed. Their Householder reflections are applied to the wanted columns of U
-    and V. If ``k`` is at least ``min(out_features, in_features)``, the dense product is formed and
-    decomposed.
+        lower rank, the last columns of B and rows of A are zero.
 
     Raises
     ------
     NotFiniteError
         An input, or a factor in float32, has NaN or infinity.
-    ValueError
-        The shapes do not match, or the rank or the scaling is not above 0.
     """
-    if (
-        left.ndim != 2
-        or right.ndim != 2
-        or left.shape[1] != right.shape[0]
-        or 0 in left.shape + right.shape
-    ):
-        raise ValueError(
-            f"there is no product of {tuple(left.shape)} and {tuple(right.shape)} to factorise"
-        )
-    if rank < 1:
-        raise ValueError(f"rank has to be at least 1, got {rank}")
-    _require_scaling(scaling)
     left = as_float64(left)
     right = as_float64(right)
     sides = left.shape[0], right.shape[1]
     u, values, v = _decompose(left, right, min(rank, *sides))
+    # Singular values that float64 cannot tell from zero count as zero.
     rounding = left.norm() * right.norm() * max(sides) * torch.finfo(torch.float64).eps
     own_rank = int((values > rounding).sum())
     u = u[:, :own_rank]
@@ -199,15 +136,10 @@ def _require_finite(numbers: Tensor) -> Tensor:
     return numbers
 
 
-def _require_scaling(scaling: float) -> None:
-    if not (math.isfinite(scaling) and scaling > 0):
-        raise ValueError(f"scaling has to be a finite number above 0, got {scaling}")
-
-
 def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first ``count`` singular vectors and values of ``left @ right``.
+    """Return U (out_features, count), the singular values and V (in_features, count).
 
-    They are U (out_features, count), the values, and V (in_features, count).
+    If the inner dimension is smaller than both sides, the dense product is not formed.
     """
     if left.shape[1] >= min(left.shape[0], right.shape[1]):
         u, values, vh = torch.linalg.svd(left @ right, full_matrices=False)
@@ -224,11 +156,50 @@ def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor,
 
 
 def _rotate(reflections: tuple[Tensor, Tensor], vectors: Tensor) -> Tensor:
-    """Return Q times the vectors without forming Q.
+    """Return Q times the vectors without forming Q, whose reflections ``torch.geqrf`` returned."""
+    below = vectors.new_zeros(reflections[0].shape[0] - vectors.shape[0], vectors.shape[1])
+    return torch.ormqr(*reflections, torch.cat([vectors, below]))
+
+
+def tail_norm(factors: Factors, first: int) -> Tensor:
+    """Return ``||B[:, first:]|| * ||A[first:, :]||``, HETLoRA's penalty (Cho et al. 2024): float32.
+
+    ``first`` is the paper's ``gamma * rank``. Its factor lambda and the scaling are left out, and
+    the norms are Frobenius norms. The value, and its gradient if the factors have one, are 0 if B's
+    tail is zero, as it is before an adapter is first trained.
+    """
+    b = torch.linalg.vector_norm(factors.b[:, first:], dtype=torch.float64)
+    a = torch.linalg.vector_norm(factors.a[first:], dtype=torch.float64)
+    return (b * a).to(torch.float32)
+
+
+def kept_rank(rank: int, gamma: float) -> int:
+    """Return the rank that HETLoRA's self-pruning leaves, ``floor(gamma * rank)`` but at least 1.
+
+    The tail starts at this rank. The paper does not define the rounding. ``0.58 * 50`` counts as
+    29, although its float value is slightly lower.
+    """
+    # The small number corrects products such as 0.58 * 50, which is slightly below 29.
+    return max(1, math.floor(gamma * rank + 1e-9))
+
+
+def self_prune_rank(rank: int, gamma: float, before: float, after: float) -> int:
+    """Return a client's rank after local training: ``kept_rank`` if the tail has shrunk.
 
     Parameters
     ----------
-    reflections : result of ``torch.geqrf``
+    rank : rank of the trained factors
+    gamma : fraction of the ranks that pruning leaves
+    before, after : ``tail_norm`` of the factors from ``kept_rank`` on, or its sum over several
+        matrices, before and after local training
+
+    Raises
+    ------
+    NotFiniteError
+        A norm is NaN or infinite, for instance because the tail has such a number.
     """
-    below = vectors.new_zeros(reflections[0].shape[0] - vectors.shape[0], vectors.shape[1])
-    return torch.ormqr(*reflections, torch.cat([vectors, below]))
+    if not (math.isfinite(before) and math.isfinite(after)):
+        raise NotFiniteError(
+            "the factors of an update hold NaN or infinity; lower the learning rate"
+        )
+    return kept_rank(rank, gamma) if after < before else rank

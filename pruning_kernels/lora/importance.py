@@ -10,35 +10,29 @@ LoRAPrune has it. Only a few rows of both matrices are formed at a time.
 ``group`` sums first and squares the sum, which is the first-order change of the loss without the
 whole group. Terms of different sign cancel in it, so it is another criterion.
 
-Source: FedSpine section 4.3, equations 13 and 14. Equation 14 adds two terms. The first is about
-1e-10 and the second about 1, so the first one would have no effect. Here each is divided by its
-mean over the devices of the round before the sum. According to the paper's footnote A leads to the
-same first term as B. This holds for the signed sum, ``tr(B^T gB) = tr(A gA^T)``, and not for the
-squares.
+FedSpine's section 4.3 compares devices by the importance of all their LoRA modules. Equation 14
+adds two terms. The first is about 1e-10 and the second about 1, so the first one would have no
+effect. Here each is divided by its mean over the devices of the round before the sum. According to
+the paper's footnote A leads to the same first term as B. This holds for the signed sum, ``tr(B^T
+gB) = tr(A gA^T)``, and not for the squares.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.lora.factors import Factors, as_float64, singular_values
 
 Score = Literal["exact", "group"]
 
 RowReader = Callable[[int, int], Tensor]
-"""Function of a first row and an end that returns these rows, (rows, in_features).
-
-They can have any float dtype.
-"""
+"""Function of a first row and an end that returns these rows, (rows, in_features), any float."""
 
 ROWS_AT_ONCE = 128
-"""Number of rows of M that are in memory at a time."""
+"""Number of rows of W and M that are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +45,7 @@ class Gradients:
     """(rank, in_features), any float dtype."""
 
 
+@torch.no_grad()
 def group_importance(
     weight: Tensor | RowReader,
     factors: Factors,
@@ -58,10 +53,10 @@ def group_importance(
     side: int,
     size: int,
     score: Score = "exact",
-    rows_at_once: int = ROWS_AT_ONCE,
-    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Return the importance of each prunable group of a matrix in one step.
+
+    In addition to P and Q no tensor is larger than ``ROWS_AT_ONCE`` rows of W, or than Q.
 
     Parameters
     ----------
@@ -72,118 +67,49 @@ def group_importance(
         attention's output, down)
     size : number of consecutive rows or columns of a group
     score : see the module's docstring
-    rows_at_once : number of rows of W and M that are in memory at a time. In addition to P and Q no
-        tensor has more than ``rows_at_once * in_features`` numbers, and of ``group`` with side 1
-        none more than the larger of this and ``2 rank * in_features``.
-    dtype : dtype of the computation, float64 or float32; in float32 a square below 1e-38 is lost
 
     Returns
     -------
     Tensor
         (groups,), float64, at least 0, on the device of the factors; NaN or infinite if a gradient
-        is, see ``moving_average``. The same inputs and ``rows_at_once`` give the same bits.
-
-    Raises
-    ------
-    ValueError
-        Shapes do not match each other or the size of a group, or ``rows_at_once``, ``side`` or
-        ``dtype`` is invalid.
+        is, see ``moving_average``. The same inputs give the same bits.
     """
-    _require(weight, factors, gradients, side, size, rows_at_once, dtype)
-    step = _Step(factors, gradients, dtype)
-    blocks = _blocks(weight, factors, rows_at_once, dtype)
-    with torch.no_grad():
-        if score == "exact":
-            return step.squares(blocks, side).view(-1, size).sum(dim=1)
-        signed = (step.rows, step.columns)[side](blocks)
-        return signed.view(-1, size).sum(dim=1).square()
-
-
-class _Step:
-    """Factors of G, and sums over rows or columns of the product of G and M."""
-
-    def __init__(self, factors: Factors, gradients: Gradients, dtype: torch.dtype) -> None:
-        self.b = factors.b.detach().to(dtype)
-        self.a = factors.a.detach().to(dtype)
-        gradient_b = gradients.b.detach().to(dtype)
-        gradient_a = gradients.a.detach().to(dtype)
-        self.p, self.q = (
-            torch.cat([gradient_b, self.b], dim=1),
-            torch.cat([self.a - gradient_a, gradient_a]),
-        )
-        self.scaling = factors.scaling
-
-    def squares(self, blocks: Iterator[tuple[slice, Tensor]], side: int) -> Tensor:
-        """Return the sums of ``(G M)^2`` over each row, or each column, float64."""
-        found = self.p.new_zeros((self.p.shape[0], self.q.shape[1])[side], dtype=torch.float64)
-        for rows, block in blocks:
-            products = torch.addmm(block, self.b[rows], self.a, alpha=self.scaling)
-            products.mul_(self.p[rows] @ self.q).square_()
+    b, a, gradient_b, gradient_a = (
+        tensor.to(torch.float64) for tensor in (factors.b, factors.a, gradients.b, gradients.a)
+    )
+    p = torch.cat([gradient_b, b], dim=1)
+    q = torch.cat([a - gradient_a, gradient_a])
+    scaling = factors.scaling
+    sums = b.new_zeros(factors.shape[side])
+    if score == "exact":
+        for rows, block in _blocks(weight, factors.shape[0]):
+            products = torch.addmm(block, b[rows], a, alpha=scaling)
+            products.mul_(p[rows] @ q).square_()
             if side == 0:
-                found[rows] = coupled_sums(products, 0, 1)
+                sums[rows] = products.sum(dim=1)
             else:
-                found += coupled_sums(products, 1, 1)
-        return found
-
-    def rows(self, blocks: Iterator[tuple[slice, Tensor]]) -> Tensor:
-        """Return the signed sums of G M over each row, float64.
-
-        They are ``<P_m, (M Q^T)_m>`` with ``M Q^T = W Q^T + s B (A Q^T)``.
-        """
-        found = self.p.new_zeros(self.p.shape[0], dtype=torch.float64)
-        # A small matrix, (rank, 2 rank), that all blocks of rows use.
-        shared = self.scaling * (self.a @ self.q.T)
-        for rows, block in blocks:
-            product = torch.addmm(self.b[rows] @ shared, block, self.q.T)
-            found[rows] = (product * self.p[rows]).sum(dim=1, dtype=torch.float64)
-        return found
-
-    def columns(self, blocks: Iterator[tuple[slice, Tensor]]) -> Tensor:
-        """Return the signed sums of G M over each column, float64.
-
-        They are ``<Q_n, (M^T P)_n>`` with ``M^T P = W^T P + s A^T (B^T P)``.
-        """
-        product = (self.scaling * (self.b.T @ self.p)).T @ self.a
-        for rows, block in blocks:
-            product.addmm_(self.p[rows].T, block)
-        return product.mul_(self.q).sum(dim=0, dtype=torch.float64)
+                sums += products.sum(dim=0)
+        return sums.view(-1, size).sum(dim=1)
+    if side == 0:
+        # <P_m, (M Q^T)_m> with M Q^T = W Q^T + s B (A Q^T), whose last product is small.
+        shared = scaling * (a @ q.T)
+        for rows, block in _blocks(weight, factors.shape[0]):
+            sums[rows] = torch.addmm(b[rows] @ shared, block, q.T).mul_(p[rows]).sum(dim=1)
+    else:
+        # <Q_n, (M^T P)_n> with M^T P = W^T P + s A^T (B^T P).
+        product = (scaling * (b.T @ p)).T @ a
+        for rows, block in _blocks(weight, factors.shape[0]):
+            product.addmm_(p[rows].T, block)
+        sums = product.mul_(q).sum(dim=0)
+    return sums.view(-1, size).sum(dim=1).square()
 
 
-def _blocks(
-    weight: Tensor | RowReader, factors: Factors, rows_at_once: int, dtype: torch.dtype
-) -> Iterator[tuple[slice, Tensor]]:
-    out_features, in_features = factors.shape
-    for start in range(0, out_features, rows_at_once):
-        end = min(start + rows_at_once, out_features)
+def _blocks(weight: Tensor | RowReader, out_features: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield a few rows of W at a time, float64."""
+    for start in range(0, out_features, ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, out_features)
         read = weight[start:end] if isinstance(weight, Tensor) else weight(start, end)
-        if tuple(read.shape) != (end - start, in_features):
-            raise ValueError(
-                f"rows {start} to {end} of a matrix {factors.shape} cannot have the shape"
-                f" {tuple(read.shape)}"
-            )
-        yield slice(start, end), read.detach().to(dtype)
-
-
-def _require(
-    weight: Tensor | RowReader, factors: Factors, gradients: Gradients, side: int, size: int, rows_at_once: int,
-    dtype: torch.dtype,
-) -> None:  # fmt: skip
-    shapes = tuple(gradients.b.shape), tuple(gradients.a.shape)
-    if shapes != (expected := (tuple(factors.b.shape), tuple(factors.a.shape))):
-        raise ValueError(f"gradients are shaped like their factors, {expected}, got {shapes}")
-    if isinstance(weight, Tensor) and tuple(weight.shape) != factors.shape:
-        raise ValueError(
-            f"the weight of an update {factors.shape} has its shape, got {tuple(weight.shape)}"
-        )
-    if side not in (0, 1) or size < 1 or factors.shape[side] % size:
-        raise ValueError(
-            f"groups of {size} on side {side} do not fill a matrix {factors.shape}; sides are 0"
-            " and 1"
-        )
-    if rows_at_once < 1:
-        raise ValueError(f"rows_at_once has to be at least 1, got {rows_at_once}")
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"importance is computed in float32 or float64, not in {dtype}")
+        yield slice(start, end), read.to(torch.float64)
 
 
 def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
@@ -200,17 +126,7 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
     -------
     Tensor
         (groups,), float64; a matrix whose values are all 0 adds nothing
-
-    Raises
-    ------
-    ValueError
-        There is no matrix, or they have different groups.
     """
-    if not matrices or len({tuple(own.shape) for own in matrices}) != 1 or matrices[0].ndim != 1:
-        raise ValueError(
-            "matrices of one group give vectors of one length, got"
-            f" {[tuple(own.shape) for own in matrices]}"
-        )
     total = torch.zeros_like(matrices[0], dtype=torch.float64)
     for own in matrices:
         values = own.to(torch.float64)
@@ -223,29 +139,13 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
 
 
 def moving_average(former: Tensor | None, seen: Tensor, eta: float) -> Tensor | None:
-    """Return ``eta former + (1 - eta) seen`` (equation 12), an average over the steps of a round.
+    """Return ``eta former + (1 - eta) seen`` (equation 12), (groups,), float64.
 
-    The paper does not give the initial value. Here it is the first observed value. From zero, as in
-    LoRAPrune, all values of the first steps are equally too small, which does not change their
-    order. A step with a value that is not finite is skipped.
-
-    Parameters
-    ----------
-    former : (groups,), float64, or None before the first step
-    seen : (groups,)
-    eta : in [0, 1]; the paper does not give it
-
-    Raises
-    ------
-    ValueError
-        ``eta`` is not in [0, 1], or the shapes differ.
+    It is an average over the steps of a round. The paper does not give the initial value. Here it
+    is the first observed value. From zero, as in LoRAPrune, all values of the first steps are
+    equally too small, which does not change their order. A step with a value that is not finite is
+    skipped; the result is None before the first other step.
     """
-    if not 0 <= eta <= 1:
-        raise ValueError(f"eta has to lie in [0, 1], got {eta}")
-    if former is not None and former.shape != seen.shape:
-        raise ValueError(
-            f"a moving average of {tuple(former.shape)} cannot go on with {tuple(seen.shape)}"
-        )
     if not bool(torch.isfinite(seen).all()):
         return former
     values = seen.detach().to(torch.float64)
@@ -254,26 +154,12 @@ def moving_average(former: Tensor | None, seen: Tensor, eta: float) -> Tensor | 
 
 @dataclass(frozen=True)
 class Terms:
-    """Both terms of one device.
-
-    Raises
-    ------
-    ValueError
-        A term is not a finite number of at least 0.
-    """
+    """Both terms of one device, finite and at least 0."""
 
     taylor: float
     """Sum of ``(B gB)^2`` over the entries of B of all modules (equations 9 and 13)."""
     spectral: float
-    """Mean over modules of the sum of singular values of ``s B A``; the paper uses one module."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("taylor", self.taylor), ("spectral", self.spectral)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"the {name} term of an importance has to be a finite number of at least 0, got"
-                    f" {value}"
-                )
+    """Mean over modules of ``spectral_term``; the paper uses one module."""
 
 
 def taylor_term(b: Tensor, gradient: Tensor) -> float:
@@ -288,31 +174,13 @@ def taylor_term(b: Tensor, gradient: Tensor) -> float:
     ------
     NotFiniteError
         One of them has NaN or infinity.
-    ValueError
-        Their shapes differ.
     """
-    if b.shape != gradient.shape:
-        raise ValueError(
-            f"a gradient is shaped like its factor, {tuple(b.shape)}, got {tuple(gradient.shape)}"
-        )
     return float((as_float64(b) * as_float64(gradient)).square().sum())
 
 
-def spectral_term(modules: Sequence[Factors]) -> float:
-    """Return the mean over modules of the sum of their updates' singular values.
-
-    No dense matrix is formed.
-
-    Raises
-    ------
-    ValueError
-        There is no module.
-    NotFiniteError
-        A factor has NaN or infinity.
-    """
-    if not modules:
-        raise ValueError("a device without LoRA modules has no spectral term")
-    return fmean(float(singular_values(module).double().sum()) for module in modules)
+def spectral_term(module: Factors) -> float:
+    """Return the sum of the singular values of a module's update; see ``singular_values``."""
+    return float(singular_values(module).double().sum())
 
 
 def comparable(terms: Mapping[int, Terms]) -> dict[int, float]:

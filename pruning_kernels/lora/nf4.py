@@ -3,9 +3,7 @@
 Source: QLoRA (Dettmers et al. 2023), section 3 and appendix E. Values are taken in row-major order,
 in blocks of 64; the last block can be shorter. A block is divided by its largest magnitude, and
 each value becomes the index of the nearest of 16 levels, which divide a normal distribution into
-parts of equal probability. FedSODA counts half a byte per value (Table 4); with the magnitudes it
-is 0.5625. Its equation 1 is another quantiser, by the normal distribution function. It calls the
-quantiser NF4, and NF4 is used here.
+parts of equal probability. FedSODA calls its quantiser NF4 too, but its equation 1 is another one.
 
 Codes and magnitudes equal those of bitsandbytes on a CPU (``quantize_4bit`` with ``blocksize=64``),
 except in a short last block. There bitsandbytes divides instead of multiplying by the reciprocal,
@@ -57,26 +55,15 @@ def num_bytes(num_values: int) -> int:
 
 
 def encode(values: Tensor) -> Nf4:
-    """Return the NF4 codes of a float tensor of any shape.
+    """Return the NF4 codes of a tensor of any shape and float dtype, after its conversion to float32.
 
-    Parameters
-    ----------
-    values : any float dtype; converted to float32
-
-    Returns
-    -------
-    Nf4
-        A value exactly at the midpoint of two levels, in float32, gets the lower one.
+    A value exactly at the midpoint of two levels gets the lower one.
 
     Raises
     ------
     NotFiniteError
         A value is NaN, or infinite in float32.
-    ValueError
-        The values are not floating-point numbers.
     """
-    if not values.is_floating_point():
-        raise ValueError(f"NF4 is for float numbers, got {values.dtype}")
     flat = values.detach().to(torch.float32).reshape(-1)
     if not bool(torch.isfinite(flat).all()):
         raise NotFiniteError(
@@ -103,7 +90,19 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
         ``encode``.
     """
     size = math.prod(shape)
-    _require_whole(nf4, size)
+    for name, found, dtype, length in (
+        ("codes", nf4.packed, torch.uint8, -(-size // 2)),
+        ("magnitudes", nf4.absmax, torch.float32, -(-size // BLOCK)),
+    ):
+        if found.dtype != dtype or tuple(found.shape) != (length,):
+            raise ValueError(
+                f"the {name} of {size} values in NF4 are {length} of {dtype}, got"
+                f" {tuple(found.shape)} of {found.dtype}"
+            )
+    if not bool(((nf4.absmax >= 0) & torch.isfinite(nf4.absmax)).all()):
+        raise ValueError(
+            "a magnitude of an NF4 block is negative, NaN or infinite; the values are damaged"
+        )
     codes = torch.stack([nf4.packed >> 4, nf4.packed & 15], dim=1).reshape(-1)
     if size % 2 and int(codes[-1]) != ZERO:
         raise ValueError(
@@ -114,21 +113,3 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
         torch.nn.functional.pad(levels, (0, -size % BLOCK)).reshape(-1, BLOCK) * nf4.absmax[:, None]
     )
     return blocks.reshape(-1)[:size].reshape(tuple(shape))
-
-
-def _require_whole(nf4: Nf4, size: int) -> None:
-    """Raise ``ValueError`` if the codes are not NF4 codes of ``size`` values."""
-    for name, found, dtype, length in (
-        ("codes", nf4.packed, torch.uint8, -(-size // 2)),
-        ("magnitudes", nf4.absmax, torch.float32, -(-size // BLOCK)),
-    ):
-        if found.dtype != dtype or tuple(found.shape) != (length,):
-            expected = f"{length} of {dtype}"
-            raise ValueError(
-                f"the {name} of {size} values in NF4 are {expected}, got {tuple(found.shape)} of"
-                f" {found.dtype}"
-            )
-    if not bool(((nf4.absmax >= 0) & torch.isfinite(nf4.absmax)).all()):
-        raise ValueError(
-            "a magnitude of an NF4 block is negative, NaN or infinite; the values are damaged"
-        )

@@ -24,10 +24,7 @@ DampingMean = Literal["live", "all"]
 """
 
 InputStatistics = Tensor | Factor
-"""Statistics of a linear's inputs.
-
-They are the square sum of each channel, or for SparseGPT the factor of the Gram matrix.
-"""
+"""Square sum of each input channel, (channels,), or for SparseGPT the Gram matrix's factor."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,9 @@ class LocalPruning:
     sparsity: float
     group: ComparisonGroup
     damping_mean: DampingMean = "live"
-    """SparseGPT: channels over whose mean diagonal damping is relative."""
-
-    @property
-    def needs_grams(self) -> bool:
-        """True if Gram matrices of the inputs are needed instead of square sums."""
-        return self.metric == "sparsegpt"
 
     def prune_mask(self, weight: Tensor, inputs: InputStatistics) -> Tensor:
         """Return the prune mask of one matrix, bool, shaped like ``weight``.
-
-        See ``scores`` and ``selection``.
 
         Raises
         ------

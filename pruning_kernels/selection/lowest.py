@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled, instruction
+from pruning_kernels.compiled import compiled
 
 LEVELS = ((21, 11), (10, 11), (0, 10))
 """Shift and width in bits of a key's digits, from the upper to the lower."""
@@ -37,7 +38,7 @@ Keys = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 
 
-@instruction
+@intrinsic
 def _bits_of(typing: Any, number: Any) -> Any:
     """Return the bits of a float32."""
 
@@ -47,7 +48,7 @@ def _bits_of(typing: Any, number: Any) -> Any:
     return types.uint32(types.float32), generate
 
 
-@instruction
+@intrinsic
 def _quotient(typing: Any, dividend: Any, divisor: Any) -> Any:
     """Return the quotient of two float32 with one instruction.
 
@@ -315,7 +316,8 @@ def prune_layer(
                 upper = int(keys[column] >> np.uint32(16))
                 prune_mask[row, column] = upper < digit
                 if upper == digit:
-                    aside[found], places[found] = keys[column], row * columns + column
+                    aside[found] = keys[column]
+                    places[found] = row * columns + column
                     found += 1
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
     for found in range(len(aside)):

@@ -26,18 +26,12 @@ def ordered_keys(scores: Tensor) -> Tensor:
 
 
 def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
-    """Prune the ``quota`` lowest keys of each line.
+    """Prune the ``quota`` lowest keys of each line; return a bool mask, (lines, size).
 
     Parameters
     ----------
     keys : (lines, size), int32 or int64
-    quota : at most ``size``
     bits : number of bits of a key if none is negative; None: all bits of the dtype
-
-    Returns
-    -------
-    Tensor
-        bool, same shape, on the same device
     """
     if keys.shape[1] <= SHORT_LINE:
         return _ranks(keys) < quota
@@ -64,12 +58,10 @@ def _last_pruned(keys: Tensor, quota: int, bits: int | None) -> Tensor:
 
     It is the highest number such that fewer than ``quota`` keys of the line are lower.
     """
-    lowest, sign = (
-        (torch.iinfo(keys.dtype).min, [torch.iinfo(keys.dtype).min]) if bits is None else (0, [])
-    )
-    below_sign = torch.iinfo(keys.dtype).bits - 1 if bits is None else bits
-    last = torch.full((len(keys), 1), lowest, dtype=keys.dtype, device=keys.device)
-    for bit in sign + [1 << place for place in reversed(range(below_sign))]:
+    limits = torch.iinfo(keys.dtype)
+    last = keys.new_full((len(keys), 1), limits.min if bits is None else 0)
+    places = [1 << place for place in reversed(range(limits.bits - 1 if bits is None else bits))]
+    for bit in places if bits is not None else [limits.min, *places]:
         # For the sign bit, ``^`` clears it, because it is set in the lowest number; this too is a
         # higher number.
         higher = last ^ bit

@@ -1,7 +1,5 @@
 """Scores of weights, by which local pruning ranks them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,69 +26,14 @@ class RiaSums:
     """(in_features,)"""
 
 
-def magnitude_score(weight: Tensor) -> Tensor:
-    """Return the absolute value of each weight, float32, same shape as ``weight``."""
-    return weight.to(torch.float32).abs()
-
-
-def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
-    """Return the Wanda score ``|W_ij| * ||X_j||_2`` (Sun et al. 2023, eq. 1; FedPrLLM section 2.1).
-
-    Parameters
-    ----------
-    weight : (out_features, in_features), any float dtype
-    input_square_sum : (in_features,), sum over calibration tokens of the squared input of each
-        channel
-
-    Returns
-    -------
-    Tensor
-        float32, same shape as ``weight``. The papers divide the squared norm by the number of
-        sequences. A constant factor does not change the order of one matrix's weights, so it is
-        left out.
-
-    Raises
-    ------
-    ValueError
-        The shapes do not match.
-    NotFiniteError
-        An activation is not finite.
-    """
-    return magnitude_score(weight).mul_(wanda_factors(weight, input_square_sum))
-
-
-def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
-    """Return the RIA score of each weight (Zhang et al. 2024, eq. 4).
-
-    It is ``(|W_ij| / sum_i |W_ij| + |W_ij| / sum_j |W_ij|) * ||X_j||_2 ** exponent``.
-
-    Parameters
-    ----------
-    weight : (out_features, in_features), any float dtype
-    input_square_sum : (in_features,), see ``wanda_score``; its constant factor does not change the
-        order here either
-    exponent : strength of the activations, 0.5 in the paper
-
-    Returns
-    -------
-    Tensor
-        float32, same shape as ``weight``; in a row or column of zeros a weight's fraction of the
-        sum is 0.
-
-    Raises
-    ------
-    ValueError, NotFiniteError
-        See ``wanda_score``.
-    """
-    return relative_score(weight, ria_sums(weight), ria_factors(weight, input_square_sum, exponent))
-
-
 def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
-    """Return ``(|W_ij| / rows_i + |W_ij| / columns_j) * factors_j``, float32; see ``ria_score``.
+    """Return the RIA score of each weight, float32, (out_features, in_features).
 
-    Each operation is rounded, so that all implementations have the same bits.
+    It is ``(|W_ij| / sum_j |W_ij| + |W_ij| / sum_i |W_ij|) * factors_j`` (Zhang et al. 2024, eq.
+    4); in a row or column of zeros a weight's fraction of the sum is 0. Each operation is rounded,
+    so that all implementations have the same bits.
     """
-    size = magnitude_score(weight)
+    size = weight.to(torch.float32).abs()
     # In place, because a second matrix would cost time to write and read.
     for first in range(0, len(size), ROWS_AT_ONCE):
         score = size[first : first + ROWS_AT_ONCE]
@@ -114,36 +57,47 @@ def ria_sums(weight: Tensor) -> RiaSums:
     at_once = torch.empty(
         (ROWS_AT_ONCE, weight.shape[1]), dtype=torch.float32, device=weight.device
     )
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         for first in range(0, len(weight), ROWS_AT_ONCE):
             some = weight[first : first + ROWS_AT_ONCE]
             size = at_once[: len(some)].copy_(some).abs_()
             torch.sum(size, dim=1, out=rows[first : first + ROWS_AT_ONCE])
             columns += size.sum(dim=0)
+    finally:
+        torch.set_num_threads(threads)
     rows, columns = (
         torch.where(found == 0, torch.inf, found.to(torch.float32)) for found in (rows, columns)
     )
     return RiaSums(rows, columns)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread within the block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def ria_factors(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
-    """Return RIA's ``||X_j||_2 ** exponent`` of each input channel, float32; see ``ria_score``."""
+    """Return RIA's ``||X_j||_2 ** exponent`` of each input channel, float32."""
     return wanda_factors(weight, input_square_sum) ** exponent
 
 
 def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
-    """Return Wanda's ``||X_j||_2`` for each input channel j, float32; see ``wanda_score``."""
+    """Return ``||X_j||_2`` of each input channel j, float32, for Wanda's score.
+
+    The score is ``|W_ij| * ||X_j||_2`` (Sun et al. 2023, eq. 1; FedPrLLM section 2.1). The papers
+    divide the squared norm by the number of sequences. A constant factor does not change the order
+    of one matrix's weights, so it is left out.
+
+    Parameters
+    ----------
+    weight : (out_features, in_features), any float dtype
+    input_square_sum : (in_features,), sum over calibration tokens of the squared input of each
+        channel
+
+    Raises
+    ------
+    ValueError
+        The shapes do not match.
+    NotFiniteError
+        An activation is not finite.
+    """
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
             f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got"

@@ -1,7 +1,4 @@
-"""Local selection of pruned weights: an exact number of lowest scores per comparison group.
-
-The module has only arithmetic of shapes and does not import torch.
-"""
+"""Local selection of pruned weights: an exact number of lowest scores per comparison group."""
 
 import re
 from typing import Literal
@@ -29,11 +26,8 @@ _PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
     """Return (n, m) of an n:m pattern with 0 < n < m, which keeps n of m weights; else None."""
     match = _PATTERN.fullmatch(group)
-    if match is None:
-        return None
-    n = int(match[1])
-    m = int(match[2])
-    return (n, m) if n < m else None
+    pattern = (int(match[1]), int(match[2])) if match else (0, 0)
+    return pattern if pattern[0] < pattern[1] else None
 
 
 def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
@@ -99,11 +93,10 @@ def select_lowest(
     scores : (out_features, in_features), float; compared as float32
     sparsity : fraction of each group to prune, in [0, 1); an n:m pattern implies its own
     group : see ``ComparisonGroup``
-    factors : (in_features,), float32, or None
-        If given, the scores are ``|scores| * factors``. For large matrices they are not stored.
-    sums : sums of ``scores``, or None; needs ``factors``
-        If given, the scores are those of ``relative_score``. For large matrices they are not
-        stored.
+    factors : (in_features,), float32, or None; if given, the scores are ``|scores| * factors``,
+        which are not stored for large matrices
+    sums : sums of ``scores``, or None; if given, with ``factors``, the scores are those of
+        ``relative_score``
 
     Returns
     -------
@@ -146,10 +139,17 @@ def select_number(
         elif factors is not None:
             scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)
-        size = group_size((scores.shape[0], scores.shape[1]), group)
+        rows, columns = scores.shape
+        lines = scores.T if group == "column" else scores
         select = _select_sorted if scores.device.type == "cpu" else _select_on_device
-        prune_mask = select(scores, size, quota, group)
-        unordered = _unordered(scores, finite=factors is not None)
+        prune_mask = select(lines.reshape(-1, group_size((rows, columns), group)), quota)
+        if group == "column":
+            prune_mask = prune_mask.reshape(columns, rows).T.contiguous()
+        prune_mask = prune_mask.reshape(rows, columns)
+        # Scores that are computed here must not be infinite either.
+        unordered = bool(
+            torch.isnan(scores).any() if factors is None else not torch.isfinite(scores).all()
+        )
     if unordered:
         raise NotFiniteError(
             "the scores contain NaN or infinity and cannot be compared; check the model's weights"
@@ -157,36 +157,17 @@ def select_number(
     return prune_mask
 
 
-def _unordered(scores: Tensor, finite: bool) -> bool:
-    """Return whether a score is NaN, or with ``finite`` NaN or infinite."""
-    return not bool(torch.isfinite(scores).all()) if finite else bool(torch.isnan(scores).any())
-
-
-def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
-    """Select by a stable sort."""
-    rows, columns = scores.shape
-    lines = (scores.T if group == "column" else scores).reshape(-1, size)
+def _select_sorted(lines: Tensor, quota: int) -> Tensor:
+    """Select the ``quota`` lowest scores of each line by a stable sort."""
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
-    prune_mask = torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
-    return (
-        prune_mask.reshape(columns, rows).T.contiguous()
-        if group == "column"
-        else prune_mask.reshape(rows, columns)
-    )
+    return torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
 
 
-def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
-    """Select with ``lowest_on_device``, with the result of ``_select_sorted``."""
+def _select_on_device(lines: Tensor, quota: int) -> Tensor:
+    """Select as ``_select_sorted``, with ``lowest_on_device``."""
     from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
 
-    rows, columns = scores.shape
-    lines = (scores.T if group == "column" else scores).reshape(-1, size)
-    prune_mask = prune_lowest(ordered_keys(lines), quota)
-    return (
-        prune_mask.reshape(columns, rows).T.contiguous()
-        if group == "column"
-        else prune_mask.reshape(rows, columns)
-    )
+    return prune_lowest(ordered_keys(lines), quota)
 
 
 def _select_compiled(
@@ -196,22 +177,24 @@ def _select_compiled(
     from pruning_kernels.selection import lowest
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
-    given = scores.detach().contiguous().numpy()
-    nothing = np.empty(0, np.float32)
-    by = nothing if factors is None else factors.contiguous().numpy()
-    of = (
-        (nothing, nothing)
-        if sums is None
-        else (sums.rows.contiguous().numpy(), sums.columns.contiguous().numpy())
-    )
+    nothing = torch.empty(0)
+    given = [
+        tensor.detach().contiguous().numpy()
+        for tensor in (
+            scores,
+            nothing if factors is None else factors,
+            nothing if sums is None else sums.rows,
+            nothing if sums is None else sums.columns,
+        )
+    ]
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
-        unordered = lowest.prune_pattern(given, by, *of, pattern[1], quota, threads, prune_mask)
+        unordered = lowest.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
     else:
         kernel = {
             "layer": lowest.prune_layer,
             "row": lowest.prune_rows,
             "column": lowest.prune_columns,
         }[group]
-        unordered = kernel(given, by, *of, quota, threads, prune_mask)
+        unordered = kernel(*given, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

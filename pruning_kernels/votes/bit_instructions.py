@@ -4,11 +4,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
-from pruning_kernels.compiled import instruction
 
-
-@instruction
+@intrinsic
 def popcount(typing: Any, word: Any) -> Any:
     """Return the number of set bits of a uint64."""
 
@@ -18,7 +17,7 @@ def popcount(typing: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@instruction
+@intrinsic
 def lowest_bit(typing: Any, word: Any) -> Any:
     """Return the index of the lowest set bit of a uint64 that is not zero."""
 

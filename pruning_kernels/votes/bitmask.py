@@ -9,14 +9,8 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-
 LINE_WORDS = 8
 """Number of words of a cache line."""
-LINES_APART = (64, 9)
-"""Distance of rows: a multiple of 64 cache lines, plus nine.
-
-Nine lines are as many as a row has in the cache while it is read.
-"""
 
 
 def num_words(num_weights: int) -> int:
@@ -31,8 +25,8 @@ def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
     map to the same cache sets, which hold a few lines, and evict each other while their words are
     added up. Here they map to different sets.
     """
-    multiple, more = LINES_APART
-    lines = -(-words // (multiple * LINE_WORDS)) * multiple + more
+    # A row has nine lines in the cache while it is read.
+    lines = -(-words // (64 * LINE_WORDS)) * 64 + 9
     return np.empty((num_masks, lines * LINE_WORDS), np.uint64)[:, :words]
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled, instruction
+from pruning_kernels.compiled import compiled
 from pruning_kernels.votes.bitmask import LINE_WORDS, Words, stack_of_masks
 
 GROUP = 64
@@ -50,7 +51,7 @@ def _adder(group: int) -> Any:
     to_line = line.as_pointer()
     to_byte = ir.IntType(8).as_pointer()
 
-    @instruction
+    @intrinsic
     def add(typing: Any, masks: Any, voter: Any, word: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             prefetch = builder.module.declare_intrinsic("llvm.prefetch", [to_byte], PREFETCH)
@@ -119,7 +120,7 @@ def _writer(past_cache: bool) -> Any:
     With ``past_cache`` it uses a non-temporal store, and the place must be aligned to a line.
     """
 
-    @instruction
+    @intrinsic
     def write(typing: Any, planes: Any, plane: Any, word: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             to_line = ir.VectorType(ir.IntType(64), LINE_WORDS).as_pointer()
@@ -153,7 +154,7 @@ _write = _writer(False)
 _write_past_cache = _writer(True)
 
 
-@instruction
+@intrinsic
 def _finish_writing(typing: Any) -> Any:
     """Fence that makes non-temporal stores visible to all threads before later operations."""
 

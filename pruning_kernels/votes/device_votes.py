@@ -5,6 +5,8 @@ bits of ``votes``. All but the counting is plain torch. The counting also has a 
 tensors on the CPU, which is not used on other devices.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,54 +14,44 @@ from torch import Tensor
 
 from pruning_kernels.selection.lowest_on_device import prune_lowest
 from pruning_kernels.selection.selection import ComparisonGroup, group_size, pruned_per_group
-from pruning_kernels.votes.bitmask import Words, num_words
+from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_on_device
+from pruning_kernels.votes.votes import Sizes, VoteCounter
 
 
-class DeviceVotes:
-    """Bit planes as in ``votes.VoteCounter``, in int64 words on a device."""
+class DeviceVotes(VoteCounter):
+    """Votes as bit planes in int64 words on a device."""
+
+    planes: Any
 
     def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device) -> None:
-        self.shape = shape
-        self.num_voters = num_voters
-        self.num_weights = shape[0] * shape[1]
-        planes = (max(1, num_voters.bit_length()), num_words(self.num_weights))
-        self.planes = torch.zeros(planes, dtype=torch.int64, device=device)
+        self._device = device
+        super().__init__(shape, num_voters)
 
-    def count(self, masks: NDArray[np.uint64], first: int) -> None:
-        """Count the votes of all voters in a range of words, (num_voters, words)."""
-        on_device = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(
-            self.planes.device
-        )
+    def _make_planes(self, planes: int, words: int) -> None:
+        self.planes = torch.zeros((planes, words), dtype=torch.int64, device=self._device)
+
+    def _count(self, masks: NDArray[np.uint64], first: int) -> None:
+        given = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self._device)
         stretch = self.planes[:, first : first + masks.shape[1]]
         if stretch.device.type == "cpu":
-            _count_one_by_one(on_device, stretch)
+            _count_one_by_one(given, stretch)
         else:
             from pruning_kernels.votes.vote_planes_cuda import count_votes
 
-            count_votes(on_device, stretch)
+            count_votes(given, stretch)
 
     def counts(self) -> NDArray[np.int32]:
         """Return the votes per weight, shaped like the matrix."""
         return self._counts().cpu().numpy()
 
-    def unanimous(self) -> Words:
-        """Return the packed mask of the weights that every voter would prune."""
-        all_of_them = torch.full_like(self.planes[0], -1)
-        for bit, plane in enumerate(self.planes):
-            all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
-        words = all_of_them.cpu().numpy().view(np.uint64)
-        if self.num_weights % 64:
-            words[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
-        return words
+    def _on_host(self, words: Any) -> Words:
+        return words.cpu().numpy().view(np.uint64)
 
     def most_voted(
-        self, sparsity: float, group: ComparisonGroup, sizes: NDArray[np.unsignedinteger] | None
+        self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
     ) -> Words:
-        """Return the packed mask of the most voted weights of each comparison group.
-
-        See ``votes.select_most_voted``.
-        """
+        """Return the packed mask of the most voted weights of each comparison group."""
         rows, columns = self.shape
         quota = pruned_per_group(self.shape, sparsity, group)
         keys, bits = self._keys(sizes)
@@ -71,17 +63,15 @@ class DeviceVotes:
 
     def _counts(self) -> Tensor:
         """Return the votes per weight, shaped like the matrix, int32."""
-        counts = torch.zeros(
-            self.planes.shape[1] * 64, dtype=torch.int32, device=self.planes.device
-        )
-        places = torch.arange(8, dtype=torch.uint8, device=self.planes.device)
+        counts = torch.zeros(self.planes.shape[1] * 64, dtype=torch.int32, device=self._device)
+        places = torch.arange(8, dtype=torch.uint8, device=self._device)
         for bit, plane in enumerate(self.planes):
             # Shape (bytes, 8).
             bits = plane.view(torch.uint8)[:, None] >> places & 1
             counts.add_(bits.reshape(-1), alpha=1 << bit)
         return counts[: self.num_weights].reshape(self.shape)
 
-    def _keys(self, sizes: NDArray[np.unsignedinteger] | None) -> tuple[Tensor, int]:
+    def _keys(self, sizes: Sizes | None) -> tuple[Tensor, int]:
         """Return keys, (rows, columns), of which the lowest are pruned, and their number of bits.
 
         A key consists of the missing votes, followed by the size without its upper bit. Keys are
@@ -92,15 +82,11 @@ class DeviceVotes:
         if sizes is None:
             return missed, bits
         size_bits = 8 * sizes.itemsize - 1
-        signed = torch.from_numpy(sizes.view(np.int16 if sizes.itemsize == 2 else np.int32)).to(
-            self.planes.device
-        )
+        signed = torch.from_numpy(sizes.view(f"i{sizes.itemsize}")).to(self._device)
         dtype = torch.int32 if bits + size_bits < 32 else torch.int64
         keys = missed.to(dtype).bitwise_left_shift_(size_bits)
-        return (
-            keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1)),
-            bits + size_bits,
-        )
+        keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1))
+        return keys, bits + size_bits
 
 
 def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:

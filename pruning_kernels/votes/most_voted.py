@@ -1,14 +1,13 @@
 """Selection of the most voted weights on the bit planes of their votes, in numba.
 
-The selection by column is below. ``planes`` are (number of planes, words) uint64
+``planes`` are (number of planes, words) uint64
 from ``carry_save``, with zeros after the last weight. Masks and results are flat words as in
 ``bitmask``. ``sizes`` breaks ties between equally voted weights: unsigned integers, (weights,),
 whose upper bit is ignored, so that the bits of a float count as its magnitude. If it is empty, the
 lower index goes first.
 
-A word of a row holds the bits of 64 columns. Eight words of every row, 512 columns, are processed
-together: vector instructions do the same for all columns at once. Arguments are those of
-``most_voted``.
+A word of a row holds the bits of 64 columns. The selection by column processes eight words of every
+row, 512 columns, together: vector instructions do the same for all columns at once.
 """
 
 import math
@@ -259,7 +258,8 @@ def _prune_below(
                 if size >> shift < digit:
                     pruned[word] |= ONE << lowest
                 elif size >> shift == digit:
-                    places[found], keys[found] = place, size & below
+                    places[found] = place
+                    keys[found] = size & below
                     found += 1
 
 

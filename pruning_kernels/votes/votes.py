@@ -1,11 +1,10 @@
 """Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
 
 There are three implementations with the same bits: plain NumPy; for large matrices the compiled
-kernels of ``carry_save`` and ``most_voted``; and on a CUDA device
-``device_votes``.
+kernels of ``carry_save`` and ``most_voted``; and on a CUDA device ``device_votes``.
 """
 
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,20 +37,34 @@ MAX_PLANES = 16
 """Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
+def vote_counter(
+    shape: tuple[int, int], num_voters: int, device: torch.device = CPU
+) -> "VoteCounter":
+    """Return a counter without votes, whose planes are on a device."""
+    if device.type == "cpu":
+        return VoteCounter(shape, num_voters)
+    from pruning_kernels.votes.device_votes import DeviceVotes
+
+    return DeviceVotes(shape, num_voters, device)
+
+
 class VoteCounter:
-    """Votes for one matrix, as bit planes.
+    """Votes for one matrix, as bit planes in CPU memory; inputs and results are NumPy arrays.
 
     Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks
     are added as whole words, without unpacking. The planes need ``log2(voters) + 1`` bits per
-    weight, for any number of voters. Inputs and results are NumPy arrays, and the planes can be on
-    any device.
+    weight, for any number of voters.
     """
 
-    def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:
+    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
         self.shape = shape
         self.num_voters = num_voters
-        self._num_words = num_words(shape[0] * shape[1])
-        self._votes = votes_on(device, shape, num_voters)
+        self.num_weights = shape[0] * shape[1]
+        self._make_planes(max(1, num_voters.bit_length()), num_words(self.num_weights))
+
+    def _make_planes(self, planes: int, words: int) -> None:
+        self._room = planes_for(planes, words)
+        self.planes = self._room[:, :words]
 
     def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
         """Count the votes of all voters in a range of words.
@@ -67,64 +80,14 @@ class VoteCounter:
             There are more words, or another number of voters.
         """
         voters, words = masks.shape
-        if voters != self.num_voters or first + words > self._num_words:
+        if voters != self.num_voters or first + words > self.planes.shape[1]:
             raise ValueError(
-                f"expected {self.num_voters} masks of {self._num_words} words, got {masks.shape} at"
-                f" {first}"
+                f"expected {self.num_voters} masks of {self.planes.shape[1]} words, got"
+                f" {masks.shape} at {first}"
             )
-        self._votes.count(masks, first)
+        self._count(masks, first)
 
-    def counts(self) -> NDArray[np.int32]:
-        """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
-        return self._votes.counts()
-
-    def unanimous(self) -> Words:
-        """Return the packed mask of the weights that every voter would prune."""
-        return self._votes.unanimous()
-
-    def most_voted(
-        self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
-    ) -> Words:
-        """Return the packed mask of the most voted weights of each comparison group.
-
-        See ``select_most_voted``.
-        """
-        return self._votes.most_voted(sparsity, group, sizes)
-
-
-class Votes(Protocol):
-    """Interface of a ``VoteCounter``'s planes on a device, with the same methods."""
-
-    def count(self, masks: NDArray[np.uint64], first: int) -> None: ...
-
-    def counts(self) -> NDArray[np.int32]: ...
-
-    def unanimous(self) -> Words: ...
-
-    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words: ...
-
-
-def votes_on(device: torch.device, shape: tuple[int, int], num_voters: int) -> Votes:
-    """Return bit planes without votes on a device."""
-    if device.type == "cpu":
-        return HostVotes(shape, num_voters)
-    from pruning_kernels.votes.device_votes import DeviceVotes
-
-    return DeviceVotes(shape, num_voters, device)
-
-
-class HostVotes:
-    """Bit planes in CPU memory, (number of planes, words) uint64."""
-
-    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
-        self.shape = shape
-        self.num_voters = num_voters
-        self.num_weights = shape[0] * shape[1]
-        self._room = planes_for(max(1, num_voters.bit_length()), num_words(self.num_weights))
-        self.planes = self._room[:, : num_words(self.num_weights)]
-
-    def count(self, masks: NDArray[np.uint64], first: int) -> None:
-        """Count the votes of all voters in a range of words."""
+    def _count(self, masks: NDArray[np.uint64], first: int) -> None:
         planes = self.planes[:, first : first + masks.shape[1]]
         if self._large:
             from pruning_kernels.votes.carry_save import count_votes
@@ -141,7 +104,7 @@ class HostVotes:
                     plane[:], carry = plane ^ carry, plane & carry
 
     def counts(self) -> NDArray[np.int32]:
-        """Return the votes per weight, shaped like the matrix."""
+        """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
         counts = np.zeros(self.shape, dtype=np.int32)
         for bit, plane in enumerate(self.planes):
             counts += unpack(plane, self.shape).astype(np.int32) << bit
@@ -149,14 +112,21 @@ class HostVotes:
 
     def unanimous(self) -> Words:
         """Return the packed mask of the weights that every voter would prune."""
-        all_of_them = np.full(self.planes.shape[1], np.uint64(0xFFFFFFFFFFFFFFFF))
+        all_of_them = ~(self.planes[0] ^ self.planes[0])
         for bit, plane in enumerate(self.planes):
             all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
+        words = self._on_host(all_of_them)
         if self.num_weights % 64:
-            all_of_them[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
-        return all_of_them
+            words[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
+        return words
 
-    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words:
+    def _on_host(self, words: Any) -> Words:
+        """Return words of the planes' device in CPU memory."""
+        return words
+
+    def most_voted(
+        self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
+    ) -> Words:
         """Return the packed mask of the most voted weights of each comparison group.
 
         See ``select_most_voted``.
@@ -164,7 +134,6 @@ class HostVotes:
         if not self._large or len(self.planes) > MAX_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
         from pruning_kernels.votes import most_voted
-        from pruning_kernels.votes.most_voted import most_voted_in_columns
 
         use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
@@ -174,7 +143,7 @@ class HostVotes:
         elif group == "row":
             words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
         elif group == "column":
-            words = most_voted_in_columns(self._room, self.shape, quota, flat)
+            words = most_voted.most_voted_in_columns(self._room, self.shape, quota, flat)
         else:
             words = most_voted.most_voted_in_pattern(
                 self._room, self.shape, group_size(self.shape, group), quota, flat
@@ -197,17 +166,15 @@ def select_most_voted(
     ----------
     counts : (rows, columns), votes per weight, not negative
     sparsity : fraction of each group to prune, in [0, 1)
-    group : see ``comparison_groups.ComparisonGroup``
-    sizes : (rows, columns) or None
-        Of weights with equally many votes the one with the smaller size is pruned first, then the
-        one with the lower index. With None only the index decides. The reference code uses a random
-        permutation, which random sizes reproduce with a seed.
+    group : see ``ComparisonGroup``
+    sizes : (rows, columns) or None. Of weights with equally many votes the one with the smaller
+        size is pruned first, then the one with the lower index. With None only the index decides.
+        The reference code uses a random permutation, which random sizes reproduce with a seed.
 
     Returns
     -------
     NDArray[np.bool_]
-        Prune mask, same shape; each group loses exactly ``comparison_groups.pruned_per_group``
-        weights.
+        Prune mask, same shape; each group loses exactly ``pruned_per_group`` weights.
     """
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)
@@ -223,31 +190,9 @@ def select_most_voted(
 
 
 def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
-    """Prune ``quota`` weights in each line.
-
-    They are all weights above the line's vote threshold, and the first of those on it.
-    """
-    lines, _ = counts.shape
-    levels = int(counts.max(initial=0)) + 1
-    line_index = np.arange(lines)[:, None]
-    histogram = np.bincount(
-        (line_index * levels + counts).reshape(-1), minlength=lines * levels
-    ).reshape(lines, levels)
-    # (lines, levels): number of weights with at least so many votes.
-    at_least = histogram[:, ::-1].cumsum(axis=1)[:, ::-1]
-    # The highest level that still fills the quota.
-    threshold = (at_least >= quota).sum(axis=1) - 1
-    prune_mask = counts > threshold[:, None]
-    missing = quota - prune_mask.sum(axis=1)
-
-    # Row-major: by line, then by index.
-    tie_line, tie_column = np.nonzero(counts == threshold[:, None])
-    if key is not None:
-        order = np.lexsort((tie_column, key[tie_line, tie_column], tie_line))
-        tie_line = tie_line[order]
-        tie_column = tie_column[order]
-    first_of_line = np.searchsorted(tie_line, np.arange(lines))
-    place = np.arange(tie_line.size) - first_of_line[tie_line]
-    chosen = place < missing[tie_line]
-    prune_mask[tie_line[chosen], tie_column[chosen]] = True
+    """Prune the ``quota`` weights of each line with the most votes and then the smallest keys."""
+    # The sort is stable, so that of equal weights the lower index comes first.
+    order = np.lexsort((-counts,) if key is None else (key, -counts), axis=1)
+    prune_mask = np.zeros(counts.shape, np.bool_)
+    np.put_along_axis(prune_mask, order[:, :quota], True, axis=1)
     return prune_mask

@@ -8,30 +8,22 @@ from typing import Any
 
 from espalier.data.tasks.catalogue import task_named
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.hf.export.adapter import (
-    check_adapter,
-    check_encoder_adapter,
-    edited_encoder,
-    export_adapter,
-    unrounded,
-)
+from espalier.hf.export.adapter import check_adapter, check_encoder_adapter, export_adapter
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import HEAD_KEY, Tensors
-from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
-from pruning_kernels.lora.factors import Factors
-from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
+from server_app.artifacts.outcome import Outcome, in_words, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
-from server_app.report.table import figure
-from strategies.averaging.adapters import Adapters
-from strategies.fedsoda.sub_model import SubModelResult
+from strategies.averaging.adapters import AdapterResult
+from strategies.fedsoda.sub_model import Plugged, SubModelResult
 from strategies.fleet import seconds_of_all
+
+Adapters = AdapterResult | Plugged
 
 
 class AdapterOutcome(Outcome[Adapters]):
@@ -47,7 +39,10 @@ class AdapterOutcome(Outcome[Adapters]):
         times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
-            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
+            return {
+                "perplexity": perplexities(self.losses_of(merged(result.adapters, tensors))),
+                **times,
+            }
         adapted = AdaptedModel.load(
             self.run.model, self.run.computing, self.run.settings, result.adapters
         )
@@ -76,10 +71,8 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def _check_decoder(self, result: Adapters) -> None:
         run = self.run
-        target = self.run.folder.path / "adapter"
-        stream = BlockStream(run.model, run.computing)
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_adapter(stream, result.edits, target, samples)
+        target = run.folder.path / "adapter"
+        check_adapter(self.stream, result.edits, target, self.few_samples)
         run.progress.note(
             "exported", "exported     adapter/ loads in plain peft to the same logits"
         )
@@ -94,12 +87,9 @@ class AdapterOutcome(Outcome[Adapters]):
         """
         run = self.run
         target = self.run.folder.path / "model"
-        stream = BlockStream(run.model, run.computing)
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
-        export_edited(
-            run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
-        )
-        check_export(stream, result.edits, target, samples)
+        card = merged_card(run.settings, run.model, result.report())
+        export_edited(run.model, result.edits, target, card)
+        check_export(self.stream, result.edits, target, self.few_samples)
         run.progress.note(
             "exported", "exported     model/, with the adapter merged, reloads to the same logits"
         )
@@ -113,12 +103,8 @@ class AdapterOutcome(Outcome[Adapters]):
     def _check_encoder(self, result: Adapters) -> None:
         run = self.run
         target = self.run.folder.path / "adapter"
-        tests = self.tests
         head = result.tensors(HEAD_KEY)
-        meant = edited_encoder(
-            run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device
-        )
-        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes)
+        check_encoder_adapter(run.model, run.computing, result.edits, head, target)
         run.progress.note(
             "exported",
             "exported     adapter/, with the head, loads in plain peft to the same logits",
@@ -129,7 +115,7 @@ class AdapterOutcome(Outcome[Adapters]):
             card = merged_card(run.settings, run.model, result.report())
             classes = task_named(run.settings.task.name).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
-            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target)
+            check_encoder(run.model, result.edits, head, merged_model)
             run.progress.note(
                 "exported", "exported     model/, with adapter and head, reloads to the same logits"
             )
@@ -141,26 +127,17 @@ class AdapterOutcome(Outcome[Adapters]):
             "dense": {},
             "federated": {key: result.tensors(key) for key in result.blobs},
         }
-        pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
+        pooled: Tensors | None = self.pooled()
         if pooled is not None:
             columns["centralized"] = pooled
         if self.tests.texts:
             self.measure_texts(
-                {column: _merging(result, tensors) for column, tensors in columns.items()}
+                {column: merged(result.adapters, tensors) for column, tensors in columns.items()}
             )
         if self.tests.encoded is not None:
             measure_items(
                 self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite
             )
-
-
-def _merging(result: Adapters, tensors: Tensors) -> Edits:
-    def factors(index: int) -> dict[str, Factors]:
-        # Blocks without adapters have no entry.
-        key = block_key(index)
-        return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
-
-    return merged(factors, result.adapters.keep_zeros)
 
 
 class SubModelOutcome(Outcome[SubModelResult]):
@@ -187,8 +164,8 @@ class SubModelOutcome(Outcome[SubModelResult]):
             " centralized and federated are the full model. The sub-model with the federated"
             " adapter is under report.sub_model_perplexity in summary.json."
         )
-        text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
-        self.run.progress.note("sub_model_evaluated", f"sub-model    {text}", losses=losses)
+        text = f"sub-model    {in_words(losses)}"
+        self.run.progress.note("sub_model_evaluated", text, losses=losses)
 
     @property
     def _plugged(self) -> AdapterOutcome:

@@ -11,9 +11,8 @@ from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.methods.fedspine import FedSpineSettings
-from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.outcome import perplexities
@@ -41,7 +40,8 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         of_cuts: dict[bytes, dict[str, float | None]] = {}
         # Devices with the same cut have the same model, so it is evaluated once.
         for client in clients:
-            if (bits := result.bits(client)) not in of_cuts:
+            bits = result.bits(client)
+            if bits not in of_cuts:
                 of_cuts[bits] = self._figures_of(result, client)
         own = {client: of_cuts[result.bits(client)] for client in clients}
         figures = {
@@ -56,14 +56,13 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
     def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:
         """Return the metrics of one device's model."""
         run = self.run
-        structure = result.structure_of(client)
-        model = OpenedModel(run.model.directory, structure)
+        model = OpenedModel(run.model.directory, result.structure_of(client))
         adapters = result.plan_for(client, run.settings.lora.rank)
         tensors = {
             key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
         }
         if self.tests.encoded is None:
-            edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+            edits = merged(adapters, tensors)
             return perplexities(
                 mean_losses(BlockStream(model, run.computing), self.tests.texts, edits)
             )
@@ -85,34 +84,27 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         ``refinements.json``.
         """
         run = self.run
-        report = result.report()
-        self.summary.report = report
-        job = run.settings.of(FedSpineSettings)
-        target = run.folder.path / "adapter"
-        export_adapter(
-            run.model,
-            result.adapters,
-            result.tensors,
-            target,
-            adapter_card(run.settings, run.model, report),
-        )
+        path = run.folder.path
+        self.summary.report = result.report()
+        target = path / "adapter"
+        card = adapter_card(run.settings, run.model, self.summary.report)
+        export_adapter(run.model, result.adapters, result.tensors, target, card)
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
-            document: dict[str, Any] = {
-                "client": client,
-                "pruned": result.groups.share(result.cut_of(client)),
-                "lora_rank": ranks.get(client),
-                "structure": result.structure_of(client).to_json(),
-            }
-            folder = run.folder.path / "structures"
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"client-{client:04d}.json", document)
-        write_json(
-            run.folder.path / "refinements.json",
-            {"rounds": [note.to_json() for note in result.rounds]},
-        )
+            (path / "structures").mkdir(exist_ok=True)
+            write_json(
+                path / "structures" / f"client-{client:04d}.json",
+                {
+                    "client": client,
+                    "pruned": result.groups.share(result.cut_of(client)),
+                    "lora_rank": ranks.get(client),
+                    "structure": result.structure_of(client).to_json(),
+                },
+            )
+        rounds = [note.to_json() for note in result.rounds]
+        write_json(path / "refinements.json", {"rounds": rounds})
         self._note_who_has_cut_less(result)
-        models = where_models_are(run, kept=job.keep_models)
+        models = where_models_are(run, kept=run.settings.of(FedSpineSettings).keep_models)
         self.summary.where = (
             f"the adapter is in {target}, the structure of each client's model in structures/;"
             f" {models}"
@@ -121,22 +113,15 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
         """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
         job = self.run.settings.of(FedSpineSettings)
-        clients = [seat.client for seat in self.summary.roster.active()]
         wanted = result.groups.wanted(job)
-        behind = [
-            client
-            for client in clients
-            if not result.groups.reaches(result.cut_of(client), wanted, job)
-        ]
-        if behind:
-            where = {
-                "global": "",
-                "block": " in every block",
-                "kind": " of each kind in every block",
-            }[job.selection]
-            steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
-            others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
-            self.summary.notes.append(
-                f"{len(behind)} of {count(len(clients), 'client')} did not reach fedspine.pruning-ratio"
-                f" = {job.pruning_ratio:g}{where}; raise federation.rounds{others}."
-            )
+        cuts = [result.cut_of(seat.client) for seat in self.summary.roster.active()]
+        behind = sum(not result.groups.reaches(cut, wanted, job) for cut in cuts)
+        if not behind:
+            return
+        scopes = {"global": "", "block": " in every block", "kind": " of each kind in every block"}
+        steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
+        others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
+        self.summary.notes.append(
+            f"{behind} of {count(len(cuts), 'client')} did not reach fedspine.pruning-ratio ="
+            f" {job.pruning_ratio:g}{scopes[job.selection]}; raise federation.rounds{others}."
+        )

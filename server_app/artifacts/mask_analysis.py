@@ -5,7 +5,7 @@ deployment has no such analysis.
 """
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.models.structure import RESIDUAL_KINDS
-from espalier.training.sft_p.mask_history import LOOKED_AT, masks_of, steps_to_budget
+from espalier.training.mask_history import LOOKED_AT, masks_of, steps_to_budget
 
 Masks = Mapping[Gate, Tensor]
 
@@ -85,31 +85,24 @@ def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
 
     This needs matplotlib.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    perplexities = [value for own in figures["perplexity"].values() for value in own.values()]
     drawn = []
     for name, paint, has_any in (
         ("agreement", _agreement, bool(figures["agreement"])),
         ("density", _density, bool(figures["density"])),
         ("budget", _budget, any(figures["spent"].values())),
-        (
-            "perplexity",
-            _perplexity,
-            any(value for own in figures["perplexity"].values() for value in own.values()),
-        ),
+        ("perplexity", _perplexity, any(perplexities)),
     ):
         if has_any:
             drawn.append(folder / f"masks-{name}.png")
-            _figure(paint, figures, drawn[-1])
+            figure = Figure(figsize=(9, 5), layout="constrained")
+            FigureCanvasAgg(figure)
+            paint(figure, figures)
+            figure.savefig(drawn[-1], dpi=110, metadata={"Software": None})
     return drawn
-
-
-def _figure(paint: Any, figures: Mapping[str, Any], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    paint(figure, figures)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
@@ -152,32 +145,24 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
 def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     axes.axhspan(0.98, 1.02, color="green", alpha=0.15, label="within 2%")
-    for client, rounds in (
-        (client, rounds) for client, rounds in figures["spent"].items() if rounds
-    ):
-        axes.plot(
-            [value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}"
-        )
-    axes.set_xlabel("training step")
-    axes.set_ylabel("sampled T(g), relative to the client's target")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    for client, rounds in figures["spent"].items():
+        if rounds:
+            steps = list(chain.from_iterable(rounds))
+            axes.plot(steps, linewidth=0.9, label=f"client {client}")
+    _label(axes, "training step", "sampled T(g), relative to the client's target")
 
 
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     for client, own in figures["perplexity"].items():
-        if not (
-            found := [(int(number), value) for number, value in own.items() if value is not None]
-        ):
-            continue
-        axes.plot(
-            [number for number, _ in found],
-            [value for _, value in found],
-            marker="o",
-            label=f"client {client}",
-        )
-    axes.set_xlabel("round")
-    axes.set_ylabel("perplexity of the client's smaller model on its held-out text")
+        found = {int(number): value for number, value in own.items() if value is not None}
+        if found:
+            axes.plot(list(found), list(found.values()), marker="o", label=f"client {client}")
+    _label(axes, "round", "perplexity of the client's smaller model on its held-out text")
+
+
+def _label(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

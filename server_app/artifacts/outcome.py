@@ -1,10 +1,12 @@
 """Base class for the end of a run: its result is written, checked, evaluated and compared."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
@@ -18,15 +20,12 @@ from server_app.report.table import figure
 from strategies.base.run import Run
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 A_FEW = 2
-"""Number of sequences for the comparison of the written model with the result."""
+"""Number of sequences for a comparison."""
 
-OneModel = Edits | OpenedModel
+Model = Edits | OpenedModel
 """Edits of the base model's weights, or another model."""
-Model = OneModel | Mapping[int, OneModel]
-"""Model for all clients, or one model per client (a personal result)."""
 
 
 class Outcome(ABC, Generic[R]):
@@ -83,39 +82,33 @@ class Outcome(ABC, Generic[R]):
         """Assign the clients' evaluation to the right model if it is not their local baseline."""
         return
 
-    def pooled(self, make: Callable[[Any], T]) -> T | None:
-        """Return the centralized baseline; ``make`` calls the function that the method's row names.
+    def pooled(self) -> Any:
+        """Return the centralized baseline, by the function that the method's row names.
 
         The result is None if there is no baseline, if it is disabled, or if a client's data cannot
         be read, which must not make the run fail.
         """
         run = self.run
-        baseline = METHODS[self.run.settings.method].baseline
+        baseline = METHODS[run.settings.method].baseline
         if not (baseline and run.settings.makes_centralized(simulation=run.simulation)):
             return None
         try:
-            return make(part(baseline))
+            return part(baseline)(run)
         except EspalierError as error:
             run.progress.note("no_baseline", f"no centralized baseline: {error}", reason=str(error))
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
-        """Compute losses of models on the evaluation texts, by column.
-
-        A personal result has one loss per client.
-        """
+        """Compute losses of models on the evaluation texts, by column."""
         run = self.run
         run.progress.begin("evaluating", len(models))
         for column, model in models.items():
-            if isinstance(model, Mapping):
-                self._measure_personal(column, model)
-                continue
             losses = self.losses_of(model)
             self.note_not_finite(column, losses)
             for name, loss in losses.items():
                 self.summary.losses[name][column] = loss
-            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
-            run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
+            text = f"{column}: {in_words(losses)}"
+            run.progress.step("evaluated", text, column=column, losses=losses)
 
     def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
         """Record values of a model that are NaN or infinite.
@@ -157,32 +150,26 @@ class Outcome(ABC, Generic[R]):
             "; ".join([*self.faults, *(remedies or ["the result is not a usable model"])])
         )
 
-    def losses_of(self, model: OneModel) -> dict[str, float]:
+    def losses_of(self, model: Model) -> dict[str, float]:
         """Return a model's mean loss on each evaluation text."""
         if isinstance(model, OpenedModel):
             return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
-        return mean_losses(self._dense, self.tests.texts, model)
+        return mean_losses(self.stream, self.tests.texts, model)
 
     @cached_property
-    def _dense(self) -> BlockStream:
+    def stream(self) -> BlockStream:
+        """Blocks of the base model."""
         return BlockStream(self.run.model, self.run.computing)
 
-    def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
-        for client, model in sorted(models.items()):
-            losses = self.losses_of(model)
-            self.note_not_finite(f"{column} (client {client})", losses)
-            for name, loss in losses.items():
-                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = (
-                    perplexity(loss)
-                )
-            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
-            self.run.progress.step(
-                "evaluated",
-                f"{column} of client {client}: {text}",
-                column=column,
-                client=client,
-                losses=losses,
-            )
+    @property
+    def few_samples(self) -> Tensor:
+        """Sequences for the comparison of the written model with the result."""
+        return next(iter(self.tests.texts.values()))[:A_FEW]
+
+
+def in_words(losses: Mapping[str, float]) -> str:
+    """Return the perplexities for mean losses, as text."""
+    return ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
 
 
 def perplexities(losses: Mapping[str, float]) -> dict[str, float | None]:

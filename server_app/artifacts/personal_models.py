@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from safetensors.torch import save_file
-from torch import Tensor
 
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.stream.edits import dense
@@ -21,17 +20,15 @@ from espalier.models.mask_generator import PREFIX
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import PrivateState
-from espalier.training.sft_p.mask_history import load
+from espalier.training.mask_history import load
 from server_app.artifacts.mask_analysis import draw, mask_figures
 from server_app.artifacts.outcome import Outcome
 from server_app.artifacts.task_scores import measure_items
 from server_app.report.model_card import adapter_card
+from server_app.report.result_size import CLIENTS
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.method import RunResult
-from strategies.base.roster import Roster
 from strategies.base.run import Run
-
-FOLDER = "clients"
 
 R = TypeVar("R", bound=RunResult)
 
@@ -58,7 +55,18 @@ class PersonalOutcome(Outcome[R]):
         """Assign the clients' evaluation to the federated result: each has its own model of it."""
         self.summary.take_personal_figures()
         if self.run.simulation:
-            collect_models(self.run, self.summary.roster)
+            self._collect_models()
+
+    def _collect_models(self) -> None:
+        """Move the models of simulated clients, which are on this machine, to the run directory."""
+        run = self.run
+        root = NodeSettings().state_root()
+        folder = run.folder.path / CLIENTS
+        for seat in self.summary.roster.seats.values():
+            written = PrivateState(root, run.lineage, seat.site, {}).own_model
+            if written.is_dir():
+                folder.mkdir(exist_ok=True)
+                shutil.move(written, folder / seat.site)
 
 
 def where_models_are(run: Run, *, kept: bool) -> str:
@@ -66,22 +74,8 @@ def where_models_are(run: Run, *, kept: bool) -> str:
     if not kept:
         return "the clients' own models were not stored"
     if run.simulation:
-        return f"each client's model is in {run.folder.path / FOLDER}"
+        return f"each client's model is in {run.folder.path / CLIENTS}"
     return "each client's model is at the client, if its owner set models-dir"
-
-
-def collect_models(run: Run, roster: Roster) -> None:
-    """Move the models of simulated clients, which are on this machine, to the run directory.
-
-    Each client has its own folder.
-    """
-    root = NodeSettings().state_root()
-    folder = run.folder.path / FOLDER
-    for seat in roster.seats.values():
-        written = PrivateState(root, run.lineage, seat.site, {}).own_model
-        if written.is_dir():
-            folder.mkdir(exist_ok=True)
-            shutil.move(written, folder / seat.site)
 
 
 class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
@@ -94,13 +88,12 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
         """
         run = self.run
         self.summary.report = result.report()
-        tensors: dict[str, Tensor] = {}
-        for key in result.blobs:
-            tensors |= {
-                f"{key}.{name}": value
-                for name, value in result.tensors(key).items()
-                if name.startswith(PREFIX)
-            }
+        tensors = {
+            f"{key}.{name}": value
+            for key in result.blobs
+            for name, value in result.tensors(key).items()
+            if name.startswith(PREFIX)
+        }
         target = run.folder.path / "generator.safetensors"
         save_file(tensors, target, {"format": "pt"})
         models = where_models_are(run, kept=run.settings.of(SftPSettings).keep_models)
@@ -119,17 +112,14 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
             export_adapter(run.model, plan, lora.__getitem__, run.folder.path / "adapter", card)
 
     def take_clients_figures(self) -> None:
-        """Take the clients' evaluation and, in a simulation, write the analysis of their masks."""
-        super().take_clients_figures()
-        if self.run.simulation:
-            self._show_masks()
-
-    def _show_masks(self) -> None:
-        """Write ``masks.json`` and its plots.
+        """Take the clients' evaluation and, in a simulation, write the analysis of their masks.
 
         Simulated clients are on this machine, and so is their client state.
         """
+        super().take_clients_figures()
         run = self.run
+        if not run.simulation:
+            return
         root = NodeSettings().state_root()
         seats = self.summary.roster.seats
         kept = {

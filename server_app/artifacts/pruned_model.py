@@ -2,20 +2,18 @@
 
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from espalier.hf.export.model import check_export, export_edited
-from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.pruning import PruningSettings
-from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.selection import pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words
-from server_app.artifacts.outcome import A_FEW, Outcome
+from server_app.artifacts.outcome import Outcome
 from server_app.report.model_card import edited_card, pruned_card
 from server_app.report.summary import Summary, save_masks
 from strategies.base.method import RunResult
+from strategies.baselines import SCRATCH
 
 
 class EditedResult(RunResult, Protocol):
@@ -40,11 +38,9 @@ class EditedOutcome(Outcome[E]):
     def export(self, edits: Edits, card: str) -> None:
         """Write ``model/`` and check it by reloading it."""
         run = self.run
-        target = self.run.folder.path / "model"
-        stream = BlockStream(run.model, run.computing)
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
+        target = run.folder.path / "model"
         export_edited(run.model, edits, target, card)
-        check_export(stream, edits, target, samples)
+        check_export(self.stream, edits, target, self.few_samples)
         run.progress.note(
             "exported",
             "exported     model/ reloads to the same logits",
@@ -57,16 +53,9 @@ class EditedOutcome(Outcome[E]):
     def measure(self, result: E) -> None:
         """Compute losses on the texts."""
         models: dict[str, Edits] = {"dense": dense, "federated": result.edits}
-        if (pooled := self.centralized()) is not None:
+        if (pooled := self.pooled()) is not None:
             models["centralized"] = pooled
         self.measure_texts(models)
-
-    def centralized(self) -> Edits | None:
-        """Return the edits of the centralized baseline; None if it is disabled."""
-        made: Edits | None = self.pooled(
-            lambda baseline: baseline(self.run, BlockStream(self.run.model, self.run.computing))
-        )
-        return made
 
 
 class PrunedResult(EditedResult, Protocol):
@@ -106,21 +95,7 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
     def measure(self, result: PrunedResult) -> None:
         """Compute losses on the texts, then delete the centralized baseline's temporary files."""
         super().measure(result)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def centralized(self) -> Edits | None:
-        """Return the edits of the model pruned with the calibration samples of all clients."""
-        run = self.run
-        made: Edits | None = self.pooled(
-            lambda baseline: baseline(
-                run, BlockStream(run.model, run.computing), BlobStore(self._scratch)
-            )
-        )
-        return made
-
-    @property
-    def _scratch(self) -> Path:
-        return self.run.folder.path / "centralized"
+        shutil.rmtree(self.run.folder.path / SCRATCH, ignore_errors=True)
 
 
 def rounding_notes(summary: Summary) -> list[str]:

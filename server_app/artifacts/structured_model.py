@@ -1,7 +1,7 @@
 """Smaller models (``model/``): their form on disk, their size, and comparisons."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import export_sliced
@@ -15,7 +15,7 @@ from espalier.hf.structured.export import (
     export_structured,
 )
 from espalier.settings.pruning import SmallerSettings
-from server_app.artifacts.outcome import A_FEW, Model, Outcome
+from server_app.artifacts.outcome import Model, Outcome
 from server_app.report.model_card import smaller_card
 from server_app.report.result_size import Size
 from strategies.base.method import RunResult
@@ -68,9 +68,8 @@ class StructuredOutcome(Outcome[SmallerResult]):
         self.summary.zeroed = form == "zero-filled"
         self.summary.sparsity = self._sparsity(small)
         self._export(small, form, smaller_card(run.settings, run.model, self.summary.report))
-        samples = next(iter(self.tests.texts.values()))[:A_FEW]
         stream = BlockStream(small, run.computing)
-        check_structured(stream, self._target, samples, form)
+        check_structured(stream, self._target, self.few_samples, form)
         run.progress.note(
             "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
         )
@@ -79,16 +78,12 @@ class StructuredOutcome(Outcome[SmallerResult]):
     def measure(self, result: SmallerResult) -> None:
         """Compute losses on the texts."""
         models: dict[str, Model] = {"dense": dense, "federated": self._federated(result)}
-        made: OpenedModel | None = self.pooled(self._made)
+        made: OpenedModel | None = self.pooled()
         if made is not None:
             models["centralized"] = made
             self.summary.sizes["centralized"] = Size(made.plan.num_parameters)
             self.summary.centralized_sparsity = self._sparsity(made)
         self.measure_texts(models)
-
-    def _made(self, baseline: Any) -> OpenedModel:
-        made: OpenedModel = baseline(self.run)
-        return made
 
 
 class SlicedOutcome(StructuredOutcome):

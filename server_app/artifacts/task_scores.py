@@ -66,11 +66,9 @@ def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, 
 def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
     """Return the settings of generated answers; None if the task has none."""
     how = task_named(settings.task.name).generation
-    return (
-        replace(how, max_new_tokens=settings.task.answer_tokens)
-        if how and not tests.num_classes
-        else None
-    )
+    if how is None or tests.num_classes:
+        return None
+    return replace(how, max_new_tokens=settings.task.answer_tokens)
 
 
 def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
@@ -81,12 +79,8 @@ def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> in
     assert tests.encoded is not None
     lost = set(tests.encoded.cut)
     if (how := _writing(settings, tests)) is not None:
-        lost |= shortened(
-            model.tokenizer,
-            [item.prompt for item in tests.items],
-            how,
-            model.num_positions or sys.maxsize,
-        )
+        prompts = [item.prompt for item in tests.items]
+        lost |= shortened(model.tokenizer, prompts, how, model.num_positions or sys.maxsize)
     return len(lost)
 
 

@@ -13,8 +13,7 @@ from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings, parse
-from server_app.estimate.estimate import Plan
-from server_app.estimate.traffic import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
+from server_app.estimate.estimate import STATED_MEGABITS, STATED_TERAFLOPS, Plan, Speeds
 
 
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:
@@ -48,14 +47,14 @@ def main(document: Mapping[str, Any]) -> int:
         settings = parse(document["run"], simulation=True)
         speeds = _speeds(settings, document)
         if settings.model == DEMO:
-            lines = planned(settings, open_model(DEMO)).long(speeds)
+            text = planned(settings, open_model(DEMO)).long(speeds)
         else:
             with described(at_home(settings.model).absolute()) as directory:
-                lines = planned(settings, open_model(str(directory))).long(speeds)
+                text = planned(settings, open_model(str(directory))).long(speeds)
     except EspalierError as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    print(text)
     return 0
 
 

@@ -1,6 +1,12 @@
-"""Estimate of a run: all numbers together, and their text."""
+"""Estimate of a run: all numbers together, and their text.
 
-from collections.abc import Iterator, Sequence
+A client's time is its operations divided by its speed, plus its bytes divided by its bandwidth.
+Clients of a deployment work at the same time. Work of the server, process starts, reading and
+tokenization are not included.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -11,14 +17,34 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
-from server_app.estimate.disk import Disk, disk_of
-from server_app.estimate.dry_runs.dry_run import CASES
-from server_app.estimate.dry_runs.tuning import DryTuning
-from server_app.estimate.exchange import Traffic
+from server_app.estimate.dry_run import Case
 from server_app.estimate.memory import Memory, superlink, supernode
-from server_app.estimate.traffic import TERA, RunTraffic, Speeds, asked_of, seconds
-from server_app.estimate.work.base import Work
+from server_app.estimate.traffic import RunTraffic, Traffic, unread_tests
+from server_app.estimate.tuning import DryTuning
+from server_app.estimate.work import Work
 from server_app.public_tests import PublicTests
+
+TERA = 1e12
+MEGA = 1e6
+STATED_TERAFLOPS = 0.05
+STATED_MEGABITS = 100.0
+"""Default speeds without other information: two cores of a laptop, and a home connection."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speed of a client."""
+
+    teraflops: float = STATED_TERAFLOPS
+    """Additions and multiplications per second, in 10^12."""
+    megabits: float = STATED_MEGABITS
+    """Bandwidth in each direction, in 10^6 bits per second."""
+    measured: bool = False
+    """True if ``teraflops`` were measured on this machine."""
+
+    def seconds(self, operations: float, num_bytes: int = 0) -> float:
+        """Return the time for this amount of work and traffic, in seconds."""
+        return operations / (self.teraflops * TERA) + 8 * num_bytes / (self.megabits * MEGA)
 
 
 @dataclass(frozen=True)
@@ -27,7 +53,7 @@ class Plan:
 
     Parameters
     ----------
-    tests : evaluation texts and items, if they were read
+    tests : evaluation texts and items; None if they were not read
     """
 
     settings: RunSettings
@@ -38,12 +64,12 @@ class Plan:
     @cached_property
     def traffic(self) -> RunTraffic:
         """Messages of the run."""
-        asked = asked_of(self.settings, self.tests, self.model.family.kind == "encoder")
-        return RunTraffic(self.settings, self.model, asked)
+        tests = self.tests or unread_tests(self.settings, self.model)
+        return RunTraffic(self.settings, self.model, tests)
 
     @cached_property
     def work(self) -> Work:
-        """Memory and operations of the processes."""
+        """Memory, disk space and operations of the processes."""
         kind: type[Work] = part(METHODS[self.settings.method].work)
         return kind(self.traffic)
 
@@ -57,74 +83,77 @@ class Plan:
         """Memory of the ServerApp's process."""
         return self.work.server(self.simulation)
 
+    @property
+    def superlink(self) -> Memory:
+        """Memory of the SuperLink."""
+        return superlink(self.traffic.total(), self.settings.num_clients)
+
+    @property
+    def supernode(self) -> Memory:
+        """Memory of a SuperNode."""
+        return supernode(self.traffic.total().largest)
+
     @cached_property
-    def disk(self) -> Disk:
-        """Space on all disks."""
-        return disk_of(self.work, simulation=self.simulation)
+    def client_disk(self) -> Mapping[str, int]:
+        """Bytes on a client's disk, by kind of content."""
+        return self.work.client_disk(self.simulation)
+
+    @cached_property
+    def server_disk(self) -> Mapping[str, int]:
+        """Bytes in the run directory, by kind of content."""
+        return self.work.server_disk(self.simulation)
 
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
         """Return the seconds of a client's round, with the traffic of its busiest round."""
-        by_round: dict[int, int] = {}
-        for one in self.traffic.exchanges(client):
-            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.num_bytes
-        return seconds(self.work.operations(), max(by_round.values(), default=0), speeds)
+        by_round = Counter[int]()
+        for one in self.traffic.exchanges()[client]:
+            by_round[one.server_round] += one.num_bytes
+        return speeds.seconds(self.work.operations(), max(by_round.values(), default=0))
 
     # ----- as text -----
 
-    def short(self, speeds: Speeds) -> list[str]:
+    def short(self, speeds: Speeds) -> str:
         """Return a few lines, printed before a run starts.
 
         The messages of a simulation use no network, so they take no time.
         """
         traffic = self.traffic
-        least, usual, most = map(traffic.total, CASES)
         clients = range(self.settings.num_clients)
         per_client = max(traffic.of_client(client).num_bytes for client in clients)
-        total = f"{as_size(usual.num_bytes)} in all"
+        total = f"{as_size(per_client)} per client, {as_size(traffic.total().num_bytes)} in all"
         if traffic.open_questions:
-            total += f" ({as_size(least.num_bytes)} to {as_size(most.num_bytes)})"
-        client = as_size(sum(self.disk.client.values()))
-        server = as_size(sum(self.disk.server.values()))
-        memory = (
-            f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the"
-            " server"
-        )
-        largest = most.largest
-        link = as_size(superlink(most, self.settings.num_clients).peak)
-        flower = f"{link} of the SuperLink and {as_size(supernode(largest).peak)} of a SuperNode"
+            total += f" at most, {as_size(traffic.total('least').num_bytes)} at least"
+        on_disk = [as_size(sum(own.values())) for own in (self.client_disk, self.server_disk)]
         lines = [
-            f"planned      messages: {as_size(per_client)} per client, {total}",
-            f"planned      memory: {memory}; disk: {client} per client and {server} of the server",
+            f"planned      messages: {total}",
+            (
+                f"planned      memory: about {as_size(self.client.peak)} per client and"
+                f" {as_size(self.server.peak)} of the server; disk: {on_disk[0]} per client and"
+                f" {on_disk[1]} of the server"
+            ),
         ]
         if not self.simulation:
-            superlinks = f"disk of the SuperLink {as_size(self.disk.superlink)}"
-            lines.append(f"planned      memory of Flower's processes: {flower}; {superlinks}")
-        return [*lines, f"planned      time: {self._short_time(speeds)}"]
+            lines.append(
+                f"planned      memory of Flower's processes: {as_size(self.superlink.peak)} of the"
+                f" SuperLink and {as_size(self.supernode.peak)} of a SuperNode; disk of the"
+                f" SuperLink {as_size(self.work.superlink_disk())}"
+            )
+        lines.append(f"planned      time: a client's round {self._short_time(speeds)}")
+        return "\n".join(lines)
 
     def _short_time(self, speeds: Speeds) -> str:
         speed = f"{speeds.teraflops:.3g} teraflops"
         if speeds.measured:
-            computed = duration(self.work.operations() / (speeds.teraflops * TERA), tenths=True)
-            return (
-                f"a client's round {computed} of computing at {speed}, as measured on this machine"
-            )
+            computed = duration(speeds.seconds(self.work.operations()), tenths=True)
+            return f"{computed} of computing at {speed}, as measured on this machine"
         found = duration(self.seconds_of_round(0, speeds), tenths=True)
         line = f"{speeds.megabits:g} megabits per second"
-        return f"a client's round {found} at {speed} and {line} (espalier plan takes other speeds)"
+        return f"{found} at {speed} and {line} (espalier plan takes other speeds)"
 
-    def long(self, speeds: Speeds) -> list[str]:
-        """Return all lines."""
-        return [
-            *self._head(),
-            "",
-            *self._bytes(),
-            "",
-            *self._memory(),
-            "",
-            *self._disk(),
-            "",
-            *self._time(speeds),
-        ]
+    def long(self, speeds: Speeds) -> str:
+        """Return the whole estimate."""
+        paragraphs = [self._head(), self._bytes(), self._memory(), self._disk(), self._time(speeds)]
+        return "\n\n".join("\n".join(lines) for lines in paragraphs)
 
     def _head(self) -> list[str]:
         plan = self.model.plan
@@ -141,20 +170,22 @@ class Plan:
         return lines
 
     def _bytes(self) -> list[str]:
+        questions = self.traffic.open_questions
+        at_most = ", at most" if questions else ""
         rows = [("round", "message", "down", "up", "messages"), *self._shortened()]
-        lines = ["Bytes of one client (client 0), by round", *_table(rows)]
-        for case in CASES if self.traffic.open_questions else CASES[1:2]:
+        lines = [f"Bytes of one client (client 0), by round{at_most}", *_table(rows)]
+        cases: dict[str, Case] = {"in all": "most"}
+        if questions:
+            cases = {"in all, at least": "least", "in all, at most": "most"}
+        for name, case in cases.items():
             own = self.traffic.of_client(0, case)
             total = self.traffic.total(case)
-            name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(
-                f"in all{name}: {as_size(own.down)} down and {as_size(own.up)} up per client,"
+                f"{name}: {as_size(own.down)} down and {as_size(own.up)} up per client,"
                 f" {as_size(total.down)} and {as_size(total.up)} at the server in"
                 f" {count(total.messages, 'request')}; largest message {as_size(total.largest)}"
             )
-        if self.traffic.open_questions:
-            lines.append(f"left open: {self.traffic.open_questions}")
-        return lines
+        return [*lines, f"left open: {questions}"] if questions else lines
 
     def _shortened(self) -> Iterator[tuple[str, ...]]:
         """Yield the rows of client 0, with consecutive rounds of equal messages combined."""
@@ -169,60 +200,59 @@ class Plan:
                 yield f"{numbers[0]}{last}", kind, *sizes
 
     def _memory(self) -> list[str]:
-        traffic = self.traffic.total("most")
-        known: list[tuple[str, Memory]] = [("a client", self.client), ("the server", self.server)]
-        known += [
-            ("the SuperLink", superlink(traffic, self.settings.num_clients)),
-            ("a SuperNode", supernode(traffic.largest)),
-        ]
         lines = [
             "Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"
         ]
-        for who, memory in known:
-            parts = ", ".join(
-                f"{name} {as_size(size)}" for name, size in memory.largest.parts.items() if size
-            )
+        for who, memory in (
+            ("a client", self.client),
+            ("the server", self.server),
+            ("the SuperLink", self.superlink),
+            ("a SuperNode", self.supernode),
+        ):
             lines.append(
                 f"  {who:<14} {as_size(memory.peak):>9}: libraries {as_size(memory.libraries)};"
-                f" {memory.largest.name}: {parts}"
+                f" {memory.largest.name}: {in_words(memory.largest.parts)}"
             )
         return lines
 
     def _disk(self) -> list[str]:
-        disk = self.disk
-        lines = ["Disk, at its fullest"]
-        for who, parts in (("a client", disk.client), ("the server", disk.server)):
-            told = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
-            lines.append(f"  {who:<14} {as_size(sum(parts.values())):>9}: {told}")
-        lines.append(f"  {'the SuperLink':<14} {as_size(disk.superlink):>9}: messages under way")
-        return [*lines, f"  {'a SuperNode':<14} {as_size(0):>9}: messages are in its memory"]
+        rows = (
+            ("a client", sum(self.client_disk.values()), in_words(self.client_disk)),
+            ("the server", sum(self.server_disk.values()), in_words(self.server_disk)),
+            ("the SuperLink", self.work.superlink_disk(), "messages under way"),
+            ("a SuperNode", 0, "messages are in its memory"),
+        )
+        lines = [f"  {who:<14} {as_size(total):>9}: {what}" for who, total, what in rows]
+        return ["Disk, at its fullest", *lines]
 
     def _time(self, speeds: Speeds) -> list[str]:
-        found = self.seconds_of_round(0, speeds)
-        how = "measured on this machine" if speeds.measured else "stated"
+        operations = self.work.operations()
         rounds = self.traffic.strategy.num_rounds
-        alone = (
-            rounds * self.work.operations()
-            if any(one.kind == "alone" for one in self.traffic.exchanges(0))
-            else 0.0
-        )
+        alone = any(one.kind == "alone" for one in self.traffic.exchanges()[0])
         everything = self.traffic.of_client(0).num_bytes
-        whole = seconds(rounds * self.work.operations() + alone, everything, speeds)
+        whole = speeds.seconds(rounds * operations * (2 if alone else 1), everything)
+        how = "measured on this machine" if speeds.measured else "stated"
+        found = duration(self.seconds_of_round(0, speeds), tenths=True)
         return [
             (
                 "Time, an estimate (operations by speed, bytes by line; without the server's work,"
                 " starts and reading)"
             ),
             (
-                f"  a client's round: {self.work.operations() / 1e12:.3g} T operations,"
-                f" {duration(found, tenths=True)} with {speeds.teraflops:.3g} teraflops ({how}) and"
-                f" {speeds.megabits:g} megabits per second"
+                f"  a client's round: {operations / TERA:.3g} T operations, {found} with"
+                f" {speeds.teraflops:.3g} teraflops ({how}) and {speeds.megabits:g} megabits per"
+                " second"
             ),
             (
                 f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}:"
                 f" {duration(whole, tenths=True)}"
             ),
         ]
+
+
+def in_words(parts: Mapping[str, int]) -> str:
+    """Return the sizes of all parts that are not empty, as text."""
+    return ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

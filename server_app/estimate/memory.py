@@ -11,13 +11,13 @@ There is no formula for that. The numbers here were measured in real runs with F
 -m benchmarks.plan.deployed``), and are interpolated linearly.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from espalier.hf.machine.computing import KEPT_BYTES
-from server_app.estimate.exchange import Traffic
+from server_app.estimate.traffic import Traffic
 from strategies.base.rounds import REQUESTS_AHEAD
 
 Process = Literal[
@@ -50,10 +50,6 @@ Measured by ``python -m benchmarks.plan.libraries`` with torch for CPUs on Linux
 """
 
 
-COMPUTING: Collection[Process] = LIBRARIES.keys() - {"SuperLink", "SuperNode"}
-"""Processes of Espalier, in which the C library keeps freed memory."""
-
-
 @dataclass(frozen=True)
 class Moment:
     """Contents of a process's memory at one time."""
@@ -83,10 +79,10 @@ class Memory:
     def libraries(self) -> int:
         """Resident memory without data of the run, in bytes.
 
-        It includes the freed memory that the C library keeps.
+        In Espalier's processes it includes the freed memory that the C library keeps.
         """
-        kept = KEPT_BYTES if self.process in COMPUTING else 0
-        return LIBRARIES[self.process] + kept
+        is_of_flower = self.process in ("SuperLink", "SuperNode")
+        return LIBRARIES[self.process] + (0 if is_of_flower else KEPT_BYTES)
 
     @property
     def largest(self) -> Moment:
@@ -97,11 +93,6 @@ class Memory:
     def peak(self) -> int:
         """Highest resident memory, in bytes."""
         return self.libraries + self.largest.num_bytes
-
-
-def all_beside(moments: Iterable[Moment], others: Mapping[str, int]) -> list[Moment]:
-    """Return the moments of a process that holds other parts the whole time."""
-    return [moment.beside(others) for moment in moments]
 
 
 MEGA = 10**6

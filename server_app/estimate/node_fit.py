@@ -23,10 +23,10 @@ from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.hf.opening.opened import open_model
 from espalier.settings.node import NodeSettings, parse_node
-from espalier.settings.run import DEFAULT_METHOD, RunSettings, parse
-from server_app.estimate.disk import OWN_MODEL
-from server_app.estimate.estimate import Plan
+from espalier.settings.run import DEFAULT_METHOD, parse
+from server_app.estimate.estimate import Plan, in_words
 from server_app.estimate.memory import Memory
+from server_app.estimate.work import OWN_MODEL
 
 OWN = ("activations", "device")
 """Settings that a node may choose itself."""
@@ -47,26 +47,21 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
             "memory     depends on the model that the run's server sends; espalier plan on the"
             " server's machine shows it"
         )
-        brought = {
-            "models that runs send, twice while one arrives": (
-                2 * (node.max_bytes_of_models() or 0)
-            )
-        }
-        yield from on_disks(node, settings, brought)
+        size = 2 * (node.max_bytes_of_models() or 0)
+        yield from on_disks(node, {"models that runs send, twice while one arrives": size})
         return
-    settings = settings.model_copy(
-        update={name: getattr(node, name) for name in OWN if getattr(node, name)}
-    )
+    own = {name: getattr(node, name) for name in OWN if getattr(node, name)}
+    settings = settings.model_copy(update=own)
     model = open_model(node.model_path or settings.model)
+    plan = Plan(settings, model, simulation=False)
     on_device = settings.device == "cuda" or (
         settings.device == "auto" and torch.cuda.is_available()
     )
-    plan = Plan(settings, model, simulation=False)
     yield f"memory     {told(plan.client, on_device=on_device)}"
-    yield from on_disks(node, settings, plan.disk.client)
+    yield from on_disks(node, plan.client_disk)
 
 
-def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]) -> Iterator[str]:
+def on_disks(node: NodeSettings, parts: Mapping[str, int]) -> Iterator[str]:
     """Yield lines on the disk space that the work needs, and on the free space.
 
     ``parts`` are bytes by kind of content.
@@ -76,23 +71,20 @@ def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]
     InputError
         The free space does not suffice.
     """
+    root = node.state_root()
     private = {name: size for name, size in parts.items() if name != OWN_MODEL}
-    yield f"disk       {_on_disk('state-dir', root := node.state_root(), private)}"
+    yield f"disk       {_on_disk('state-dir', root, private)}"
     if node.models_dir and OWN_MODEL in parts:
         models = at_home(node.models_dir)
-        shared = (
-            sum(private.values())
-            if _there(models).stat().st_dev == _there(root).stat().st_dev
-            else 0
-        )
-        yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, shared)}"
+        same = _existing(models).stat().st_dev == _existing(root).stat().st_dev
+        others = sum(private.values()) if same else 0
+        yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, others)}"
 
 
-def _there(folder: Path) -> Path:
+def _existing(folder: Path) -> Path:
     """Return the folder, or its closest parent that exists."""
-    return next(
-        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
-    )
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
@@ -104,11 +96,8 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
         The free space does not suffice.
     """
     needed = sum(parts.values())
-    free = max(0, shutil.disk_usage(_there(folder)).free - others)
-    what = (
-        ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
-        or "hardly anything"
-    )
+    free = max(0, shutil.disk_usage(_existing(folder)).free - others)
+    what = in_words(parts) or "hardly anything"
     if needed > free:
         raise InputError(
             f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about"
@@ -125,16 +114,13 @@ def told(memory: Memory, *, on_device: bool) -> str:
     InputError
         The machine or the device has less memory.
     """
-    libraries, (free, total) = (
-        (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
-    )
+    libraries = 0 if on_device else memory.libraries
+    free, total = torch.cuda.mem_get_info() if on_device else machine_memory()[::-1]
     peak = libraries + memory.largest.num_bytes
     where = "the device" if on_device else "this machine"
-    parts = {"libraries": libraries, **memory.largest.parts}
-    largest = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+    parts = in_words({"libraries": libraries, **memory.largest.parts})
     line = (
-        f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}:"
-        f" {largest})"
+        f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}: {parts})"
     )
     if peak > total:
         raise InputError(
@@ -142,10 +128,11 @@ def told(memory: Memory, *, on_device: bool) -> str:
             " or a run with smaller batches or shorter samples, training.base = 'nf4', or"
             " activations = 'disk'"
         )
-    line += "; CUDA's own context comes on top" if on_device else ""
-    return (
-        line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
-    )
+    if on_device:
+        line += "; CUDA's own context comes on top"
+    if peak > free:
+        line += f"; that is more than the {as_size(free)} that are free now"
+    return line
 
 
 def main(document: Mapping[str, Any]) -> int:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 
-from espalier.hf.files.checkpoint import shard_header
+from espalier.hf.files.checkpoint import SINGLE, shard_header
 from espalier.hf.machine.computing import DTYPES
 from espalier.hf.machine.machine_memory import traced
 from espalier.hf.nf4.folder import (
-    WEIGHTS,
     WRITTEN_ANEW,
     quantised_config,
     quantised_specs,
@@ -23,7 +22,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch, tokens_at_once
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.messages.tensor_blobs import DTYPE_BYTES, TensorSpec
 from espalier.methods.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
 from server_app.estimate.memory import Moment
@@ -55,9 +54,9 @@ class Sizes:
         return DTYPE_BYTES[self.model.plan.blocks[0].linears[0].dtype]
 
     @property
-    def is_converted(self) -> bool:
-        """True if tensors exist twice while they are read, in the files' and computing dtype."""
-        return self.stored != self.computed
+    def read(self) -> int:
+        """Bytes per number in the files, if a tensor that is read exists in both dtypes, or 0."""
+        return 0 if self.stored == self.computed else self.stored
 
     @cached_property
     def width(self) -> int:
@@ -84,20 +83,18 @@ class Sizes:
     @cached_property
     def embeddings(self) -> int:
         """Number of parameters before the blocks."""
-        prefix = tuple(self.model.family.file_names(f"{self.model.family.embeddings}."))
-        tensors = self.model.checkpoint.tensors.items()
-        return sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
+        family = self.model.family
+        return self._parameters_in(*family.file_names(f"{family.embeddings}."))
 
     @cached_property
     def head(self) -> int:
-        """Number of parameters that are loaded for logits.
+        """Number of parameters of the head, or of the embeddings if the two are tied."""
+        return self._parameters_in(f"{self.model.family.head}.") or self.embeddings
 
-        These are the parameters of the head, or of the embeddings if the two are tied.
-        """
-        prefix = f"{self.model.family.head}."
+    def _parameters_in(self, *prefixes: str) -> int:
+        """Return the number of parameters of tensors whose names begin with a prefix."""
         tensors = self.model.checkpoint.tensors.items()
-        own = sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
-        return own or self.embeddings
+        return sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefixes))
 
     @property
     def parameters(self) -> int:
@@ -106,19 +103,16 @@ class Sizes:
 
     def hidden_states(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of hidden states between two blocks, as far as they are in memory."""
-        held = (
-            num_samples
-            if self.settings.activations == "memory"
-            else min(num_samples, samples_per_batch(tokens))
-        )
-        return held * tokens * self.width * self.computed
+        if self.settings.activations != "memory":
+            num_samples = min(num_samples, samples_per_batch(tokens))
+        return num_samples * tokens * self.width * self.computed
 
     def loaded(self, numbers: int, largest: int) -> int:
         """Return the bytes of tensors that are read one by one.
 
         All are in the computing dtype, and one is also in the files' dtype.
         """
-        return numbers * self.computed + (largest * self.stored if self.is_converted else 0)
+        return numbers * self.computed + largest * self.read
 
     def logits(self, num_samples: int, tokens: int) -> int:
         """Return the bytes of two pieces of logits: one in use while the next is computed."""
@@ -162,7 +156,7 @@ class Sizes:
         hidden = {"hidden states": self.hidden_states(num_samples, tokens)}
         embeddings = self.loaded(self.embeddings, self.embeddings)
         block = {"a block": self.largest_block * self.computed}
-        read = self.largest_matrix * self.stored * self.is_converted + edited
+        read = self.largest_matrix * self.read + edited
         within = {"a batch in a block": self.pass_through_block(num_samples, tokens)}
         return [
             Moment(f"{name} embeddings", {**hidden, "embeddings": embeddings}),
@@ -177,14 +171,12 @@ class Sizes:
         if not num_samples:
             return []
         hidden = {"hidden states": self.hidden_states(num_samples, tokens)}
-        head = {"the head": self.loaded(self.head, self.head)}
-        scoring = {
-            "the head": self.head * self.computed,
-            "logits": self.logits(num_samples, tokens),
-        }
+        loading = {"the head": self.loaded(self.head, self.head)}
+        logits = self.logits(num_samples, tokens)
+        scoring = {"the head": self.head * self.computed, "logits": logits}
         return [
             *self.walk(num_samples, tokens, name, edited=edited),
-            Moment(f"{name} the head", {**hidden, **head}),
+            Moment(f"{name} the head", {**hidden, **loading}),
             Moment(f"{name} logits", {**hidden, **scoring}),
         ]
 
@@ -192,21 +184,16 @@ class Sizes:
 def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
     """Return the bytes of each file of a sub-model that clients are offered, by name."""
     if settings.of(FedSodaSettings).emulator == "nf4":
-        weights = {WEIGHTS: quantised_specs(model)}
+        weights: dict[str, dict[str, TensorSpec]] = {SINGLE: quantised_specs(model)}
         config = quantised_config(model)
     else:
         weights = {}
         for name, (dtype, shape, shard) in specs_of(model).items():
-            size = DTYPE_BYTES[dtype]
-            for side in shape:
-                size *= side
-            weights.setdefault(shard, {})[name] = (dtype, shape, size)
+            weights.setdefault(shard, {})[name] = TensorSpec(dtype, shape)
         config = config_of(model, "plain") if model.structure is not None else model.config
     sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
     sizes |= {
-        name: (
-            len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
-        )
+        name: len(shard_header(specs)) + sum(spec.num_bytes for spec in specs.values())
         for name, specs in weights.items()
     }
     sizes["config.json"] = len(json.dumps(config, indent=2)) + 1

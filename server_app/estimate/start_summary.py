@@ -9,11 +9,10 @@ import logging
 from collections.abc import Sequence
 
 from espalier.amounts import duration
-from espalier.hf.machine.computing import GIGA, Computing, capability_of_this_process
+from espalier.hf.machine.computing import GIGA, Computing, measured_capability
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
-from server_app.estimate.estimate import Plan
-from server_app.estimate.traffic import STATED_MEGABITS, TERA, Speeds
+from server_app.estimate.estimate import STATED_MEGABITS, TERA, Plan, Speeds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 
@@ -28,16 +27,14 @@ def tell_plan(
 ) -> None:
     """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
     try:
-        lines = Plan(settings, model, tests, simulation).short(
-            _speeds(computing, simulation=simulation)
-        )
+        speeds = Speeds()
+        if simulation:
+            speeds = Speeds(measured_capability(computing) * GIGA / TERA, measured=True)
+        text = Plan(settings, model, tests, simulation).short(speeds)
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
-        print(
-            "planned      nothing: the forecast failed, which does not affect the run", flush=True
-        )
-        return
-    print("\n".join(lines), flush=True)
+        text = "planned      nothing: the forecast failed, which does not affect the run"
+    print(text, flush=True)
 
 
 def tell_time_of_sites(
@@ -47,7 +44,7 @@ def tell_time_of_sites(
     try:
         plan = Plan(settings, model, tests, simulation=False)
         times = {
-            seat.site: plan.seconds_of_round(seat.client, _speeds_of(seat))
+            seat.site: plan.seconds_of_round(seat.client, Speeds(seat.capability * GIGA / TERA))
             for seat in seats
             if seat.measured
         }
@@ -56,22 +53,9 @@ def tell_time_of_sites(
         return
     if times:
         slowest = max(times, key=times.__getitem__)
-        text = (
-            f"{duration(times[slowest], tenths=True)} at {slowest}, the slowest by the speeds that"
-            " sites measured"
-        )
         print(
-            f"planned      time: a client's round {text}, and {STATED_MEGABITS:g} megabits per"
-            " second",
+            f"planned      time: a client's round {duration(times[slowest], tenths=True)} at"
+            f" {slowest}, the slowest by the speeds that sites measured, and {STATED_MEGABITS:g}"
+            " megabits per second",
             flush=True,
         )
-
-
-def _speeds_of(seat: Seat) -> Speeds:
-    return Speeds(seat.capability * GIGA / TERA, measured=True)
-
-
-def _speeds(computing: Computing, *, simulation: bool) -> Speeds:
-    if not simulation:
-        return Speeds()
-    return Speeds(capability_of_this_process(computing) * GIGA / TERA, measured=True)

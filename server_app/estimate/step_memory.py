@@ -1,8 +1,8 @@
 """Peak memory of a training step in addition to the frozen weights, estimated without weights.
 
 The model's own code and autograd run a step of a model with few blocks on tensors without data
-(``espalier/hf/machine/machine_memory.py``). The difference that one block makes gives the figure for all
-blocks.
+(``espalier/hf/machine/machine_memory.py``). The difference that one block makes gives the figure
+for all blocks.
 
 Covers: activations that are kept for the backward pass, with gradient checkpointing too, the loss
 over the whole vocabulary, and temporary tensors.
@@ -45,41 +45,29 @@ def step_bytes(
     dtype : dtype of the frozen weights, or over NF4 of the forward pass
     batch_size, tokens : size of a forward pass; no token is padding
     """
-    blocks = len(model.plan.blocks)
-    reached = blocks - min(adapters.blocks, default=0)
-    if not adapters.blocks:
-        reached = 0
+    family = model.family
+    labels = adapters.head["head.out.bias"][0] if adapters.head else None
+    reached = len(model.plan.blocks) - min(adapters.blocks, default=len(model.plan.blocks))
 
-    def prepare(skeleton: Any, number: int) -> list[nn.Parameter]:
-        first = sorted(adapters.blocks)[-number:]
-        own = {place: adapters.blocks[index] for place, index in enumerate(first)}
-        for parameter in skeleton.parameters():
-            parameter.requires_grad_(False)
-        head = list(head_parameters(model.family, skeleton).values()) if adapters.head else []
-        put = (
-            put_in(
-                skeleton, model.family, replace(adapters, blocks=own), number, settings.lora.dropout
-            )
-            if own
-            else {}
-        )
+    def of_few(blocks: int) -> int:
+        skeleton = _skeleton(model, blocks, labels)
+        head = list(head_parameters(family, skeleton).values()) if adapters.head else []
+        trained = [*head]
+        if adapters.blocks:
+            last = sorted(adapters.blocks)[-blocks:]
+            own = {place: adapters.blocks[index] for place, index in enumerate(last)}
+            few = replace(adapters, blocks=own)
+            put = put_in(skeleton, family, few, blocks, settings.lora.dropout)
+            trained += [value for block in put.values() for value in block.values()]
         # peft froze the head.
         for parameter in head:
             parameter.requires_grad_(True)
-        for path in model.family.head_linears.values():
+        for path in family.head_linears.values():
             skeleton.get_submodule(path).register_forward_pre_hook(_in_own_dtype)
-        return [*(value for block in put.values() for value in block.values()), *head]
+        checkpoints = settings.training.gradient_checkpointing
+        return _step(skeleton, family, trained, dtype, (batch_size, tokens), checkpoints)
 
-    labels = adapters.head["head.out.bias"][0] if adapters.head else None
-    checkpointing = settings.training.gradient_checkpointing
-    least = min(FEW, len(adapters.blocks))
-    if least == 0:
-        return _step(model, prepare, 1, dtype, batch_size, tokens, labels, checkpointing)
-    return _of_many(
-        lambda few: _step(model, prepare, few, dtype, batch_size, tokens, labels, checkpointing),
-        least,
-        reached,
-    )
+    return _of_many(of_few, len(adapters.blocks), reached)
 
 
 def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, tokens: int) -> int:
@@ -88,56 +76,50 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
     The measurement ends when the gradient of the loss is complete.
     """
 
-    def prepare(skeleton: Any, number: int) -> list[nn.Parameter]:
-        chosen = []
-        for parameter in skeleton.parameters():
-            parameter.requires_grad_(False)
-        for block in skeleton.get_submodule(model.family.blocks):
-            for path in model.family.linears.values():
-                weight = block.get_submodule(path).weight
-                chosen.append(weight.requires_grad_(True))
-        return chosen
+    def of_few(blocks: int) -> int:
+        skeleton = _skeleton(model, blocks, None)
+        chosen = [
+            block.get_submodule(path).weight.requires_grad_(True)
+            for block in skeleton.get_submodule(model.family.blocks)
+            for path in model.family.linears.values()
+        ]
+        return _step(skeleton, model.family, chosen, dtype, (batch_size, tokens), False)
 
-    blocks = len(model.plan.blocks)
-    least = min(FEW, blocks)
-    return _of_many(
-        lambda few: _step(model, prepare, few, dtype, batch_size, tokens, None, False),
-        least,
-        blocks,
-    )
+    return _of_many(of_few, len(model.plan.blocks), len(model.plan.blocks))
 
 
-def _of_many(of_few: Callable[[int], int], least: int, blocks: int) -> int:
-    """Extrapolate from the bytes of few blocks to those of many."""
-    first = of_few(least)
+def _of_many(of_few: Callable[[int], int], present: int, blocks: int) -> int:
+    """Extrapolate to ``blocks`` from the bytes of few blocks, of which ``present`` can be traced."""
+    least = min(FEW, present)
+    first = of_few(max(1, least))
     if blocks <= least:
         return first
     return first + (blocks - least) * (of_few(least + 1) - first)
 
 
-def _step(
-    model: OpenedModel,
-    prepare: Callable[[Any, int], list[nn.Parameter]],
-    blocks: int,
-    dtype: torch.dtype,
-    batch_size: int,
-    tokens: int,
-    labels: int | None,
-    checkpointing: bool,
-) -> int:
+def _skeleton(model: OpenedModel, blocks: int, labels: int | None) -> Any:
+    """Return a model with few blocks, of which nothing is trained."""
     skeleton = model.new_skeleton(labels)
     of_all = skeleton.get_submodule(model.family.blocks)
     del of_all[blocks:]
-    trained = prepare(skeleton, blocks)
-    config = skeleton.config
-    config.use_cache = False
+    return skeleton.requires_grad_(False)
+
+
+def _step(
+    skeleton: Any,
+    family: Family,
+    trained: list[nn.Parameter],
+    dtype: torch.dtype,
+    size: tuple[int, int],
+    checkpointing: bool,
+) -> int:
+    skeleton.config.use_cache = False
     with traced(skeleton, dtype) as live:
         skeleton.train()
         if checkpointing:
             checkpoint_blocks(skeleton)
         before = live.now
-        loss = _loss(skeleton, model.family, batch_size, tokens)
-        loss.backward()
+        _loss(skeleton, family, *size).backward()
         gradients = sum(value.grad.nbytes for value in trained if value.grad is not None)
         return live.most - before - gradients
 

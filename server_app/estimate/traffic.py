@@ -1,50 +1,68 @@
-"""Bytes of a run on the wire, per client and round and in total, and its estimated time.
+"""Bytes of a run on the wire, per client and round and in total."""
 
-A client's time is its operations divided by its speed, plus its bytes divided by its bandwidth.
-Clients of a deployment work at the same time. Work of the server, process starts, reading and
-tokenization are not included.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import torch
+
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from server_app.estimate.dry_runs.dry_run import CASES, Case, DryRun
-from server_app.estimate.exchange import Exchange, Traffic
+from server_app.estimate.dry_run import Case, DryRun, Exchange
 from server_app.public_tests import PublicTests
-from strategies.base.evaluation import asked_texts
 
 USUAL_SAMPLES = 48
-"""Assumed number of sequences of an evaluation text without limit that was not read yet."""
+"""Assumed number of sequences of a text that was not read and has no limit."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Sums over exchanges."""
+
+    down: int = 0
+    up: int = 0
+    messages: int = 0
+    """Number of requests; each has a reply."""
+    largest_request: int = 0
+    """Bytes of the largest request."""
+    largest_reply: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.down + self.up
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest single message."""
+        return max(self.largest_request, self.largest_reply)
+
+    @staticmethod
+    def of(exchanges: Iterable[Exchange]) -> "Traffic":
+        """Return the sums over the given exchanges."""
+        found = list(exchanges)
+        downs = [one.down for one in found]
+        ups = [one.up for one in found]
+        return Traffic(sum(downs), sum(ups), len(found), max(downs, default=0), max(ups, default=0))
 
 
 @dataclass(frozen=True)
 class RunTraffic:
-    """Messages of a run, for each case.
-
-    Parameters
-    ----------
-    texts : request of the evaluation at clients
-    """
+    """Messages of a run, with the fewest and with the most bytes."""
 
     settings: RunSettings
     model: OpenedModel
-    texts: Texts
+    tests: PublicTests
 
     @cached_property
     def _kind(self) -> type[DryRun]:
         row = METHODS[self.settings.method]
-        strategy = part(row.strategy)
-        return cast(
-            type[DryRun], type(f"Dry{strategy.__name__}", (part(row.dry_run), strategy), {})
-        )
+        bases = (part(row.dry_run), part(row.strategy))
+        return cast(type[DryRun], type("DryMethod", bases, {}))
 
     @cached_property
     def open_questions(self) -> str:
@@ -52,75 +70,40 @@ class RunTraffic:
         return self._kind.open_questions(self.settings)
 
     @cached_property
-    def cases(self) -> Mapping[Case, DryRun]:
-        """Dry run of each case; the same object if the size depends on the settings only."""
-        if self.open_questions:
-            return {case: self._kind(self.settings, self.model, self.texts, case) for case in CASES}
-        return dict.fromkeys(CASES, self._kind(self.settings, self.model, self.texts))
-
-    @property
     def strategy(self) -> DryRun:
-        """Strategy of the usual case, after its run."""
-        return self.cases["usual"]
+        """Strategy after a run with the most bytes."""
+        return self._kind(self.settings, self.model, self.tests)
 
-    def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
-        """Return all messages of a client in order, without its enrolment."""
-        return self.cases[case].exchanges[client]
+    @cached_property
+    def _least(self) -> DryRun:
+        if not self.open_questions:
+            return self.strategy
+        return self._kind(self.settings, self.model, self.tests, "least")
 
-    def of_client(self, client: int, case: Case = "usual") -> Traffic:
+    def exchanges(self, case: Case = "most") -> Mapping[int, Sequence[Exchange]]:
+        """Return the messages of each client in order, without its enrolment."""
+        return (self._least if case == "least" else self.strategy).exchanges
+
+    def of_client(self, client: int, case: Case = "most") -> Traffic:
         """Return the sums of a client."""
-        return Traffic.of(self.exchanges(client, case))
+        return Traffic.of(self.exchanges(case)[client])
 
-    def total(self, case: Case = "usual") -> Traffic:
+    def total(self, case: Case = "most") -> Traffic:
         """Return the sums over all clients."""
-        return Traffic.of(one for own in self.cases[case].exchanges.values() for one in own)
+        return Traffic.of(one for own in self.exchanges(case).values() for one in own)
 
-    def by_kind(self, client: int, case: Case = "usual") -> dict[tuple[int, Kind], Traffic]:
+    def by_kind(self, client: int, case: Case = "most") -> dict[tuple[int, Kind], Traffic]:
         """Return the sums of a client by round and kind of message, in order."""
         found: dict[tuple[int, Kind], list[Exchange]] = {}
-        for one in self.exchanges(client, case):
+        for one in self.exchanges(case)[client]:
             found.setdefault((one.server_round, one.kind), []).append(one)
         return {key: Traffic.of(several) for key, several in found.items()}
 
 
-def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:
-    """Return the request of the evaluation at clients.
-
-    Without ``tests`` it follows from the settings.
-    """
-    evaluates = settings.clients_evaluate
-    if tests is not None:
-        numbers = {
-            name: len(num_samples) for name, num_samples in tests.of_clients(settings).items()
-        }
-        items = (tests.encoded, tests.metrics) if tests.encoded and evaluates else None
-        return asked_texts(settings, numbers, items)
+def unread_tests(settings: RunSettings, model: OpenedModel) -> PublicTests:
+    """Return evaluation texts of the expected shapes; without the tokenizer they are not read."""
     chosen = settings.evaluation
-    on_text = evaluates and settings.task.name == TEXT and not encoder
-    texts = chosen.named_texts() if on_text else {}
-    numbers = dict.fromkeys(texts, chosen.max_samples or USUAL_SAMPLES)
-    return asked_texts(settings, numbers, None)
-
-
-TERA = 1e12
-MEGA = 1e6
-STATED_TERAFLOPS = 0.05
-STATED_MEGABITS = 100.0
-"""Default speeds without other information: two cores of a laptop, and a home connection."""
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Speed of a client."""
-
-    teraflops: float = STATED_TERAFLOPS
-    """Additions and multiplications per second, in 10^12."""
-    megabits: float = STATED_MEGABITS
-    """Bandwidth in each direction, in 10^6 bits per second."""
-    measured: bool = False
-    """True if ``teraflops`` were measured on this machine."""
-
-
-def seconds(operations: float, num_bytes: int, speeds: Speeds) -> float:
-    """Return the time for this amount of work and traffic, in seconds."""
-    return operations / (speeds.teraflops * TERA) + 8 * num_bytes / (speeds.megabits * MEGA)
+    if settings.task.name != TEXT or model.family.kind == "encoder":
+        return PublicTests({})
+    shape = (chosen.max_samples or USUAL_SAMPLES, chosen.sequence_length)
+    return PublicTests({name: torch.zeros(shape).long() for name in chosen.named_texts()})

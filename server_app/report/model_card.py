@@ -93,7 +93,7 @@ def _card(
     tags: tuple[str, ...],
 ) -> str:
     base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
-    used = versions() | ({"peft": version("peft")} if library == "peft" else {})
+    used = {**versions(), **({"peft": version("peft")} if library == "peft" else {})}
     table = {
         "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
         "method": METHODS[settings.method].title,
@@ -138,10 +138,9 @@ def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, 
     for a different model.
     """
     task = "text-generation" if model.family.kind == "decoder" else "text-classification"
-    named = [f"base_model: {base}"] if "/" in base else []
     return [
         "---",
-        *named,
+        *([f"base_model: {base}"] if "/" in base else []),
         f"library_name: {library}",
         f"pipeline_tag: {task}",
         "tags:",
@@ -154,11 +153,8 @@ def _data(settings: RunSettings) -> str:
     data = settings.data
     tuned = settings.tunes
     source = SOURCES[data.origin]
-    if (
-        data.origin == "hub"
-        and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path)
-        and not Path(data.path).exists()
-    ):
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists()
+    if data.origin == "hub" and is_name:
         source = f"the dataset `{data.path}` of the Hugging Face hub"
     if tuned and settings.task.name != TEXT:
         amount = f"items of the task `{settings.task.name}`"

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from safetensors import safe_open
@@ -63,11 +63,11 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
     personal : whether each client has its own model, which a simulation collects
     """
     if personal:
-        own = [
-            _size_of_files(folder, CLIENTS)
-            for folder in sorted((run_directory / CLIENTS).glob("*"))
-        ]
-        return _mean(own) if own else None
+        own = [_size_of_files(folder, CLIENTS) for folder in (run_directory / CLIENTS).glob("*")]
+        if not own:
+            return None
+        parameters = fmean(one.parameters for one in own)
+        return Size(parameters, fmean(one.num_bytes or 0 for one in own), CLIENTS)
     for name in (MODEL, ADAPTER):
         if (run_directory / name).is_dir():
             return _size_of_files(run_directory / name, name)
@@ -82,11 +82,6 @@ def _size_of_files(folder: Path, name: str) -> Size:
         with safe_open(file, framework="numpy") as tensors:
             parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     return Size(parameters, num_bytes, name)
-
-
-def _mean(sizes: Sequence[Size]) -> Size:
-    parameters = sum(one.parameters for one in sizes) / len(sizes)
-    return Size(parameters, sum(one.num_bytes or 0 for one in sizes) / len(sizes), sizes[0].folder)
 
 
 def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> list[str]:
@@ -115,7 +110,7 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     return [f"the result is larger than its base: {', '.join(more)}{remedy}"]
 
 
-RESULTS = ("model", "adapter", "clients", "generator.safetensors")
+RESULTS = (MODEL, ADAPTER, CLIENTS, "generator.safetensors")
 """Names in the run directory that other programs take for a run's result."""
 FAILED = "failed-"
 

@@ -1,7 +1,7 @@
 """Summary of a run, with the same format for every method, and the file of masks."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -9,17 +9,18 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-import numpy as np
+import torch
 
 import espalier
 from espalier.evaluation.perplexity import perplexity
-from espalier.hf.files.checkpoint import ShardWriter
+from espalier.hf.files.checkpoint import write_shard
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
-from espalier.storage.atomic import finite_values, replacing, write_json
+from espalier.storage.atomic import finite_values, write_json
 from pruning_kernels.votes.bitmask import Words, count, num_words
 from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
 from strategies.base.evaluation import ClientFigures
@@ -50,23 +51,72 @@ def save_masks(
     masks_of : function that returns the packed prune masks of a block by canonical linear name
     path : path of the file
     """
-    sizes = {
-        linear.parameter: num_words(linear.num_weights)
+    specs = {
+        linear.parameter: TensorSpec("U64", (num_words(linear.num_weights),))
         for block in model.plan.blocks
         for linear in block.linears
     }
-    specs = {name: ("U64", (words,), 8 * words) for name, words in sizes.items()}
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
-    pruned = 0
-    with replacing(path) as file:
-        writer = ShardWriter(file, specs, {"layout": layout})
+    pruned: list[int] = []
+
+    def masks() -> Iterator[tuple[str, torch.Tensor]]:
         for block in model.plan.blocks:
-            masks = masks_of(block.index)
+            words = masks_of(block.index)
             for linear in block.linears:
-                words = masks[linear.name]
-                pruned += count(words)
-                writer.write(linear.parameter, words.astype("<u8").tobytes())
-    return pruned / model.plan.num_weights
+                pruned.append(count(words[linear.name]))
+                yield linear.parameter, torch.from_numpy(words[linear.name].copy())
+
+    write_shard(path, specs, masks(), {"layout": layout})
+    return sum(pruned) / model.plan.num_weights
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measure by which models are compared, by column of the table."""
+
+    name: str
+    dataset: str
+    of_one: Mapping[str, float]
+    """Values of columns that are one model for all clients."""
+    of_clients: Mapping[str, Mapping[int, float]]
+    """Clients' values of columns that differ between clients; they replace those of one model."""
+    direction: str = "lower"
+    """Whether a lower or a higher value is better."""
+    digits: int = 2
+    """Decimal places in the table."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of ``summary.json``."""
+
+    def value(self, column: str) -> float | None:
+        """Return the value, or the mean over clients; None if the column does not apply."""
+        if column not in self.of_clients:
+            return self.of_one.get(column)
+        values = self.of_clients[column].values()
+        return sum(values) / len(values) if values else None
+
+    def over_clients(self, choose: Callable[[Iterable[float]], float]) -> dict[str, float]:
+        """Return what ``choose`` makes of the clients' values, by column."""
+        own = {column: self.of_clients.get(column, {}).values() for column in COLUMNS}
+        return {column: choose(values) for column, values in own.items() if values}
+
+    def medians(self) -> dict[str, float]:
+        """Return the median over clients by column, which a single client cannot distort.
+
+        For an even number of clients it is the lower of the two middle values.
+        """
+        return self.over_clients(median_low)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of ``summary.json``."""
+        return {
+            "name": self.name,
+            "dataset": self.dataset,
+            "direction": self.direction,
+            **self.others,
+            "values": {column: self.value(column) for column in COLUMNS},
+            "medians_of_clients": self.medians(),
+            "worst_of_clients": self.over_clients(max if self.direction == "lower" else min),
+        }
 
 
 @dataclass
@@ -98,17 +148,15 @@ class Summary:
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """text -> column -> mean loss in nats; ``local_baseline``, a mean of perplexities, is apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
-    """text -> client -> perplexity of the client's local baseline."""
+    """text -> client -> perplexity of the client's local baseline, or own model (``personal``)."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
     """client -> model -> perplexity on the client's own held-out text."""
-    personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    """column -> text -> client -> perplexity, for results with one model per client."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """metric -> column -> score on the task's public items; ``local_baseline`` is stored apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the client's local baseline."""
-    personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the federated result, if each client has its own model."""
+    """metric -> client -> score of the client's local baseline, or own model (``personal``)."""
+    personal: bool = False
+    """True if each client has its own model of the federated result, which it evaluates."""
     tests: dict[str, int] = field(default_factory=dict)
     """Number of scored public items, and of those that were truncated; empty if there are none."""
     chances: dict[str, float] = field(default_factory=dict)
@@ -138,10 +186,7 @@ class Summary:
 
     def take_personal_figures(self) -> None:
         """Assign the clients' evaluation to the federated result: each has its own model of it."""
-        self.personal["federated"] = dict(self.local_perplexities)
-        self.local_perplexities.clear()
-        self.personal_scores = dict(self.local_scores)
-        self.local_scores.clear()
+        self.personal = True
         self.notes.append("Federated is the mean over clients, each with its own smaller model.")
 
     def take_sizes(self, run_directory: Path) -> None:
@@ -185,108 +230,36 @@ class Summary:
         """Return the names of the texts that models were evaluated on."""
         return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
 
-    def perplexity(self, text: str, column: str) -> float | None:
-        """Return one perplexity of the table; None if it does not apply.
+    @property
+    def _column_of_clients(self) -> str:
+        return "federated" if self.personal else "local_baseline"
 
-        Local baselines and own texts have the mean over clients.
-        """
-        if text == OWN_TEXT or column == "local_baseline" or column in self.personal:
-            return _mean(self._perplexities_of_clients(text, column))
-        loss = self.losses.get(text, {}).get(column)
-        return None if loss is None else perplexity(loss)
+    def metrics(self) -> list["Metric"]:
+        """Return all metrics by which models are compared: perplexities, then scores."""
+        texts = [*self.losses, *([OWN_TEXT] if self.own_text else [])]
+        return [*map(self._perplexity, texts), *map(self._score, self.scores)]
 
-    def score(self, metric: str, column: str) -> float | None:
-        """Return one score of the table; None if it does not apply.
-
-        Local baselines have the mean over clients.
-        """
-        if column == "local_baseline" or (column == "federated" and metric in self.personal_scores):
-            return _mean(self._scores_of_clients(metric, column))
-        return self.scores.get(metric, {}).get(column)
-
-    def median_perplexities(self, text: str) -> dict[str, float]:
-        """Return the median over clients by column, which a single client cannot distort.
-
-        For an even number of clients it is the lower of the two middle values.
-        """
-        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
-        return {column: median_low(values) for column, values in found.items() if values}
-
-    def median_scores(self, metric: str) -> dict[str, float]:
-        """Return the median score over clients by column; see ``median_perplexities``."""
-        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
-        return {column: median_low(values) for column, values in found.items() if values}
-
-    def worst_perplexities(self, text: str) -> dict[str, float]:
-        """Return the largest perplexity over clients by column."""
-        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
-        return {column: max(values) for column, values in found.items() if values}
-
-    def worst_scores(self, metric: str) -> dict[str, float]:
-        """Return the worst score over clients by column: largest loss, or smallest other score."""
-        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
-        worst = max if _direction(metric) == "lower" else min
-        return {column: worst(values) for column, values in found.items() if values}
-
-    def _scores_of_clients(self, metric: str, column: str) -> list[float]:
-        """Return the clients' scores for one column; empty if the column is not theirs."""
-        of_column = {"local_baseline": self.local_scores, "federated": self.personal_scores}.get(
-            column, {}
-        )
-        return list(of_column.get(metric, {}).values())
-
-    def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
-        """Return the clients' perplexities for one column; empty if the column is not theirs."""
+    def _perplexity(self, text: str) -> "Metric":
+        """Return the perplexity on a text."""
+        losses = self.losses.get(text, {})
+        values = {column: perplexity(loss) for column, loss in losses.items() if loss is not None}
+        of_clients = {self._column_of_clients: self.local_perplexities.get(text, {})}
         if text == OWN_TEXT:
-            return [
-                perplexities[column]
-                for perplexities in self.own_text.values()
-                if column in perplexities
-            ]
-        if column in self.personal:
-            return list(self.personal[column].get(text, {}).values())
-        return (
-            list(self.local_perplexities.get(text, {}).values())
-            if column == "local_baseline"
-            else []
-        )
+            of_clients = {
+                column: {
+                    client: own[column] for client, own in self.own_text.items() if column in own
+                }
+                for column in COLUMNS
+            }
+        return Metric("perplexity", text, values, of_clients)
 
-    def _metrics(self) -> list[dict[str, Any]]:
-        """Return all metrics by which models are compared, as JSON values."""
-        perplexities = [
-            {
-                "name": "perplexity",
-                "dataset": text,
-                "direction": "lower",
-                "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
-                "medians_of_clients": {
-                    column: _finite(value)
-                    for column, value in self.median_perplexities(text).items()
-                },
-                "worst_of_clients": {
-                    column: _finite(value)
-                    for column, value in self.worst_perplexities(text).items()
-                },
-            }
-            for text in self.texts()
-        ]
-        scores = [
-            {
-                "name": metric,
-                "dataset": self.settings.task.name,
-                "direction": _direction(metric),
-                "chance": self.chances.get(metric),
-                "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
-                "medians_of_clients": {
-                    column: _finite(value) for column, value in self.median_scores(metric).items()
-                },
-                "worst_of_clients": {
-                    column: _finite(value) for column, value in self.worst_scores(metric).items()
-                },
-            }
-            for metric in self.scores
-        ]
-        return perplexities + scores
+    def _score(self, metric: str) -> "Metric":
+        """Return a score on the task's items."""
+        of_clients = {self._column_of_clients: self.local_scores.get(metric, {})}
+        dataset = self.settings.task.name
+        chance = {"chance": self.chances.get(metric)}
+        direction = "lower" if metric == "loss" else "higher"
+        return Metric(metric, dataset, self.scores[metric], of_clients, direction, 3, chance)
 
     def write(
         self,
@@ -324,7 +297,7 @@ class Summary:
             "size": {column: one.to_json() for column, one in self.sizes.items()},
             "warnings": self.warnings,
             "report": self.report,
-            "metrics": self._metrics(),
+            "metrics": [metric.to_json() for metric in self.metrics()],
             "test_items": self.tests or None,
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
@@ -342,22 +315,16 @@ class Summary:
         for client, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_client.get(client, Traffic())
             local = {
-                f"perplexity/{text}": _finite(values.get(client))
+                f"perplexity/{text}{'/federated' if self.personal else ''}": values.get(client)
                 for text, values in self.local_perplexities.items()
+                if client in values or not self.personal
             }
-            local |= {
-                f"perplexity/{text}/{column}": _finite(of_clients[client])
-                for column, of_texts in self.personal.items()
-                for text, of_clients in of_texts.items()
-                if client in of_clients
-            }
-            of_items = self.local_scores | self.personal_scores
             local |= {
                 f"{metric}/{self.settings.task.name}": values.get(client)
-                for metric, values in of_items.items()
+                for metric, values in self.local_scores.items()
             }
             local |= {
-                f"perplexity/{OWN_TEXT}/{model}": _finite(value)
+                f"perplexity/{OWN_TEXT}/{model}": value
                 for model, value in self.own_text.get(client, {}).items()
             }
             clients.append(
@@ -377,24 +344,8 @@ class Summary:
         return clients
 
 
-def _direction(metric: str) -> str:
-    """Return whether a lower or a higher score is better."""
-    return "lower" if metric == "loss" else "higher"
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of this program, Python and the libraries that affect a result's bits."""
-    return {"espalier": espalier.__version__, "python": platform.python_version(), **_libraries()}
-
-
 @cache
-def _libraries() -> dict[str, str]:
-    return {name: version(name).split("+")[0] for name in LIBRARIES}
+def versions() -> Mapping[str, str]:
+    """Return the versions of this program, Python and the libraries that affect a result's bits."""
+    libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
+    return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}

@@ -1,5 +1,7 @@
 """Results table that a run prints."""
 
+from collections import Counter
+
 from rich.console import Console
 from rich.table import Table
 
@@ -49,17 +51,23 @@ def show(summary: Summary, traffic: Traffic) -> None:
     )
     sparsity = ["sparsity"] if summary.zeroed else []
     after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
-    for name in (*summary.texts(), *summary.scores, *after):
+    metrics = summary.metrics()
+    names = [one.dataset if one.name == "perplexity" else one.name for one in metrics]
+    for name in (*names, *after):
         table.add_column(name, justify="right")
+    figures = {
+        column: [figure(one.value(column), one.digits) for one in metrics] for column in COLUMNS
+    }
+    # A baseline that was not computed has no values.
     rows = [
         column
         for column in COLUMNS
-        if column in ("dense", "federated") or _is_measured(summary, column)
+        if column in ("dense", "federated") or any(shown != "-" for shown in figures[column])
     ]
     for column in rows:
         table.add_row(
             LABELS[column],
-            *_figures(summary, column),
+            *figures[column],
             *_size(summary, column),
             *([_sparsity(summary, column)] if sparsity else []),
             *_cost(summary, column, traffic),
@@ -68,56 +76,42 @@ def show(summary: Summary, traffic: Traffic) -> None:
         if column == "local_baseline" and (medians := _spoilt(summary)):
             table.add_row("local-baseline (median)", *medians, *["-"] * len(after))
     if summary.chances:
-        chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
-        table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * len(after))
+        chances = [figure(one.others.get("chance"), one.digits) for one in metrics]
+        table.add_row("chance", *chances, *["-"] * len(after))
     Console(width=WIDTH, color_system=None).print(table)
     _show_notes(summary)
 
 
 def _show_notes(summary: Summary) -> None:
-    """Print warnings and notes below the table."""
+    """Print warnings and notes below the table.
+
+    Sites that sent limited numbers are not named, because numbers of honest clients are sometimes
+    limited too.
+    """
     for warning in summary.warnings:
         print(f"warning: {warning}")
     for note in summary.notes:
         print(note)
+    limited = Counter[str]()
     for seat in summary.roster.seats.values():
         for text in seat.limits_in_words():
             print(f"{seat.site}: {text}")
-    _show_limited(summary)
+        limited.update(
+            what
+            for what, note in seat.capped.items()
+            if "claimed" not in note and what != "distance"
+        )
+    for what, number in limited.items():
+        print(
+            f"{what}: values of {count(number, 'client')} were limited relative to the median"
+            " client (`capped` in summary.json)"
+        )
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
             f"truncated: {cut} of {count(number, 'test item')}, longer than the model accepts"
             " (written answers also need task.answer-tokens) or task.max-test-tokens allows"
         )
-
-
-def _show_limited(summary: Summary) -> None:
-    """Print how many clients sent numbers that were limited.
-
-    Sites are not named, because numbers of honest clients are sometimes limited too.
-    """
-    sites: dict[str, int] = {}
-    for seat in summary.roster.seats.values():
-        for what, note in seat.capped.items():
-            if "claimed" not in note and what != "distance":
-                sites[what] = sites.get(what, 0) + 1
-    for what, number in sites.items():
-        print(
-            f"{what}: values of {count(number, 'client')} were limited relative to the median"
-            " client (`capped` in summary.json)"
-        )
-
-
-def _figures(summary: Summary, column: str) -> list[str]:
-    """Return a row's perplexities and scores."""
-    perplexities = [figure(summary.perplexity(text, column)) for text in summary.texts()]
-    return perplexities + [figure(summary.score(metric, column), 3) for metric in summary.scores]
-
-
-def _is_measured(summary: Summary, column: str) -> bool:
-    """Return whether a row has any value; a baseline that was not computed has none."""
-    return any(shown != "-" for shown in _figures(summary, column))
 
 
 def _size(summary: Summary, column: str) -> list[str]:
@@ -147,7 +141,8 @@ def _sparsity(summary: Summary, column: str) -> str:
         "centralized": summary.centralized_sparsity,
         "federated": summary.sparsity,
     }
-    return _share(found.get(column, 0.0))
+    value = found.get(column, 0.0)
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
@@ -161,34 +156,23 @@ def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
     ]
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
 def _spoilt(summary: Summary) -> list[str]:
     """Return medians of the local baselines for a row; empty if all are close to the means.
 
     A large difference shows that a single client distorts the mean.
     """
-    texts = [
-        (summary.perplexity(text, "local_baseline"), summary.median_perplexities(text))
-        for text in summary.texts()
+    metrics = summary.metrics()
+    found = [
+        (metric.value("local_baseline"), metric.medians().get("local_baseline"))
+        for metric in metrics
     ]
-    scores = [
-        (summary.score(metric, "local_baseline"), summary.median_scores(metric))
-        for metric in summary.scores
-    ]
-    found = [(mean, medians.get("local_baseline")) for mean, medians in texts + scores]
     far = any(
         mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
         for mean, middle in found
     )
-    digits = [2] * len(texts) + [3] * len(scores)
-    return (
-        [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)]
-        if far
-        else []
-    )
+    if not far:
+        return []
+    return [figure(middle, one.digits) for one, (_, middle) in zip(metrics, found, strict=True)]
 
 
 def closing_line(summary: Summary) -> str:

@@ -6,29 +6,48 @@ averages the results. The base model is frozen and is not sent.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.messages.message import validate
-from espalier.methods.fedpetuning import AdapterAveraging, Order, PartOrder, TuningReport, parts
+from espalier.hf.nf4.matrices import require_quantisable
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import MessageBody, validate
+from espalier.methods.fedpetuning import (
+    AdapterAveraging,
+    Order,
+    PartOrder,
+    TuningReport,
+    parts,
+    trained,
+)
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
 from espalier.settings.training import TrainingSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.client_weights import count_claims, drawn
+from strategies.averaging.client_weights import count_claims
 from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits, Updates
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Selection
+from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fleet import DeviceTime, FleetClock, RoundTime, bytes_of_round, virtual_seconds
+from strategies.fleet import (
+    DeviceTime,
+    FleetClock,
+    RoundTime,
+    bytes_of_round,
+    fleet_of_run,
+    virtual_seconds,
+)
 
 Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
 """Function of blob key, global adapter, clients' factors and their weights: the mean factors."""
@@ -39,7 +58,6 @@ class AdapterAverager:
 
     Parameters
     ----------
-    run : the run
     adapters : function that returns the global adapters
     rank_of : function that returns the maximum rank that a client trains in its next round; None
         for the settings' rank
@@ -68,37 +86,30 @@ class AdapterAverager:
         """Maximum rank that each client of the round trains."""
         self.reports: dict[int, TuningReport] = {}
         """Report of each client of the round."""
-        self._rank_of = rank_of or self._usual_rank
+        self._faults: dict[int, dict[str, str]] = {}
+        """Implausible tensors of each client of the round, by blob key."""
+        self._rank_of = rank_of or (
+            lambda seat: self.job.rank_limit_of(seat.client, run.settings.lora)
+        )
         self._brings_result = brings_result
         self._report = report
         self._starts: dict[str, float] = {}
         """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
         self._reaches = {
-            prefix: self._reach(settings)
+            prefix: Reach(settings, self.federation.sends_differences, self._starts)
             for prefix, settings in {**(training or {}), "": run.settings.training}.items()
         }
+        """Bounds by the beginning of a tensor's name; the first one that fits counts."""
         ratio = self.federation.max_update_ratio
         self._limits = UpdateLimits(ratio)
         self._far = UpdateLimits(ratio)
-
-    def _usual_rank(self, seat: Seat) -> int:
-        return self.job.rank_limit_of(seat.client, self.run.settings.lora)
-
-    def _reach(self, training: TrainingSettings) -> Reach:
-        return Reach(training, self.federation.sends_differences, self._starts)
 
     def state(self) -> dict[str, Any]:
         """Return the magnitudes with which clients began, and the fleet's fingerprint."""
         return {"reach": self._starts, "fleet": self.clock.fingerprint}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned.
-
-        Raises
-        ------
-        InputError
-            The fleet has changed since the run began.
-        """
+        """Restore the state that ``state`` returned; refuse another fleet than the run's."""
         self.clock.require_same(state["fleet"])
         self._starts.clear()
         self._starts.update(state["reach"])
@@ -106,18 +117,17 @@ class AdapterAverager:
     # ----- clients of a round and their adapters --------------------------------------------------
 
     def draw(self, server_round: int, seats: Sequence[Seat] | None = None) -> dict[int, int]:
-        """Select a round's clients; return their rank limits.
+        """Select a round's clients among ``seats``, by default all; return their rank limits.
 
         The seed determines the selection, so it is not stored.
-
-        Parameters
-        ----------
-        server_round : number of the round
-        seats : clients from which they are selected; None for all that still take part
         """
         among = self.run.rounds.roster.active() if seats is None else seats
-        sampled = drawn(self.run.settings, server_round, among)
-        return {seat.client: self._rank_of(seat) for seat in sampled}
+        number = self.federation.clients_of_round(len(among))
+        if number < len(among):
+            seed = derive_seed(self.run.settings.seed, "clients", server_round=server_round)
+            places = np.random.default_rng(seed).choice(len(among), number, replace=False)
+            among = [among[place] for place in sorted(places.tolist())]
+        return {seat.client: self._rank_of(seat) for seat in among}
 
     def prepare(
         self, server_round: int, rank_limits: Mapping[int, int], first: int = 0
@@ -125,13 +135,8 @@ class AdapterAverager:
         """Push the global adapters to the clients of a round, and return these clients.
 
         The last part is sent with the order. The first round needs no adapters, because every
-        client makes the initial ones from the seed.
-
-        Parameters
-        ----------
-        server_round : number of the round
-        rank_limits : maximum rank of each client's adapters
-        first : number of the ``deliver`` with the first part
+        client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
+        the first part.
         """
         self.rank_limits = dict(rank_limits)
         adapters = self.adapters()
@@ -140,8 +145,8 @@ class AdapterAverager:
         if server_round == 1:
             values = ((key, adapters.tensors(key)) for key in adapters.blobs)
         for key, tensors in values:
-            for name, tensor in tensors.items():
-                self._reach_of(name).note(key, {name: tensor})
+            # All bounds have the same record of initial magnitudes.
+            self._reaches[""].note(key, tensors)
         if server_round > 1:
             self.push(server_round, self.rank_limits, omitted=1, first=first)
         sampled = self.federation.sampled_clients < 1
@@ -150,14 +155,9 @@ class AdapterAverager:
     def push(
         self, server_round: int, rank_limits: Mapping[int, int], omitted: int, first: int = 0
     ) -> None:
-        """Push the global adapters to clients with these rank limits, without the last parts.
+        """Push the global adapters to clients with these rank limits, without ``omitted`` parts.
 
-        Parameters
-        ----------
-        server_round : round of the messages
-        rank_limits : maximum rank of each client's adapters
-        omitted : number of last parts that are not pushed
-        first : number of the ``deliver`` with the first part
+        ``first`` is the number of the ``deliver`` with the first part.
         """
         rounds = self.run.rounds
         wanted = {
@@ -166,7 +166,7 @@ class AdapterAverager:
         }
         for part in range(max(map(len, wanted.values()), default=0)):
             seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
-            rounds.push_all(
+            requests = [
                 rounds.request(
                     "deliver",
                     seat,
@@ -177,7 +177,8 @@ class AdapterAverager:
                     part + first,
                 )
                 for seat in seats
-            )
+            ]
+            list(rounds.exchange(requests))
 
     def deliver(self, server_round: int) -> None:
         """Push the complete result after the last round to the clients, if they need it."""
@@ -214,37 +215,43 @@ class AdapterAverager:
             ),
         )
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record rank and number of skipped steps; with weights by samples, also their number."""
-        told = self.reports[seat.client] = validate(self._report, report)
-        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
-        seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record rank, skipped steps, number of samples, and values out of reach of training.
 
-    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        The values are those that the check of the contract decoded.
+        """
+        if body.header.kind == "train":
+            told = self.reports[seat.client] = validate(self._report, body.fields)
+            skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
+            weighed = self.federation.client_weights == "samples"
+            samples = {"samples": told.samples} if weighed else {}
+            seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+            self._faults[seat.client] = {}
+        for key, tensors in body.tensors.items():
+            if fault := self._fault(seat.client, key, tensors):
+                self._faults[seat.client][key] = fault
+
+    def _fault(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> str:
+        """Return the first tensor of a blob that training cannot have reached; empty if none."""
+        begun: Mapping[str, Tensor] = {}
+        if self.federation.sends_differences:
+            begun = self.adapters().part_for(client, key, self.adapters().tensors(key))
+        for name, sent in tensors.items():
+            reach = next(own for start, own in self._reaches.items() if name.startswith(start))
+            trained = sent
+            if name in begun:
+                trained = begun[name][tuple(map(slice, sent.shape))] + sent
+            finite = bool(torch.isfinite(trained).all())
+            if not finite or (sent.numel() and sent.abs().max().item() > reach.limit(key, name)):
+                return f"{key} {name}: {reach.reason}"
+        return ""
+
+    def fault_of(self, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
-        updates = self._all_updates(inbox, [client])
-        for key, shapes in self.plan_of(client).shapes().items():
-            for name in shapes:
-                reach = self._reach_of(name)
-                sent = updates.sent(client, key, name)
-                finite = bool(torch.isfinite(updates.trained(client, key, name)).all())
-                if not finite or (
-                    sent.numel() and sent.abs().max().item() > reach.limit(key, name)
-                ):
-                    return f"{key} {name}: {reach.reason}"
-        return None
-
-    def _reach_of(self, name: str) -> Reach:
-        """Return the limits for tensors of this name."""
-        return next(reach for prefix, reach in self._reaches.items() if name.startswith(prefix))
+        faults = self._faults[client]
+        return next((faults[key] for key in self.plan_of(client).shapes() if key in faults), None)
 
     # ----- aggregation ----------------------------------------------------------------------------
-
-    def _all_updates(self, inbox: Inbox, clients: Iterable[int]) -> Updates:
-        plans = {client: self.plan_of(client) for client in clients}
-        ranks = {client: self.reports[client].rank for client in plans}
-        return Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
 
     def updates(self, server_round: int, inbox: Inbox, clients: list[int]) -> Updates:
         """Return the updates of a round's clients, without those that are far from the others.
@@ -254,7 +261,9 @@ class AdapterAverager:
         directions are fine as long as all clients differ to the same degree. When the mean has
         converged, for example, each client's update is the opposite of the sum of the others.
         """
-        updates = self._all_updates(inbox, clients)
+        plans = {client: self.plan_of(client) for client in clients}
+        ranks = {client: self.reports[client].rank for client in plans}
+        updates = Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
         if len(clients) < MIN_CLIENTS:
             return updates
         products = updates.products()
@@ -302,15 +311,11 @@ class AdapterAverager:
     ) -> None:
         """Replace the global adapters by the mean of the clients', blob by blob.
 
-        Parameters
-        ----------
-        updates : updates of the round's clients
-        claimed : weight that each client claims
-        limits_after : rank limits with which the adapters are sent next
-        mean : mean of one matrix's adapters; None for that of the settings
+        ``claimed`` has the weights that clients claim, ``limits_after`` the rank limits with which
+        the adapters are sent next. ``mean`` replaces the mean of the settings.
         """
         rounds = self.run.rounds
-        weights = count_claims(rounds, "weight", claimed, self.federation.max_weight_ratio)
+        weights = count_claims(rounds, "weight", claimed)
         means = self._means(updates, weights, mean or self._mean)
         self.adapters().replace(means, limits_after)
         self._limits.tell(rounds)
@@ -328,10 +333,7 @@ class AdapterAverager:
     def _means(
         self, updates: Updates, weights: Mapping[int, float], mean: Mean
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the mean of each block's adapters.
-
-        Only one matrix's adapters of all clients are in memory at a time.
-        """
+        """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self.adapters().adapters
         keys = list(adapters.shapes())
         self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
@@ -355,3 +357,77 @@ class AdapterAverager:
         if self.job.averages_updates:
             return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
         return zero_padded_mean(factors, weights, adapter.rank)
+
+
+class Tuning(Method):
+    """Base class of methods that train adapters and average them.
+
+    The members of ``Method`` that are defined here call ``averager``; a method overrides the ones
+    in which it differs.
+    """
+
+    WORDS = ProgressWords("adapters", "training", "trained")
+    RESULT: ClassVar[type[Any]] = AdapterResult
+    """Class of the result."""
+    averager: AdapterAverager
+    """Averaging of the run's adapters; a subclass makes it."""
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
+        # The value ``auto`` is checked later: it depends on whether the run is a simulation.
+        fleet_of_run(settings, simulation=False)
+        trained(model.plan, settings)
+        if settings.training.base == "nf4":
+            require_quantisable(model.plan)
+
+    def description(self) -> str:
+        """Return the main settings in words."""
+        settings = self.run.settings
+        lora = settings.lora
+        training = settings.training
+        size = self.averager.adapters().adapters.num_parameters
+        averaged = "updates" if self.averager.job.averages_updates else "factors"
+        return (
+            f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged,"
+            f" {count(training.steps, 'step')} a round, base {training.base}"
+        )
+
+    def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
+        """Select the round's clients, and push the global adapters to them."""
+        return self.averager.prepare(server_round, self.averager.draw(server_round))
+
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to train the global adapters."""
+        return self.averager.order(server_round, client)
+
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record rank, skipped steps, number of samples, and values out of reach of training."""
+        self.averager.note_part(seat, body)
+
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return the first tensor with values that training cannot have reached, and why."""
+        return self.averager.fault_of(client)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the adapters blob by blob, in client order."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        averager.note_times(server_round, updates.clients)
+        weights = averager.samples_of(updates.clients)
+        averager.average(updates, weights, averager.limits_after(server_round))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of result and averager."""
+        return super().state() | self.averager.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        self.averager.restore(state)
+        super().restore(state)
+
+    def deliver(self, server_round: int) -> None:
+        """Push the result to the clients after the last round, if they need it."""
+        self.averager.deliver(server_round)

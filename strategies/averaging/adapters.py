@@ -6,8 +6,8 @@ the first adapters. Every client can make the first adapters, even if it missed 
 private state. With error feedback, the rounding error is added to the next values that are sent.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load, save
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.adapters import (
     Shape,
     differences,
@@ -29,47 +29,18 @@ from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
+from strategies.base.method import RunResult
 from strategies.fleet import RoundTime
 
-STATE = ("blobs", "sent", "lost")
-"""Attributes that a checkpoint stores without conversion."""
 
+class AdapterResult(RunResult):
+    """Global adapters of a run; their tensors are in ``store``.
 
-class Adapters(Protocol):
-    """Interface of adapters that are written, merged and measured."""
-
-    adapters: AdapterPlan
-
-    @property
-    def rounds(self) -> Sequence[RoundTime]:
-        """Time of each round by the virtual clock; empty without one."""
-
-    @property
-    def blobs(self) -> Mapping[str, str]:
-        """Hash of each blob's tensors, by blob key."""
-
-    def tensors(self, key: str) -> dict[str, Tensor]:
-        """Return the tensors of one blob: float32, by canonical name."""
-
-    def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """Return the edits that merge the adapters into one block's dense weights."""
-
-    def report(self) -> dict[str, Any]:
-        """Return the method's own entries of ``summary.json``."""
-
-
-class AdapterResult:
-    """Global adapters of a run.
-
-    Parameters
-    ----------
-    settings : settings of the run
-    model : base model
-    store : store for the tensors, in a run that of the checkpoint
-    adapters : plan of the adapters; None for those that the run's clients train
-    first : function that returns the initial values; None for those of the run's seed
+    ``adapters`` is their plan; None for those that the run's clients train. ``first`` returns the
+    initial values; None for those of the run's seed.
     """
 
+    STATE = ("blobs", "sent", "lost")
     NOTE: ClassVar[type[RoundTime]] = RoundTime
 
     def __init__(
@@ -101,14 +72,11 @@ class AdapterResult:
 
     def state(self) -> dict[str, Any]:
         """Return all hashes, and the entries of the rounds."""
-        return {name: getattr(self, name) for name in STATE} | {
-            "rounds": [note.to_json() for note in self.rounds]
-        }
+        return super().state() | {"rounds": [note.to_json() for note in self.rounds]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
+        super().restore(state)
         self.rounds = [self.NOTE.from_json(note) for note in state["rounds"]]
 
     def stored(self) -> list[str]:
@@ -140,15 +108,7 @@ class AdapterResult:
     def _pack(
         self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int
     ) -> None:
-        """Pack one blob for clients of a rank limit.
-
-        Parameters
-        ----------
-        key : key of the blob
-        tensors : global tensors of the blob
-        first : its initial tensors, from which differences are taken
-        limit : rank limit
-        """
+        """Pack one blob for clients of a rank limit; differences are taken from ``first``."""
         federation = self.settings.federation
         name = str(limit)
         before = self.lost.get(name, {}).get(key) if self.job.feeds_back else None
@@ -170,10 +130,7 @@ class AdapterResult:
         }
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
-        """Return the initial tensors of one blob.
-
-        They are read from the store each time, so that memory holds one blob only.
-        """
+        """Read the initial tensors of one blob, so that memory holds one blob only."""
         return load(self.store.get(self._first[key]))
 
     def blob(self, key: str, limit: int) -> bytes:
@@ -223,11 +180,8 @@ class AdapterResult:
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge the global adapters into one block's dense weights."""
         blocks = [index] if index in self.adapters.blocks else []
-        tensors = {number: self.tensors(block_key(number)) for number in blocks}
-        return merged(
-            lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
-            self.adapters.keep_zeros,
-        )(index)
+        tensors = {block_key(number): self.tensors(block_key(number)) for number in blocks}
+        return merged(self.adapters, tensors)(index)
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""

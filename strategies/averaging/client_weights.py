@@ -1,4 +1,4 @@
-"""Sampling of a round's clients, and limits on the weight of one client.
+"""Limits on the weight of one client.
 
 ``count_claims`` handles every number by which a client's contribution is weighted.
 
@@ -8,16 +8,11 @@ Does not cover: the values that a client sends under its remaining weight (``upd
 several clients that work together; runs of one or two clients, in which no majority exists.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from statistics import median_low
-from typing import TypeVar
-
-import numpy as np
 
 from espalier.errors import InputError
-from espalier.seeds import derive_seed
-from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds
 
 MAX_CAPABILITY_RATIO = 4.0
@@ -25,18 +20,10 @@ MAX_CAPABILITY_RATIO = 4.0
 
 
 def up_to_median(claimed: Mapping[int, float], max_ratio: float) -> dict[int, float]:
-    """Limit each claim to ``most_ratio`` times the median claim.
+    """Limit each claim (0 or more) to ``max_ratio`` times the median claim.
 
-    Parameters
-    ----------
-    claimed : claim of each client, 0 or more
-    most_ratio : maximum multiple of the median, 1 or more
-
-    Returns
-    -------
-    dict
-        The claims, limited. The median is that of the positive claims; of an even number it is the
-        lower middle value, so that one of two clients cannot raise it.
+    The median is that of the positive claims; of an even number it is the lower middle value, so
+    that one of two clients cannot raise it.
     """
     positive = [value for value in claimed.values() if value > 0]
     if not positive:
@@ -46,21 +33,13 @@ def up_to_median(claimed: Mapping[int, float], max_ratio: float) -> dict[int, fl
 
 
 def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int, float]:
-    """Limit each claim to ``most_ratio`` times the median, then to that multiple of the mean.
+    """Limit each claim to ``max_ratio`` times the median, then to that multiple of the mean.
 
     The second limit refers to the mean of the limited claims. It gives no client more than
-    ``most_ratio / n`` of the weight of n clients, however unequal they are: at most 25% of eight
+    ``max_ratio / n`` of the weight of n clients, however unequal they are: at most 25% of eight
     clients with the default ratio of 2. A ratio of 1 gives all clients the weight of the smallest.
-
-    Parameters
-    ----------
-    claimed : claim of each client, 0 or more; clients of weight 0 are not among the n
-    most_ratio : maximum multiple of median and mean, 1 or more
-
-    Returns
-    -------
-    dict
-        The limited claims; unchanged bit by bit if no claim exceeds a limit.
+    Claims are 0 or more, and clients of weight 0 are not among the n. The claims are unchanged bit
+    by bit if none exceeds a limit.
     """
     counted = up_to_median(claimed, max_ratio)
     falling = sorted((value for value in counted.values() if value > 0), reverse=True)
@@ -85,16 +64,8 @@ def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int,
 def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
     """Return the capability of each client, dropped ones included, limited relative to the median.
 
-    Parameters
-    ----------
-    rounds : rounds whose roster has the capabilities that the nodes reported
-    otherwise : setting that the operator can use instead of ``capability``, for the error message
-
-    Raises
-    ------
-    InputError
-        Some sites measured their capability and others state theirs, so the numbers cannot be
-        compared.
+    Raises InputError if some sites measured their capability and others state theirs, so that the
+    numbers cannot be compared; ``otherwise`` is the setting that the operator can use instead.
     """
     seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
     measured = [seat.site for seat in seats if seat.measured]
@@ -109,24 +80,23 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
     return counted
 
 
-def count_claims(
-    rounds: Rounds, what: str, claimed: Mapping[int, float], max_ratio: float
-) -> dict[int, float]:
-    """Return the counted part of each client's claim, and record the clients that were limited.
+def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float]) -> dict[int, float]:
+    """Return the counted part of each client's claim, by ``federation.max-weight-ratio``.
 
-    Each limited client gets a progress line and a note on its seat, for the summary.
-
-    Parameters
-    ----------
-    rounds : rounds whose roster and progress are used
-    what : kind of the claim for messages, such as ``weight``, ``tokens`` or ``scores``
-    claimed, most_ratio : as in ``limited_weights``
+    Each limited client gets a progress line and a note on its seat, for the summary. ``what`` is
+    the kind of the claim, such as ``weight``, ``tokens`` or ``scores``; see ``limited_weights``.
     """
-    counted = limited_weights(claimed, max_ratio)
+    counted = limited_weights(claimed, rounds.settings.federation.max_weight_ratio)
     for client in note_claims(rounds, what, claimed, counted):
         note = rounds.roster.seats[client].capped[what]
         note["times"] = note.get("times", 0) + 1
     return counted
+
+
+def count_sizes(rounds: Rounds, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
+    """Return the factor with which each client's numbers count, whose sum is its claim."""
+    counted = count_claims(rounds, what, sizes)
+    return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
 
 def note_claims(
@@ -146,23 +116,3 @@ def note_claims(
             )
             rounds.progress.note("capped", text, client=client, site=seat.site, what=what, **note)
     return limited
-
-
-S = TypeVar("S")
-
-
-def drawn(settings: RunSettings, server_round: int, seats: Sequence[S]) -> list[S]:
-    """Return the seats that a round asks, in their order.
-
-    All seats are returned if ``federation.sampled-clients`` is 1.
-    """
-    number = settings.federation.clients_of_round(len(seats))
-    if number >= len(seats):
-        return list(seats)
-    generator = np.random.default_rng(
-        derive_seed(settings.seed, "clients", server_round=server_round)
-    )
-    return [
-        seats[place]
-        for place in sorted(generator.choice(len(seats), number, replace=False).tolist())
-    ]

@@ -30,13 +30,8 @@ class Reach:
 
     A bound refers to the largest number with which any client has begun so far, not only in this
     round. Rounding errors of larger numbers in earlier rounds may arrive with this one, even if a
-    mean has become smaller since.
-
-    Parameters
-    ----------
-    training : training settings of a round
-    differences : True if clients send the change by training instead of the trained values
-    starts : largest initial magnitudes, if several bounds have them in common
+    mean has become smaller since. ``differences`` is True if clients send the change by training,
+    and ``starts`` has the largest initial magnitudes, if several bounds have them in common.
     """
 
     def __init__(
@@ -46,8 +41,14 @@ class Reach:
         starts: dict[str, float] | None = None,
     ) -> None:
         growth, self.distance = _of_a_round(training)
-        self.factor = _change(training, growth) if differences else growth
+        self.factor = growth
         """Factor on the magnitude of the initial number."""
+        if differences:
+            # Decay and float32 rounding change a number w in a round. A step rounds by at most
+            # 2^-24 |w|; twice that is used, because a number may grow during the round.
+            decay = training.learning_rate * training.weight_decay
+            kept = (1.0 - decay) ** training.steps if decay <= 1.0 else -growth
+            self.factor = 1.0 - kept + training.steps * 2.0**-23
         self.starts = {} if starts is None else starts
         """Largest initial magnitude, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
@@ -63,10 +64,7 @@ class Reach:
             self.starts[place] = max(self.starts.get(place, 0.0), largest)
 
     def limit(self, key: str, name: str) -> float:
-        """Return the largest magnitude that a client may send in a tensor.
-
-        It is infinite if the optimizer's steps are unbounded.
-        """
+        """Return the largest magnitude that a client may send in a tensor; it may be infinite."""
         start = self.starts[f"{key}/{name}"]
         return SLACK * ((self.factor * start if start else 0.0) + self.distance)
 
@@ -84,44 +82,21 @@ def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
     decay = max(1.0, rate * training.weight_decay - 1.0)
     for step in range(training.steps):
         growth = growth * decay
-        distance = distance * decay + rate * largest_step(*BETAS, step + 1)
+        distance = distance * decay + rate * largest_step(step + 1)
     return growth, distance
 
 
-def _change(training: TrainingSettings, growth: float) -> float:
-    """Return the factor on ``|w|`` that bounds decay and float32 rounding in a round.
-
-    A step rounds by at most ``2^-24 |w|``. Twice that is used, because a number may grow during the
-    round.
-    """
-    decay = training.learning_rate * training.weight_decay
-    decayed = 1.0 - (1.0 - decay) ** training.steps if decay <= 1.0 else 1.0 + growth
-    return decayed + training.steps * 2.0**-23
-
-
-def largest_step(beta1: float, beta2: float, step: int) -> float:
+def largest_step(step: int) -> float:
     """Return ``c_t``, the largest move of step t = 1, 2, ... of Adam in learning rates.
 
     It holds for any gradients. With ``m_t = (1 - beta1) sum_k beta1^k g_(t-k)`` and ``v_t = (1 -
     beta2) sum_k beta2^k g_(t-k)^2``, k from 0 to t - 1, the Cauchy-Schwarz inequality gives ``m_t^2
     <= v_t (1 - beta1)^2 / (1 - beta2) sum_k (beta1^2 / beta2)^k``. The bias corrections of both
     follow. Kingma & Ba (2015, section 2.1) give ``(1 - beta1) / sqrt(1 - beta2)`` for a gradient
-    that is zero in all steps but one; gradients that grow from step to step go further. With the
-    default betas, c_1 is 1, c_10 is 1.04, and no c_t exceeds 7.3.
+    that is zero in all steps but one; gradients that grow from step to step go further. c_1 is 1,
+    c_10 is 1.04, and no c_t exceeds 7.3.
     """
-    ratio = beta1**2 / beta2 if beta2 else (math.inf if beta1 else 0.0)
-    if ratio == math.inf and step > 1:
-        # With beta2 = 0, a zero gradient makes v zero while m is not.
-        return math.inf
-    total = _geometric(ratio, step)
+    beta1, beta2 = BETAS
+    ratio = beta1**2 / beta2
+    total = (ratio**step - 1) / (ratio - 1)
     return (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2) * total)
-
-
-def _geometric(ratio: float, terms: int) -> float:
-    """Return ``1 + ratio + ratio^2 + ...`` with ``terms`` summands; infinity on overflow."""
-    if ratio == math.inf or ratio == 1.0:
-        return float(terms)
-    try:
-        return (ratio**terms - 1) / (ratio - 1)
-    except OverflowError:
-        return math.inf

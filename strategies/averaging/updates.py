@@ -8,7 +8,7 @@ scaled up to the limit; a round of eight clients then makes about half the progr
 several clients that work together, or rounds of one or two clients.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.messages.blobs.adapters import read_adapter, sums
+from espalier.messages.blobs.adapters import read_adapter
 from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.settings.federation import FederationSettings
 from pruning_kernels.lora.clipping import clip_factors, root_mean_square
@@ -32,10 +32,8 @@ LARGEST_TOLD = 1e15
 class UpdateLimits:
     """Clipping of the updates of one round, and a record of the clipped clients.
 
-    Parameters
-    ----------
-    most_ratio : maximum size of an update as a multiple of the median
-        (``federation.max-update-ratio``)
+    ``max_ratio`` is the maximum size of an update as a multiple of the median
+    (``federation.max-update-ratio``).
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -44,12 +42,9 @@ class UpdateLimits:
         """Factor by which each clipped tensor exceeded the limit, by client."""
 
     def factors(self, place: Any, sizes: Mapping[int, float]) -> dict[int, float]:
-        """Return ``clip_factors`` for the changes of one tensor, and record the clipped clients.
+        """Return ``clip_factors`` for the norms of a tensor's changes, and record the clipped ones.
 
-        Parameters
-        ----------
-        place : name of the tensor
-        sizes : norm of the change, by client
+        ``place`` names the tensor.
         """
         found = clip_factors(sizes, self.max_ratio)
         for client, factor in found.items():
@@ -58,15 +53,7 @@ class UpdateLimits:
         return found
 
     def note(self, client: int, place: Any, claimed: float, counted: float) -> None:
-        """Record that a value of a client counts less, or more, than the client sent.
-
-        Parameters
-        ----------
-        client : number of the client
-        place : name of the value
-        claimed : value that the client sent
-        counted : value that is used
-        """
+        """Record that ``counted`` is used in place of the value that a client sent."""
         low, high = sorted((claimed, counted))
         self._clipped.setdefault(client, {})[place] = (
             min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
@@ -75,11 +62,8 @@ class UpdateLimits:
     def tell(self, rounds: Rounds, what: str = "update") -> None:
         """Record the clipped clients on their seats, and show a progress line for each.
 
-        Parameters
-        ----------
-        rounds : rounds whose roster and progress are used
-        what : kind of the limited values, such as ``update`` or ``moments``; ``distance`` for
-            updates that are left out because they are far from the others
+        ``what`` is the kind of the limited values, such as ``update`` or ``moments``; ``distance``
+        if updates are left out because they are far from the others.
         """
         for client, places in sorted(self._clipped.items()):
             seat = rounds.roster.seats[client]
@@ -103,20 +87,14 @@ class UpdateLimits:
 
 
 class Updates:
-    """Adapters of a round's clients, one tensor or matrix at a time.
+    """Adapters of a round's clients, one tensor at a time: each is decoded once for all of them.
 
     The change of each tensor is limited relative to the median client. Changes are compared by
     their root mean square, because ranks and numbers of rows may differ. All clients began with the
     same factors, so a pair of a huge B and a tiny A is far from them in both factors.
 
-    Parameters
-    ----------
-    inbox : complete replies of the clients
-    adapters : global adapters of the round
-    plans : adapters that each client trained, in client order
-    ranks : rank that each client reported; ranks beyond it are zero
-    federation : form of the replies
-    limits : limits on the changes, and the record of the limited clients
+    ``plans`` has the adapters that each client trained, in client order, and ``ranks`` the rank
+    that each client reported; ranks beyond it are zero.
     """
 
     def __init__(
@@ -142,27 +120,20 @@ class Updates:
         """Exclude clients from all means."""
         self.clients = [client for client in self.clients if client not in clients]
 
-    # ----- one tensor of one client ---------------------------------------------------------------
-
-    def sent(self, client: int, key: str, name: str) -> Tensor:
-        """Return one tensor as a client sent it: float32."""
-        read = partial(self._inbox.tensor, client, key)
-        shape = self._shapes[client][key][name]
-        return read_adapter(read, name, shape, self._federation.wire_dtype)
-
-    def trained(self, client: int, key: str, name: str) -> Tensor:
+    def _trained(self, client: int, key: str, name: str) -> Tensor:
         """Return one tensor as a client trained it; ranks that the client removed are zero.
 
         Differences are added to the round's global adapters before rounding, although clients began
         with rounded ones. So the rounding error of the download only moves the point at which the
         gradient is taken, and is not part of the update.
         """
-        sent = self.sent(client, key, name)
-        if not self._federation.sends_differences:
-            return sent
-        return sums({name: self.begun(client, key, name)}, {name: sent})[name]
+        shape = self._shapes[client][key][name]
+        sent = read_adapter(
+            partial(self._inbox.tensor, client, key), name, shape, self._federation.wire_dtype
+        )
+        return self._begun(client, key, name) + sent if self._federation.sends_differences else sent
 
-    def begun(self, client: int, key: str, name: str) -> Tensor:
+    def _begun(self, client: int, key: str, name: str) -> Tensor:
         """Return a client's part of a global tensor; zeros for ranks that the client removed."""
         own = self._adapters.part_for(client, key, {name: self._global(key)[name]})[name]
         shape = self._shapes[client][key][name]
@@ -175,53 +146,33 @@ class Updates:
             self._tensors = self._adapters.tensors(key)
         return self._tensors
 
-    # ----- limited changes ------------------------------------------------------------------------
-
-    def _limiting(self, key: str, names: Iterable[str]) -> dict[str, dict[int, float]]:
-        """Return the factors that limit the clients' changes of tensors, by name and client."""
-        return {
-            name: self._limits.factors(
-                (key, name),
-                {
-                    client: root_mean_square(
-                        self.trained(client, key, name) - self.begun(client, key, name)
-                    )
-                    for client in self.clients
-                },
-            )
-            for name in names
+    def _limited(self, key: str, name: str) -> dict[int, Tensor]:
+        """Return one tensor as the clients trained it, with limited changes, by client."""
+        tensors = {client: self._trained(client, key, name) for client in self.clients}
+        sizes = {
+            client: root_mean_square(trained - self._begun(client, key, name))
+            for client, trained in tensors.items()
         }
-
-    def _limited(self, client: int, key: str, name: str, factor: float) -> Tensor:
-        """Return one tensor as a client trained it; a ``factor`` below 1 reduces its change."""
-        trained = self.trained(client, key, name)
-        if factor == 1.0:
-            return trained
-        begun = self.begun(client, key, name)
-        return begun + factor * (trained - begun)
+        for client, factor in self._limits.factors((key, name), sizes).items():
+            if factor != 1.0:
+                begun = self._begun(client, key, name)
+                tensors[client] = begun + factor * (tensors[client] - begun)
+        return tensors
 
     def factors(self, key: str, adapter: Adapter) -> list[Factors]:
         """Return one matrix's adapters as the clients trained them, with limited changes."""
-        limiting = self._limiting(key, (adapter.name_a, adapter.name_b))
-        found = []
-        for client in self.clients:
-            a, b = (
-                self._limited(client, key, name, factors[client])
-                for name, factors in limiting.items()
-            )
-            found.append(Factors(b, a, adapter.scaling))
-        return found
+        a = self._limited(key, adapter.name_a)
+        b = self._limited(key, adapter.name_b)
+        return [Factors(b[client], a[client], adapter.scaling) for client in self.clients]
 
     def mean(self, key: str, name: str, weights: Mapping[int, float]) -> Tensor:
         """Return the mean of one tensor that is trained without LoRA: float32.
 
         The sum is in float64 and in client order.
         """
-        factors = self._limiting(key, [name])[name]
         total = 0.0
         mean = torch.zeros(self._shapes[self.clients[0]][key][name], dtype=torch.float64)
-        for client in self.clients:
-            trained = self._limited(client, key, name, factors[client])
+        for client, trained in self._limited(key, name).items():
             mean += trained.to(torch.float64) * weights[client]
             total += weights[client]
         return (mean / total).to(torch.float32)
@@ -233,12 +184,11 @@ class Updates:
         """
         products = torch.zeros(len(self.clients), len(self.clients), dtype=torch.float64)
         for key in self._adapters.adapters.shapes():
-            for name, factors in self._limiting(key, self._shapes[self.clients[0]][key]).items():
+            for name in self._shapes[self.clients[0]][key]:
+                shape = tuple(self._global(key)[name].shape)
                 rows = []
-                for client in self.clients:
-                    limited = self._limited(client, key, name, factors[client])
-                    change = limited - self.begun(client, key, name)
-                    shape = tuple(self._global(key)[name].shape)
+                for client, limited in self._limited(key, name).items():
+                    change = limited - self._begun(client, key, name)
                     whole = self._adapters.spread(client, key, name, change, shape)
                     rows.append(whole.flatten().to(torch.float64))
                 changes = torch.stack(rows)

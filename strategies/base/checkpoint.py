@@ -2,7 +2,7 @@
 
 ``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash. It is written after the
 blobs, so a crash leaves the previous checkpoint intact. It carries its own checksum
-(``espalier/storage/json_files.py``). The state of the round before stays as ``previous.json``, so that
+(``espalier/storage/atomic.py``). The state of the round before stays as ``previous.json``, so that
 a person can go back to it if the last one is damaged. Round 0 is the end of enrolment: a site keeps
 its client number even if no round was finished.
 """
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.errors import EspalierError, InputError
-from espalier.storage.atomic import replacing, write_bytes
+from espalier.storage.atomic import Damaged, read_sealed, replacing, sealed, write_bytes
 from espalier.storage.blobs import BlobStore
-from espalier.storage.json_files import Damaged, read_sealed, sealed
 
 VERSION = 4
 NAMED = 3
@@ -25,18 +24,11 @@ class CheckpointFolder:
     """Checkpoints of one run."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self._last = root / "state.json"
+        self._previous = root / "previous.json"
         self.blobs = BlobStore(
             root / "blobs", remedy="end the run and resume it; the error then names what remains"
         )
-
-    @property
-    def _last(self) -> Path:
-        return self.root / "state.json"
-
-    @property
-    def _previous(self) -> Path:
-        return self.root / "previous.json"
 
     def save(
         self,
@@ -52,7 +44,7 @@ class CheckpointFolder:
         ----------
         server_round : finished round; 0 means that clients are enrolled and have received no
             request
-        clients : site -> client
+        clients : client number by site
         identity : hashes of settings and model, which a resumed run must have too
         state : the strategy's state, JSON values only; large data are named by their blob hash
         blobs : hashes of all blobs that the state names
@@ -63,9 +55,10 @@ class CheckpointFolder:
             "clients": clients,
             "identity": identity,
             "state": state,
+            "blobs": sorted(set(blobs)),
         }
         with replacing(self._last) as file:
-            file.write(sealed({**document, "blobs": sorted(set(blobs))}))
+            file.write(sealed(document))
             # A checkpoint of the same round has no new results, so the previous file stays.
             if self._last.exists() and self._round_of_last() != server_round:
                 write_bytes(self._previous, self._last.read_bytes())
@@ -79,11 +72,8 @@ class CheckpointFolder:
     def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
         """Return the last checkpoint; None if no client was enrolled yet.
 
-        Raises
-        ------
-        InputError
-            The checkpoint or one of its blobs is damaged or missing (the message says what
-            remains), or it belongs to another version, other settings or another model.
+        Raises InputError if the checkpoint or one of its blobs is damaged or missing (the message
+        says what remains), or if it belongs to another version, other settings or another model.
         """
         if not self._last.exists():
             if self._previous.exists():

@@ -25,10 +25,8 @@ from espalier.amounts import count, duration
 from espalier.errors import EspalierError, InputError
 from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.identity.site_keys import PUBLIC, PublicKeys
-from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
+from espalier.messages.enrolment import Challenge, Enrolment, Refusal, SignedEnrolment, refused_by
 from espalier.messages.message import MessageBody, NoFields, validate
-from espalier.messages.records import read
-from espalier.messages.refusal import Refusal
 from espalier.messages.signed_name import is_signed, new_nonce, statement
 from strategies.base.roster import Seat
 from strategies.base.rounds import POLL_SECONDS, Rounds, error_of
@@ -67,19 +65,13 @@ class Enroller:
     def enrol(self, clients: dict[str, int] | None = None) -> None:
         """Assign seats to sites.
 
-        Parameters
-        ----------
-        clients : site -> client of an earlier part of this run. If None, the first ``num-clients``
-            sites in order of their names become clients 0, 1, ...
-
-        Raises
-        ------
-        RunFailed
-            Fewer sites than the quorum enrolled before ``enrol-seconds`` passed without a new site
-            that can have a seat.
+        ``clients`` has the client number by site of an earlier part of this run. If None, the first
+        ``num-clients`` sites in order of their names become clients 0, 1, ... Raises RunFailed if
+        fewer sites than the quorum enrolled before ``enrol-seconds`` passed without a new site that
+        can have a seat.
         """
         rounds = self.rounds
-        settings = self.rounds.settings
+        settings = rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
@@ -109,12 +101,10 @@ class Enroller:
             clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
         if min(len(sites), len(clients)) < settings.num_clients:
             self._tell_who_was_left(clients, sites)
-        elif not self.rounds.shared_workers:
+        else:
+            why = f"the run already has its num-clients = {settings.num_clients} sites"
             for site in sorted(sites.keys() - clients.keys()):
-                self._tell_node(
-                    sites[site][0],
-                    f"the run already has its num-clients = {settings.num_clients} sites",
-                )
+                self._tell_node(sites[site][0], why)
         self._await_told()
         self._seat(clients, sites)
         rounds.seat_with(self)
@@ -123,21 +113,15 @@ class Enroller:
     def _tell_who_was_left(
         self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]
     ) -> None:
-        """Record why seats stay free.
-
-        Reasons are nodes that did not answer the enrolment request, and sites that came after a
-        resumption and have no seat in this run.
-        """
+        """Record why seats stay free: nodes that did not answer, and sites that came too late."""
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
             why = "the run began without it, and a resumed run keeps its clients; start a new run"
             self._refuse(site, why, sites[site][0])
+        waited = duration(self.rounds.settings.enrol_seconds)
         for node_id, _ in self._waiting.values():
-            waited = self.rounds.settings.enrol_seconds
-            self._refuse(
-                f"node {node_id}",
-                f"connected, but did not answer within {duration(waited)}; raise enrol-seconds",
-            )
+            why = f"connected, but did not answer within {waited}; raise enrol-seconds"
+            self._refuse(f"node {node_id}", why)
 
     def look_for_nodes(self) -> None:
         """Ask newly connected nodes for their names; remember those that claim a seated site."""
@@ -170,8 +154,7 @@ class Enroller:
     ) -> bool:
         """Record an enrolled site and return True if it is new.
 
-        The site is refused if its program or model differs. A second node of a name is only
-        remembered while the first is connected.
+        A second node of a name is only remembered while the first is connected.
         """
         site = enrolment.site
         is_new = enrolment.site not in sites
@@ -220,7 +203,7 @@ class Enroller:
             self._tries[node_id] += 1
             seat = Seat(NO_CLIENT, "", node_id)
             asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
-            request = read(self.rounds.request("enrol", seat, 0, asked).content)
+            request = self.rounds.request("enrol", seat, 0, asked)
             if (message_id := self.rounds.push(request, seat)) is not None:
                 self._waiting[message_id] = (node_id, request)
         for message_id, (node_id, request) in list(self._waiting.items()):
@@ -254,11 +237,8 @@ class Enroller:
     def _known(self, body: MessageBody, node_id: int, request: MessageBody) -> Enrolment:
         """Return a node's enrolment, after checking its signature if the run has site keys.
 
-        Raises
-        ------
-        InputError
-            The site has no key in ``site-keys``, the answer is not signed, or the signature is not
-            valid.
+        Raises InputError if the site has no key in ``site-keys``, or the signature is missing or
+        not valid.
         """
         if self.keys is None:
             return validate(Enrolment, body.fields)
@@ -284,26 +264,19 @@ class Enroller:
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
-        """Refuse a site or node and show the reason.
-
-        The reason is sent to ``node_id``. It is None for nodes that reported the reason themselves.
-        """
+        """Refuse a site or node, show the reason, and send it to ``node_id``, if that is given."""
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:
-            self.rounds.progress.note(
-                "refused", f"refused      {who}: {shown}", who=who, reason=shown
-            )
+            text = f"refused      {who}: {shown}"
+            self.rounds.progress.note("refused", text, who=who, reason=shown)
             if node_id is not None:
                 self._tell_node(node_id, reason)
 
     def _tell_node(self, node_id: int, reason: str) -> None:
-        """Send a node the reason why it takes no part, for its own log.
-
-        Simulated nodes share the run's log and get no message.
-        """
+        """Send a node the reason for its own log; simulated nodes share the run's log."""
         if self.rounds.shared_workers:
             return
         seat = Seat(NO_CLIENT, "", node_id)
-        request = read(self.rounds.request("refused", seat, 0, Refusal.because(reason)).content)
+        request = self.rounds.request("refused", seat, 0, Refusal.because(reason))
         if (message_id := self.rounds.push(request, seat)) is not None:
             self._untold[message_id] = (node_id, request)
 
@@ -336,10 +309,8 @@ class Enroller:
                 f" has {self.code_sha256[:12]}); install the same release on server and nodes,"
                 " or stop a SuperLink that another copy of the project started"
             )
-        if (
-            self.rounds.settings.job.NEEDS_BASE_MODEL
-            and enrolment.model_sha256 != self.model_sha256
-        ):
+        needed = self.rounds.settings.job.NEEDS_BASE_MODEL
+        if needed and enrolment.model_sha256 != self.model_sha256:
             return (
                 f"has another base model ({enrolment.model_sha256[:12]}, the server has"
                 f" {self.model_sha256[:12]}); give the node the same weights, tokenizer and"

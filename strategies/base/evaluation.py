@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from flwr.app import Message
 
 from espalier.data.tasks.scored_items import ScoredItems, to_arrays
 from espalier.messages.evaluation import SAMPLES_BLOB, TEST_BLOB, Texts, require_many
-from espalier.messages.records import read
+from espalier.messages.message import MessageBody
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds
@@ -39,16 +38,9 @@ class ClientFigures:
 class ClientEvaluation:
     """Requests for the clients' evaluation, and the results that they return.
 
-    Parameters
-    ----------
-    run : run whose ``evaluation`` settings apply
-    public_text : evaluation texts by name, shape (samples, tokens), int64; may be empty
-    tests : public test items and the metrics for them, or None
-
-    Raises
-    ------
-    InputError
-        There are so few tokens or items that real sites would refuse to evaluate on them.
+    ``public_text`` has the evaluation texts by name, shape (samples, tokens), int64; it may be
+    empty. ``tests`` has public test items and the metrics for them, or is None. Raises InputError
+    if there are so few tokens or items that real sites would refuse to evaluate on them.
     """
 
     def __init__(
@@ -67,7 +59,7 @@ class ClientEvaluation:
         if not run.simulation:
             require_many(self._texts)
 
-    def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
+    def requests(self, rounds: Rounds, server_round: int) -> list[MessageBody]:
         """Return one request per active client, with the evaluation texts and test items."""
         if not self.asked:
             return []
@@ -87,23 +79,17 @@ class ClientEvaluation:
             blobs[TEST_BLOB] = pack_tensors(to_arrays(self.tests[0]))
         return asked_texts(self.run.settings, numbers, self.tests), blobs
 
-    def collect(self, rounds: Rounds, replies: Iterable[Message]) -> None:
+    def collect(self, rounds: Rounds, replies: Iterable[MessageBody]) -> None:
         """Record the clients' results as they arrive."""
         self.run.progress.begin("local result", len(rounds.roster.active()) if self.asked else 0)
-        for reply in replies:
-            body = read(reply.content)
+        for body in replies:
             seat = rounds.roster.seats[body.header.client]
             seat.seconds += body.fields["seconds"]
-            for found, name in (
-                (self.figures.losses, "losses"),
-                (self.figures.own_losses, "own_losses"),
-                (self.figures.test_scores, "test_scores"),
-            ):
+            for name in ("losses", "own_losses", "test_scores"):
                 if body.fields[name]:
-                    found[seat.client] = list(body.fields[name])
-            self.run.progress.step(
-                "local_baseline", f"local result of {seat.site}", client=seat.client
-            )
+                    getattr(self.figures, name)[seat.client] = list(body.fields[name])
+            text = f"local result of {seat.site}"
+            self.run.progress.step("local_baseline", text, client=seat.client)
 
 
 def asked_texts(
@@ -111,13 +97,7 @@ def asked_texts(
     num_samples: Mapping[str, int],
     tests: tuple[ScoredItems, Sequence[str]] | None,
 ) -> Texts:
-    """Return the fields of the request.
-
-    Parameters
-    ----------
-    num_samples : number of samples of each evaluation text
-    tests : public test items and the metrics for them, or None
-    """
+    """Return the fields of the request; see ``ClientEvaluation``."""
     texts = Texts(
         names=list(num_samples),
         num_samples=list(num_samples.values()),

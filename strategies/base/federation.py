@@ -9,13 +9,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from flwr.app import Message
-
 from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
 from espalier.messages.message import MessageBody
-from espalier.messages.records import read
 from strategies.base.enrolment import Enroller
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, Selection
@@ -29,11 +26,8 @@ PATIENCE = 4
 class Federation:
     """Course of one run with deadlines, a quorum, checkpoints, and messages in parts.
 
-    Parameters
-    ----------
-    method : method of the run
-    measure : function that evaluates the intermediate result for the given clients, or None
-    enrolled : function that is called with all seats after enrolment
+    ``measure`` evaluates the intermediate result for the given clients, and ``enrolled`` is called
+    with all seats after enrolment.
     """
 
     def __init__(
@@ -61,12 +55,8 @@ class Federation:
     def start(self) -> None:
         """Run the method, from the last checkpoint if there is one.
 
-        Raises
-        ------
-        RunFailed
-            Too few clients enrolled or finished a round. Checkpoints of earlier rounds stay.
-        InputError
-            The checkpoint is damaged, lost, or of another run.
+        Raises RunFailed if too few clients enrolled or finished a round (checkpoints of earlier
+        rounds stay), and InputError if the checkpoint is damaged, lost, or of another run.
         """
         run = self.run
         rounds = self.rounds
@@ -81,7 +71,8 @@ class Federation:
         if saved:
             self._resume(saved)
         self._enrolled(rounds.roster.active())
-        self.method.summary()
+        name = run.settings.method
+        run.progress.note("method", f"{name:<12} {self.method.description()}")
         # A resumed run must ask the same clients for the same work, because a client answers a
         # round only once.
         if not saved:
@@ -94,7 +85,7 @@ class Federation:
         while (server_round := rounds.finished + 1) <= self.method.num_rounds:
             self._round(server_round)
         last = rounds.finished
-        rounds.end()
+        rounds.evaluating = True
         rounds.begin()
         self.method.deliver(last)
         self._let_work_alone(last)
@@ -121,20 +112,16 @@ class Federation:
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def _resume(self, saved: dict[str, Any]) -> None:
-        self.rounds.finish(saved["round"])
+        self.rounds.finished = saved["round"]
         self._prepared = saved["state"]["prepared"]
         self.measurements = saved["state"]["measurements"]
         self.method.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times().clients)
-        before = (
-            f", {duration(self.run.seconds_before)} before it was interrupted"
-            if self.run.seconds_before
-            else ""
-        )
-        self.run.progress.note(
-            "resumed", f"resumed      after round {saved['round']}{before}", round=saved["round"]
-        )
+        text = f"resumed      after round {saved['round']}"
+        if self.run.seconds_before:
+            text += f", {duration(self.run.seconds_before)} before it was interrupted"
+        self.run.progress.note("resumed", text, round=saved["round"])
 
     # ----- phases of a round ----------------------------------------------------------------------
 
@@ -160,12 +147,12 @@ class Federation:
         self._aggregate(server_round, replies, selection.quorum_of)
         self._measure_result(server_round)
         self._save(server_round)
-        rounds.finish(server_round)
+        rounds.finished = server_round
         self.run.progress.note(
             "checkpoint", f"checkpoint   after round {server_round}", round=server_round
         )
 
-    def _requests(self, server_round: int, clients: Iterable[int]) -> Iterator[Message]:
+    def _requests(self, server_round: int, clients: Iterable[int]) -> Iterator[MessageBody]:
         for client in clients:
             order = self.method.order(server_round, client)
             # The message has the blobs, so the order need not keep them in memory.
@@ -176,7 +163,7 @@ class Federation:
 
     def _caught_up(
         self, server_round: int, catch_up: Callable[[Sequence[int]], None] | None
-    ) -> Iterator[Message]:
+    ) -> Iterator[MessageBody]:
         """Push lost state to the clients that need it, then repeat their orders."""
         lost = self.rounds.begin_catching_up()
         if not lost or catch_up is None:
@@ -186,7 +173,7 @@ class Federation:
         again = [client for client in lost if client in active]
         yield from self.rounds.exchange(self._requests(server_round, again), self._next_part)
 
-    def _next_part(self, body: MessageBody) -> Message | None:
+    def _next_part(self, body: MessageBody) -> MessageBody | None:
         """Return the request for the next part of a client's reply, by the hashes of its report."""
         header = body.header
         order = self._orders[header.client]
@@ -205,7 +192,7 @@ class Federation:
         )
 
     def _aggregate(
-        self, server_round: int, replies: Iterable[Message], quorum_of: int | None
+        self, server_round: int, replies: Iterable[MessageBody], quorum_of: int | None
     ) -> None:
         """Receive the replies as they arrive, and aggregate the complete and plausible ones."""
         inbox = Inbox(self.run.folder.inbox)
@@ -223,7 +210,7 @@ class Federation:
         words = self.method.WORDS
         if body.header.kind == "train":
             seat.worked(body.fields["seconds"])
-            self.method.note_report(seat, body.fields)
+        self.method.note_part(seat, body)
         if body.header.part + 1 == body.header.num_parts:
             sent = self._orders[seat.client].sends or words.sent
             text = f"{sent} of {seat.site}, {seat.work()}"
@@ -233,8 +220,7 @@ class Federation:
         """Return True if a reply is plausible; drop its client otherwise."""
         fault = self.method.fault_of(inbox, client)
         if fault is not None:
-            seat = self.rounds.roster.seats[client]
-            self.rounds.drop("train", seat, f"reply refused: {fault}")
+            self.rounds.drop("train", self.rounds.roster.seats[client], f"reply refused: {fault}")
         return fault is None
 
     def _measure_result(self, server_round: int) -> None:
@@ -250,10 +236,7 @@ class Federation:
     # ----- local baselines ------------------------------------------------------------------------
 
     def _let_work_alone(self, server_round: int) -> None:
-        """Let the clients compute their local baselines.
-
-        The time limit grows with the time that the rounds took.
-        """
+        """Let the clients compute their local baselines; the limit grows with the rounds' time."""
         rounds = self.rounds
         orders = {
             seat.client: order
@@ -268,16 +251,12 @@ class Federation:
         requests = [
             rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
         ]
-        for reply in rounds.exchange(requests, patience=self._patience):
-            body = read(reply.content)
+        for body in rounds.exchange(requests, patience=self._patience):
             seat = rounds.roster.seats[body.header.client]
             seconds = body.fields["seconds"]
             seat.seconds += seconds
-            self.run.progress.step(
-                "alone",
-                f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work",
-                client=seat.client,
-            )
+            text = f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work"
+            self.run.progress.step("alone", text, client=seat.client)
 
     def _patience(self, seat: Seat) -> float:
         """Return the seconds that a client may take for its local baseline.

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Message
 from numpy.typing import NDArray
 
 from espalier.messages.message import MessageBody
-from espalier.messages.records import read
 from espalier.messages.tensor_blobs import locate
 from espalier.storage.atomic import write_bytes
 from pruning_kernels.votes.bitmask import LINE_WORDS, stack_of_masks
@@ -46,21 +44,17 @@ class Inbox:
         self._expected: dict[int, int] = {}
         self._located = lru_cache(maxsize=HEADERS)(locate)
 
-    def receive(self, replies: Iterable[Message]) -> Iterator[MessageBody]:
-        """Store the blobs of each reply, and yield its letter without them.
-
-        The inbox keeps no reference to a reply after that, so its memory can be freed.
-        """
-        for reply in replies:
-            body = read(reply.content)
+    def receive(self, replies: Iterable[MessageBody]) -> Iterator[MessageBody]:
+        """Store the blobs of each reply, and yield it without them, so that memory is freed."""
+        for body in replies:
             client = body.header.client
             for key in body.blobs:
                 write_bytes(self.root / f"{client:05d}" / key, body.blobs[key])
-            del reply
             self._arrived.setdefault(client, set()).add(body.header.part)
             self._expected[client] = body.header.num_parts
             body.blobs = {}
             yield body
+            body.tensors = {}
 
     def complete_clients(self) -> list[int]:
         """Return the clients whose parts have all arrived, in ascending order."""
@@ -79,33 +73,19 @@ class Inbox:
             opened.seek(offset)
             opened.readinto(data)
         dtype = INBOX_DTYPES[spec.dtype]
-        return (
-            torch.frombuffer(data, dtype=dtype).view(spec.shape)
-            if data
-            else torch.empty(spec.shape, dtype=dtype)
-        )
+        if not data:
+            return torch.empty(spec.shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).view(spec.shape)
 
     def words(
-        self, key: str, tensor: str, clients: Sequence[int] | None = None
+        self, key: str, tensor: str, clients: Sequence[int]
     ) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """Read a flat U64 tensor of several clients in stretches of bounded size.
 
-        Parameters
-        ----------
-        key : key of the blob
-        tensor : name of the tensor in the blob
-        clients : clients whose tensors are read; by default all complete ones
-
-        Yields
-        ------
-        tuple of int and array
-            First word, and (clients, words) uint64 with clients in the given order. The array is
-            reused for the next stretch.
+        Yields the first word, and (clients, words) uint64 with clients in the given order. The
+        array is reused for the next stretch.
         """
-        files = [
-            self.root / f"{client:05d}" / key
-            for client in (self.complete_clients() if clients is None else clients)
-        ]
+        files = [self.root / f"{client:05d}" / key for client in clients]
         places = [self._located(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(MIN_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS

@@ -5,16 +5,17 @@ have, such as ``AdapterAverager``; ``Tuning`` asks it by default. No method deri
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
-from espalier.messages.message import Fields, NoFields
+from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest
-from espalier.messages.records import read
 from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
@@ -23,21 +24,23 @@ from strategies.base.roster import Seat
 from strategies.base.run import Run
 
 
-class Saved(Protocol):
-    """Object with state in the checkpoint."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the checkpoint; it holds JSON values only."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
-
-
-class RunResult(Saved, Protocol):
+class RunResult(Protocol):
     """Result of the rounds so far.
 
     Large data are stored as blobs of the checkpoint; the result names them by their hash.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a checkpoint stores as they are."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the checkpoint; it holds JSON values only."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        for name in self.STATE:
+            setattr(self, name, state[name])
 
     def stored(self) -> Collection[str]:
         """Return the hashes of all blobs that ``state`` names."""
@@ -96,10 +99,6 @@ class Method(ABC):
     (``catch_up``). Complete replies without a fault (``fault_of``) are aggregated (``fold``). The
     checkpoint (``state``) ends the round.
 
-    Parameters
-    ----------
-    run : settings, base model, device, message exchange and run folder
-    evaluation : evaluation by the clients after the last round
     """
 
     WORDS = ProgressWords()
@@ -110,25 +109,15 @@ class Method(ABC):
         self.run = run
         self.rounds = run.rounds
         self.evaluation = evaluation
-        self.saved: list[Saved] = []
-        """Objects whose state is in the checkpoint in addition to that of ``result``."""
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a run that is impossible with this model, before anything is started.
+        """Raise InputError if a run is impossible with this model, before anything is started.
 
-        Parameters
-        ----------
-        settings : settings of the run
-        model : opened base model
-        capabilities : known capabilities by client name: all in a simulation, none in a deployment
-
-        Raises
-        ------
-        InputError
-            The run is impossible; the message says why.
+        ``capabilities`` has the known ones by client name: all in a simulation, none in a
+        deployment.
         """
         return
 
@@ -143,26 +132,16 @@ class Method(ABC):
     def before_round(self, server_round: int) -> bool:
         """Decide at the server what a round needs, before any message.
 
-        Returns
-        -------
-        bool
-            True if a checkpoint must be written before messages are sent. After it, a resumed run
-            does not call this function for the round again.
+        Return True if a checkpoint must be written before messages are sent. After it, a resumed
+        run does not call this function for the round again.
         """
         return False
 
     def prepare(self, server_round: int, save: Callable[[], None]) -> Selection | None:
         """Push to the clients what they need for a round, and select the clients that it asks.
 
-        Parameters
-        ----------
-        server_round : number of the round
-        save : function that writes a checkpoint, for what clients have received so far
-
-        Returns
-        -------
-        Selection or None
-            None: all clients that still take part.
+        ``save`` writes a checkpoint, for what clients have received so far. None selects all
+        clients that still take part.
         """
         return None
 
@@ -173,22 +152,22 @@ class Method(ABC):
         """
         run = self.run
         seat = self.rounds.roster.seats[client]
-        order = read(self.rounds.request("train", seat, server_round, NoFields()).content)
+        order = self.rounds.request("train", seat, server_round, NoFields())
         contract = contract_for(order, lambda: run.model.plan, run.settings)
         return ClientOrder(NoFields(), contract.parts)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes to clients the state that they lost.
 
-        Returns
-        -------
-        callable or None
-            None: a client that has lost state of this round cannot receive it again.
+        None if a client that has lost state of this round cannot receive it again.
         """
         return None
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record parts of a client's report on its seat, for the summary and for ``fold``."""
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record what the summary and ``fold`` need of an arriving part of a client's reply.
+
+        The part has no blobs, but the tensors of adapters. The first part (``train``) has a report.
+        """
         return
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
@@ -214,17 +193,23 @@ class Method(ABC):
         makes = self.evaluation.asked and self.run.settings.job.has_local_baseline
         return Alone() if makes else None
 
-    def summary(self) -> None:
-        """Show the method and its main settings, by default its title."""
-        method = self.run.settings.method
-        self.run.progress.note("method", f"{method:<12} {METHODS[method].title}")
+    def description(self) -> str:
+        """Return the main settings in words, by default the title of the method."""
+        return METHODS[self.run.settings.method].title
 
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint; it holds JSON values only."""
-        states = [one.state() for one in (self.result, *self.saved)]
-        return {key: value for state in states for key, value in state.items()}
+        return self.result.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
-        for one in (*self.saved, self.result):
-            one.restore(state)
+        self.result.restore(state)
+
+
+@contextmanager
+def settings_of(settings: RunSettings) -> Iterator[None]:
+    """Put the method before the key that an error of the ``with`` block names."""
+    try:
+        yield
+    except EspalierError as error:
+        raise InputError(f"{settings.method}.{error}") from None

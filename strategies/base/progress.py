@@ -50,7 +50,10 @@ class Progress:
 
     def begin(self, title: str, total: int) -> None:
         """Start a piece of work of ``total`` steps."""
-        self._title, self._total, self._done, self._started = title, total, 0, self._clock.now()
+        self._title = title
+        self._total = total
+        self._done = 0
+        self._started = self._clock.now()
         self._beats = Pace(self._beaten, self._clock.now)
         self._waits = Pace(self._waited, self._clock.now, SECONDS_OF_SILENCE)
         self.event("begin", title=title, total=total)

@@ -13,16 +13,13 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.votes import vote_counter
 
 
 def public_samples(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
     """Return samples of the public text, shape (samples, tokens), int64.
 
-    Raises
-    ------
-    InputError
-        The file is missing, empty, not UTF-8, or too short for one sample.
+    Raises InputError if the file is missing, empty, not UTF-8, or too short for one sample.
     """
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
     what = f"{settings.method}.public-text"
@@ -36,22 +33,16 @@ def public_samples(settings: RunSettings, job: PublicTextSettings, model: Opened
 
 
 def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
-    """Check that models are not evaluated on the public text.
-
-    Raises
-    ------
-    InputError
-        The text is an evaluation text or the test file. The message names the key.
-    """
+    """Raise InputError if the public text is an evaluation text or the test file."""
     method = settings.method
     chosen = job.public_text
     texts = settings.evaluation.named_texts()
-    paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
-    if (
-        chosen in texts
-        if chosen in BUILT_IN_TEXTS
-        else any(_same(_file(chosen), path) for path in paths)
-    ):
+    if chosen in BUILT_IN_TEXTS:
+        same = chosen in texts
+    else:
+        paths = [path for path in (*texts.values(), settings.task.test_path) if path]
+        same = any(_same(_file(chosen), _file(path)) for path in paths)
+    if same:
         raise InputError(
             f"{method}.public-text = '{chosen}': evaluation.texts names the same text, so models"
             " would be made for the text on which they are tested; name another text"
@@ -63,10 +54,7 @@ def _file(path: str) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Return True if both paths are the same file or have the same bytes.
-
-    Files that cannot be read are reported elsewhere.
-    """
+    """Return True for the same file or bytes; unreadable files are reported elsewhere."""
     try:
         return one == other or cmp(one, other, shallow=False)
     except OSError:
@@ -81,23 +69,13 @@ def require_counting(device: torch.device, asked: str) -> None:
     """Check with a small example that votes can be counted on ``device``.
 
     The CPU needs no check. On a CUDA device, Triton must compile a kernel first. The check runs
-    before clients have spent time on the run.
-
-    Parameters
-    ----------
-    device : device on which the run counts votes
-    asked : value of the setting ``device``, for the error message
-
-    Raises
-    ------
-    InputError
-        Votes cannot be counted there: Triton is missing, finds no C compiler or does not support
-        the GPU, or the counts are wrong.
+    before clients have spent time on the run. Raises InputError if Triton is missing, finds no C
+    compiler or does not support the GPU, or if the counts are wrong; ``asked`` is the setting.
     """
     if device.type == "cpu":
         return
     try:
-        counter = VoteCounter((1, WEIGHTS), VOTERS, device)
+        counter = vote_counter((1, WEIGHTS), VOTERS, device)
         counter.count(np.full((VOTERS, 1), np.uint64(1)))
         found = counter.counts()[0].tolist()
     # Triton, the C compiler and the driver raise exceptions of many types.

@@ -60,15 +60,10 @@ class Seat:
 
     def work(self) -> str:
         """Return the working time of the last round, and of several rounds in all, as text."""
-        of_round = f"{duration(self._of_round, tenths=True)} of work"
-        return (
-            of_round
-            if self.rounds == 1
-            else (
-                f"{of_round}, {duration(self.seconds, tenths=True)} in"
-                f" {count(self.rounds, 'round')}"
-            )
-        )
+        text = f"{duration(self._of_round, tenths=True)} of work"
+        if self.rounds > 1:
+            text += f", {duration(self.seconds, tenths=True)} in {count(self.rounds, 'round')}"
+        return text
 
     def limits_in_words(self) -> list[str]:
         """Return a clause for each limited claim, and one for rounds that left the client out."""
@@ -114,12 +109,9 @@ class Roster:
         ]
 
     def refuse(self, who: str, reason: str) -> str | None:
-        """Record that a site or node was refused.
+        """Record that a site or node was refused, and return the reason as it is shown.
 
-        Returns
-        -------
-        str or None
-            The reason as it is shown; None if there are already ``MAX_REFUSED`` entries.
+        The result is None if there are already ``MAX_REFUSED`` entries.
         """
         who = printable(who)
         if who not in self.refused and len(self.refused) >= MAX_REFUSED:

@@ -10,7 +10,7 @@ another node only when its node is gone or has missed the deadline of the last a
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flwr.app import Message
@@ -23,7 +23,7 @@ from espalier.identity.names import printable
 from espalier.messages.contract import check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.ledger import REQUESTS_AHEAD, lifetime
-from espalier.messages.message import SCHEMA_VERSION, Fields, Header, Kind, MessageBody
+from espalier.messages.message import Fields, Kind, MessageBody, request_header
 from espalier.messages.records import address, read
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
@@ -63,7 +63,7 @@ TOLD_REASONS = 20
 
 Patience = Callable[[Seat], float]
 
-FollowUp = Callable[[MessageBody], Message | None]
+FollowUp = Callable[[MessageBody], MessageBody | None]
 """Return the next request to a client after its first reply or a later request, or None."""
 
 
@@ -107,6 +107,7 @@ class Rounds:
     grid: Grid
     settings: RunSettings
     plan: ModelPlan
+    """Plan of the clients' model, for contracts; it may be another than that of the base."""
     lineage: str
     folder: RunFolder
     progress: Progress
@@ -138,18 +139,6 @@ class Rounds:
         """Let ``seating`` find nodes and move seats while replies are awaited."""
         self._seating = seating
 
-    def take_plan(self, plan: ModelPlan) -> None:
-        """Check replies against contracts for clients that have another model than the base."""
-        self.plan = plan
-
-    def finish(self, server_round: int) -> None:
-        """Count a round as finished."""
-        self.finished = server_round
-
-    def end(self) -> None:
-        """End the rounds: a client that fails from now on keeps its contribution."""
-        self.evaluating = True
-
     def request(
         self,
         kind: Kind,
@@ -158,36 +147,21 @@ class Rounds:
         fields: Fields,
         blobs: dict[str, bytes] | None = None,
         part: int = 0,
-    ) -> Message:
+    ) -> MessageBody:
         """Return the first attempt of a request to a client."""
-        header = Header(
-            schema_version=SCHEMA_VERSION,
-            kind=kind,
-            method=self.settings.method,
-            lineage=self.lineage,
-            server_round=server_round,
-            client=seat.client,
-            attempt=1,
-            part=part,
-            num_parts=1,
+        header = request_header(
+            self.settings.method, kind, server_round, seat.client, part, self.lineage
         )
-        return self._envelope(MessageBody(header, fields.model_dump(), blobs or {}), seat)
+        return MessageBody(header, fields.model_dump(), blobs or {})
 
     def push(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> str | None:
-        """Send a letter to the present node of its client.
+        """Send a request to the present node of its client.
 
-        Parameters
-        ----------
-        letter : request to send
-        seat : seat of the client
-        seconds : time that the answer may take, if more than ``deadline-seconds``
-
-        Returns
-        -------
-        str or None
-            Flower's message id; None if Flower did not accept the message.
+        The answer may take ``seconds``, or ``deadline-seconds`` if that is more. Returns Flower's
+        message id, or None if Flower did not accept the message.
         """
-        message = self._envelope(body, seat, seconds)
+        needed = lifetime(max(seconds, self.settings.deadline_seconds))
+        message = address(body, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
         self.folder.ledger.record("down", seat.client, body, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
@@ -195,17 +169,11 @@ class Rounds:
         """Return the reply to a message, or None if it has not arrived."""
         return next(iter(self.grid.pull_messages([message_id])), None)
 
-    def _envelope(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> Message:
-        needed = lifetime(max(seconds, self.settings.deadline_seconds))
-        return address(body, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
-
     def begin(self, least: float = 0.0, *, can_catch_up: bool = False) -> None:
         """Start the time limit of a round, or of the requests after the rounds.
 
-        Parameters
-        ----------
-        least : minimum limit in seconds; it is ``round_seconds()`` otherwise
-        can_catch_up : True if clients that lost their state can receive it again in this round
+        The limit is at least ``least`` seconds. ``can_catch_up`` is True if clients that lost their
+        state can receive it again in this round.
         """
         self.ends = self.clock.now() + max(self.round_seconds(), least)
         self.lost = {} if can_catch_up else None
@@ -221,10 +189,6 @@ class Rounds:
         behind = set(self.lost or {}) - self.catching_up
         return [seat for seat in self.roster.active() if seat.client not in behind]
 
-    def push_all(self, requests: Iterable[Message]) -> list[MessageBody]:
-        """Send requests to clients, and return the valid answers when none is missing."""
-        return [read(reply.content) for reply in self.exchange(requests)]
-
     def push_parts(
         self,
         server_round: int,
@@ -235,14 +199,13 @@ class Rounds:
 
         ``clients`` restricts the clients; None means all that still take part.
         """
-        answers = []
+        answers: list[MessageBody] = []
         for part, (fields, blobs) in enumerate(parts):
             seats = [s for s in self.receiving() if clients is None or s.client in clients]
-            requests = [
+            answers += self.exchange(
                 self.request("deliver", seat, server_round, fields, dict(blobs), part)
                 for seat in seats
-            ]
-            answers += self.push_all(requests)
+            )
         return answers
 
     def round_seconds(self) -> float:
@@ -266,11 +229,14 @@ class Rounds:
 
     def exchange(
         self,
-        requests: Iterable[Message],
+        requests: Iterable[MessageBody],
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
-    ) -> Iterator[Message]:
+    ) -> Iterator[MessageBody]:
         """Send requests, and yield each valid reply as it arrives. Clients that fail are dropped.
+
+        The next part of a reply is requested before the last one is processed, but pulled only
+        after it.
 
         Parameters
         ----------
@@ -280,14 +246,8 @@ class Rounds:
             ``REQUESTS_AHEAD`` requests to a client are open at a time.
         patience : function that returns the seconds an answer of a client may take, if more than
             ``deadline-seconds``
-
-        Yields
-        ------
-        Message
-            One part of a reply at a time. The next part is requested before this one is processed,
-            but pulled only after it.
         """
-        pending = [self._send(read(message.content), patience) for message in requests]
+        pending = [self._send(request, patience) for request in requests]
         last: dict[int, MessageBody] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
@@ -315,14 +275,13 @@ class Rounds:
                 if self.shared_workers:
                     self._restart_deadlines(pending)
                 body = self._accept(entry, reply, pending)
+                del reply
                 if body is not None:
                     pending.remove(entry)
                     self._ask_ahead(body, pending, last, follow_up)
-                    # The body shares the reply's blobs. Drop it, so that only one part is in
-                    # memory.
-                    body = None
-                    yield reply
-                del reply
+                    yield body
+                # Only one part is in memory when the next one is pulled.
+                del body
             if pending and idle:
                 if not self._work_goes_on(pending):
                     self.progress.waiting(_waited_for(pending, self.clock.now()))
@@ -374,8 +333,8 @@ class Rounds:
             len(own) < REQUESTS_AHEAD
             and (following := follow_up(last.get(client, body))) is not None
         ):
-            last[client] = read(following.content)
-            own.append(self._send(last[client]))
+            last[client] = following
+            own.append(self._send(following))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             # A part that a later one has overtaken may be lost, so its deadline is not extended.
@@ -386,15 +345,8 @@ class Rounds:
         seat = self.roster.seats[body.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
         message_id = self.push(body, seat, seconds)
-        return _Pending(
-            body,
-            seat,
-            message_id,
-            seconds,
-            self.clock.now() + seconds,
-            seat.node_id,
-            self.clock.now(),
-        )
+        now = self.clock.now()
+        return _Pending(body, seat, message_id, seconds, now + seconds, seat.node_id, now)
 
     def _send_again(
         self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool
@@ -420,26 +372,13 @@ class Rounds:
         # The seat has moved to another node, which has not been asked yet.
         elsewhere = entry.node_id != seat.node_id
         if header.attempt >= (2 * attempts if elsewhere else attempts):
-            self._give_up(
-                entry,
-                pending,
-                f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})",
-            )
+            asked = f"{header.attempt} of {count(max(header.attempt, attempts), 'attempt')}"
+            self._give_up(entry, pending, f"{reason} ({asked})")
             return
-        text = f"sending again to {seat.site}: {reason}"
-        self.progress.note(
-            "sent_again",
-            text,
-            client=seat.client,
-            kind=header.kind,
-            attempt=header.attempt + 1,
-            reason=reason,
-        )
-        again = MessageBody(
-            header.model_copy(update={"attempt": header.attempt + 1}),
-            entry.request.fields,
-            entry.request.blobs,
-        )
+        number = header.attempt + 1
+        note = {"client": seat.client, "kind": header.kind, "attempt": number, "reason": reason}
+        self.progress.note("sent_again", f"sending again to {seat.site}: {reason}", **note)
+        again = replace(entry.request, header=header.model_copy(update={"attempt": number}))
         following = self._send(again, lambda _: entry.seconds)
         following.since = entry.since
         pending[pending.index(entry)] = following
@@ -471,12 +410,10 @@ class Rounds:
 
     def _end(self, pending: list[_Pending]) -> None:
         """Drop the clients that have not answered by the end of the round."""
+        limit = f"(round-seconds = {self.round_seconds():g})"
         while pending:
             self._give_up(
-                pending[0],
-                pending,
-                "no complete answer at the end of the round (round-seconds ="
-                f" {self.round_seconds():g})",
+                pending[0], pending, f"no complete answer at the end of the round {limit}"
             )
 
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
@@ -489,80 +426,52 @@ class Rounds:
             seat.leave_out(reason)
         else:
             seat.drop(reason)
-        self.progress.note(
-            "dropped",
-            f"dropped      {seat.site}: {reason}",
-            client=seat.client,
-            site=seat.site,
-            reason=reason,
-        )
+        note = {"client": seat.client, "site": seat.site, "reason": reason}
+        self.progress.note("dropped", f"dropped      {seat.site}: {reason}", **note)
 
     def checked(self, reply: Message, request: MessageBody, seat: Seat) -> MessageBody:
-        """Return the letter in a reply after checking it against its contract.
+        """Return the content of a reply after checking it against its contract.
 
-        A valid reply is recorded in the ledger with its tensors, a refused one with its bytes only.
-
-        Raises
-        ------
-        InputError
-            The reply is not what its contract allows. Any exception while reading a reply becomes
-            this error, so that it affects only its sender.
-        OSError
-            The ledger cannot be written. That is a fault of the server's disk, not of the reply.
+        It has the tensors that the check decoded. A valid reply is recorded in the ledger with its
+        tensors, a refused one with its bytes only. Any exception while reading a reply becomes
+        InputError, so that it affects only its sender; but OSError is a fault of the server's disk.
         """
         try:
             body = read(reply.content)
-            check_reply(body, request, contract_for(request, lambda: self.plan, self.settings))
+            contract = contract_for(request, lambda: self.plan, self.settings)
+            check_reply(body, request, contract, keep=True)
         except (OSError, *INTERRUPTS):
             raise
         except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
-            reason = (
-                str(error)
-                if isinstance(error, EspalierError)
-                else f"unexpected {type(error).__name__}"
-            )
-            raise InputError(reason) from None
+            known = isinstance(error, EspalierError)
+            raise InputError(
+                str(error) if known else f"unexpected {type(error).__name__}"
+            ) from None
         self.folder.ledger.record("up", seat.client, body, reply.content)
         return body
 
     def _is_to_catch_up(self, entry: _Pending, body: MessageBody) -> bool:
         """Return True if a client reported lost state that can be restored, once in a round."""
         seat = entry.seat
-        header = entry.request.header
         reason = str(body.fields["reason"])
         if (
             self.lost is None
             or seat.client in self.lost
-            or header.kind not in ("deliver", "train", "fetch")
+            or entry.request.header.kind not in ("deliver", "train", "fetch")
+            or not body.fields.get("lost")
         ):
             return False
-        if not body.fields.get("lost"):
-            return False
-        client = seat.client
-        self.lost[client] = reason
-        self.progress.note(
-            "lost",
-            f"lost state   {seat.site}: {reason}",
-            client=client,
-            site=seat.site,
-            reason=reason,
-        )
+        self.lost[seat.client] = reason
+        note = {"client": seat.client, "site": seat.site, "reason": reason}
+        self.progress.note("lost", f"lost state   {seat.site}: {reason}", **note)
         return True
 
     def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
-        """Raise an error if fewer clients than the quorum did something.
+        """Raise RunFailed if ``number`` clients are fewer than the quorum.
 
-        Parameters
-        ----------
-        number : number of clients that did it
-        what : verb phrase for the error message
-        of : number of clients that were asked; by default ``num-clients``
-
-        Raises
-        ------
-        RunFailed
-            The quorum is missed. The message has the reason of every client that failed.
+        The message has the reason of every client that failed. ``what`` is a verb phrase for it,
+        and ``of`` the number of clients that were asked, by default ``num-clients``.
         """
         asked = self.settings.num_clients if of is None else of
         # Rounding first: a product such as 3.0000000000000004 must not become 4.
@@ -590,32 +499,20 @@ def error_of(reply: Message) -> str:
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:
-    """Return the names of at most ``NAMED`` sites that have not answered.
-
-    For sites whose replies need approval, the text also says how long ago they were asked.
-    """
+    """Return the names of some sites, and since when those with approval were asked."""
     first: dict[str, _Pending] = {}
     for entry in pending:
         if entry.seat.site not in first or entry.since < first[entry.seat.site].since:
             first[entry.seat.site] = entry
     ordered = sorted(first.values(), key=lambda entry: (not entry.seat.approval, entry.seat.site))
-    names = [_with_approval(entry, now) for entry in ordered[:NAMED]]
+    names = []
+    for entry in ordered[:NAMED]:
+        asked = f"asked {duration(now - entry.since)} ago; a person there must approve its replies"
+        names.append(f"{entry.seat.site} ({asked})" if entry.seat.approval else entry.seat.site)
     return ", ".join(names) + (f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else "")
 
 
-def _with_approval(entry: _Pending, now: float) -> str:
-    if not entry.seat.approval:
-        return entry.seat.site
-    return (
-        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; a person there must"
-        " approve its replies)"
-    )
-
-
 def _late(seat: Seat) -> str:
-    if not seat.approval:
-        return "no reply before the deadline"
-    return (
-        "no reply before the deadline; a person there must approve its replies (espalier"
-        " release); raise deadline-seconds"
-    )
+    text = "no reply before the deadline"
+    approval = "a person there must approve its replies (espalier release); raise deadline-seconds"
+    return f"{text}; {approval}" if seat.approval else text

@@ -57,7 +57,7 @@ class Run:
             self.progress,
             self.clock,
             shared_workers=self.simulation,
-            work=self.work(),
+            work=AtWork(NodeSettings().state_root(), self.lineage) if self.simulation else None,
         )
 
     @property
@@ -68,10 +68,6 @@ class Run:
     def seconds(self) -> float:
         """Return the seconds of the run so far, including the parts before a resumption."""
         return self.seconds_before + self.clock.now() - self._started
-
-    def work(self) -> AtWork | None:
-        """Return the log in which simulated clients report their work; None for a deployment."""
-        return AtWork(NodeSettings().state_root(), self.lineage) if self.simulation else None
 
     def identity(self) -> dict[str, str]:
         """Return the hashes that a resumed run must have in common with the interrupted one."""

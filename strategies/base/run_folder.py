@@ -11,8 +11,7 @@ from typing import Any
 from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.messages.ledger import Ledger, timed_in
-from espalier.storage.atomic import write_json
-from espalier.storage.json_files import JsonLines
+from espalier.storage.atomic import JsonLines, write_json
 
 SECONDS = "seconds.json"
 
@@ -83,13 +82,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def require_not_begun(self) -> None:
-        """Check that the directory is not that of a run whose checkpoint was lost.
-
-        Raises
-        ------
-        InputError
-            ``metrics.jsonl`` records a finished round, so there was a checkpoint, and it is gone.
-        """
+        """Raise InputError if ``metrics.jsonl`` records a finished round, but no checkpoint is left."""
         if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
             errors="replace"
         ):
@@ -103,11 +96,6 @@ class RunFolder:
         """Continue the ledger from the sums of a checkpoint.
 
         Times that the ledger file already has are not written again.
-
-        Raises
-        ------
-        InputError
-            The ledger file cannot be read.
         """
         try:
             self.ledger.restore(state, timed_in(self._written.path))
@@ -127,13 +115,7 @@ class RunFolder:
         write_json(self.path / SECONDS, {"run": times.run, "clients": times.clients})
 
     def load_times(self) -> Times:
-        """Return the times that were written last, or zeros if there are none.
-
-        Raises
-        ------
-        InputError
-            The file is damaged.
-        """
+        """Return the times that were written last, or zeros if there are none."""
         path = self.path / SECONDS
         if not path.exists():
             return Times()

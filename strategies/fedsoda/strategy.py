@@ -15,7 +15,7 @@ dropped blocks, and other alignment.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +32,7 @@ from espalier.hf.group_scores.similar_groups import (
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.fedpetuning import parts
 from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
@@ -41,9 +41,8 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
-from strategies.averaging.tuning import Tuning
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.method import ClientOrder, Selection
 from strategies.base.public_samples import public_samples, require_public_text
@@ -52,14 +51,9 @@ from strategies.fedsoda.sub_model import SubModelResult, require_sub_model
 
 
 class FedSoda(Tuning):
-    """Strategy of FedSODA: averaging of an adapter on a sub-model that the server keeps aligned.
+    """Strategy of FedSODA: averaging of an adapter on a sub-model that the server keeps aligned."""
 
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[SubModelResult]] = SubModelResult
-    """Class of the result."""
-
+    RESULT = SubModelResult
     result: SubModelResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
@@ -74,25 +68,19 @@ class FedSoda(Tuning):
             lambda: self.result.adapter,
             brings_result=run.settings.evaluation.own_text,
         )
-        self.saved.append(self.averager)
         self._held: dict[int, int] = {}
         """Alignment round of the emulator's LoRA at each client with the sub-model; 0: none."""
         self._drawn: tuple[int, list[int]] = (0, [])
-        """Round, and the clients that were selected for it.
+        """Round, and the clients that were selected for it, also in a resumed run.
 
-        A resumed run keeps this selection: clients that were dropped before the round's checkpoint
-        are not replaced.
+        Clients that were dropped before the round's checkpoint are not replaced.
         """
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse an impossible run before it starts.
-
-        Impossible are an encoder, more dropped blocks than the emulator has, public text that is
-        also an evaluation text, and everything that FedPETuning refuses.
-        """
+        """Refuse encoders, too many dropped blocks, and public text that is an evaluation text."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
         job = settings.of(FedSodaSettings)
@@ -133,22 +121,20 @@ class FedSoda(Tuning):
         """Samples of the public text, shape (samples, tokens), int64."""
         return self.public_samples(self.run.settings, self.run.model)
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.job
         blocks = len(self.run.model.plan.blocks)
-        first = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
-        aligned = first if job.pre_align_steps else "not aligned before round 1"
-        again = (
-            f", every {count(job.realign_every, 'round')} ({count(job.realign_steps, 'step')})"
-            if job.realign_every
-            else ""
-        )
-        text = (
+        aligned = "not aligned before round 1"
+        if job.pre_align_steps:
+            aligned = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
+        if job.realign_every:
+            steps = count(job.realign_steps, "step")
+            aligned += f", every {count(job.realign_every, 'round')} ({steps})"
+        return (
             f"{job.num_dropped} of {count(blocks, 'block')} go ({job.drop}), the rest in"
-            f" {job.emulator}, {aligned}{again}"
+            f" {job.emulator}, {aligned}"
         )
-        self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
         """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
@@ -167,7 +153,7 @@ class FedSoda(Tuning):
                 " text that the run began with; put that one back, or start a new run"
             )
         if self.result.dropped is not None:
-            self.rounds.take_plan(self.result.model.plan)
+            self.rounds.plan = self.result.model.plan
 
     # ----- server work before a round -------------------------------------------------------------
 
@@ -176,9 +162,9 @@ class FedSoda(Tuning):
         job = self.job
         if server_round == 1:
             self._prune()
-        steps = (job.pre_align_steps if server_round == 1 else 0) or (
-            job.realign_steps if job.realigns_in(server_round) else 0
-        )
+        steps = job.realign_steps if job.realigns_in(server_round) else 0
+        if server_round == 1 and job.pre_align_steps:
+            steps = job.pre_align_steps
         if steps and self.result.emulator is not None:
             self.align(self.result.emulator, server_round, steps)
         return server_round == 1 or steps > 0
@@ -196,7 +182,7 @@ class FedSoda(Tuning):
             starts, distances = self.similar_groups(emulator)
             dropped = dropped_of_groups(starts, job.group_layers)
         self.result.decide(dropped, starts, distances)
-        self.rounds.take_plan(self.result.model.plan)
+        self.rounds.plan = self.result.model.plan
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
         text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
@@ -238,18 +224,13 @@ class FedSoda(Tuning):
         teacher = Teacher.walked(
             stream, alignment.samples, alignment.numbers(), alignment.places.of_full(), edits
         )
-        start, adapter = (
-            {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
-        )
+        start = {key: emulator.tensors(key) for key in emulator.blobs}
+        adapter = {key: result.adapter.tensors(key) for key in result.adapter.blobs}
         tensors, outcome = alignment.run(teacher, start, adapter)
         emulator.replace(tensors.items(), [run.settings.lora.rank])
         result.aligned = server_round
-        first = outcome.losses[0]
-        last = outcome.losses[-1]
-        text = (
-            f"before round {server_round}: {count(steps, 'step')}, objective {first:.4f} to"
-            f" {last:.4f}"
-        )
+        fall = f"objective {outcome.losses[0]:.4f} to {outcome.losses[-1]:.4f}"
+        text = f"before round {server_round}: {count(steps, 'step')}, {fall}"
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
 
     # ----- messages to the clients ----------------------------------------------------------------
@@ -266,8 +247,8 @@ class FedSoda(Tuning):
             # files again.
             save()
         self._push_sub_model(server_round, clients)
-        limit = self.job.largest_limit(self.run.settings.lora)
-        return self.averager.prepare(server_round, dict.fromkeys(clients, limit))
+        limits = dict.fromkeys(clients, self.run.settings.lora.rank)
+        return self.averager.prepare(server_round, limits)
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None]:
         """Return a function that pushes sub-model, alignment and LoRA to clients that lost them."""
@@ -311,13 +292,12 @@ class FedSoda(Tuning):
         if not without:
             return
         manifest = self.result.manifest
-        answers = self.rounds.push_parts(server_round, [(Offer.of(manifest), {})], without)
+        answers = self.rounds.push_parts(server_round, [(manifest, {})], without)
         lacking = {body.header.client: body.fields["pieces"] for body in answers}
         for index in range(len(manifest.piece_sha256)):
             if wanting := [client for client, pieces in lacking.items() if index in pieces]:
-                piece = Piece(
-                    model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index)
-                )
+                size = manifest.piece_size(index)
+                piece = Piece(model_sha256=manifest.sha256, index=index, size=size)
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
                 blobs = {PIECE: pack_tensors({BYTES: data})}
                 self.rounds.push_parts(server_round, [(piece, blobs)], wanting)

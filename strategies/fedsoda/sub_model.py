@@ -8,7 +8,7 @@ so a checkpoint stores only these.
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.torch import load
 from torch import Tensor
@@ -31,22 +31,15 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places
 from strategies.averaging.adapters import AdapterResult
+from strategies.base.method import RunResult
 
 CHUNK = 16 * 1024 * 1024
 
 
-class SubModelResult:
-    """Result of FedSODA.
+class SubModelResult(RunResult):
+    """Result of FedSODA: the sub-model, in ``folder``, and its LoRA, in ``store``."""
 
-    Parameters
-    ----------
-    settings : settings of the run
-    base : full model
-    store : blob store of the checkpoint
-    folder : directory of the sub-model
-    """
-
-    ADAPTERS: type[AdapterResult] = AdapterResult
+    ADAPTERS: ClassVar[type[AdapterResult]] = AdapterResult
     """Class of the LoRA of emulator and adapter."""
 
     def __init__(
@@ -73,13 +66,8 @@ class SubModelResult:
         self.dropped = dropped
         self.starts = starts
         self.distances = distances
-        write_sub_model(
-            self.base,
-            self.kept,
-            self.folder,
-            self.settings,
-            # Write it again in any case: existing files may be from a run that was killed.
-        )
+        # Write it again in any case: existing files may be from a run that was killed.
+        write_sub_model(self.base, self.kept, self.folder, self.settings)
         self._open()
 
     @property
@@ -107,11 +95,9 @@ class SubModelResult:
     @property
     def aligned_blocks(self) -> list[int]:
         """Blocks of the sub-model whose LoRA is aligned."""
-        return (
-            list(self._emulator)
-            if self.job.drop == "uniform"
-            else [group.smaller for group in self.groups]
-        )
+        if self.job.drop == "uniform":
+            return list(self._emulator)
+        return [group.smaller for group in self.groups]
 
     def _open(self) -> None:
         """Open the sub-model, and make the initial adapters."""
@@ -131,11 +117,8 @@ class SubModelResult:
     def piece(self, index: int) -> bytes:
         """Return one piece of the sub-model's files."""
         start = index * self.manifest.piece_bytes
-        return b"".join(
-            _bytes_between(
-                self.folder, self.manifest, start, start + self.manifest.piece_size(index)
-            )
-        )
+        stop = start + self.manifest.piece_size(index)
+        return b"".join(_bytes_between(self.folder, self.manifest, start, stop))
 
     # ----- checkpoint -----------------------------------------------------------------------------
 
@@ -154,13 +137,7 @@ class SubModelResult:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state`` returned.
-
-        Raises
-        ------
-        InputError
-            The files in ``folder`` are not the sub-model of this run.
-        """
+        """Restore the state that ``state`` returned; refuse another sub-model than the run's."""
         if state["dropped"] is None:
             return
         self.aligned = state["aligned"]
@@ -195,10 +172,7 @@ class SubModelResult:
         }
 
     def plugged(self) -> "Plugged":
-        """Return the adapter at its place in the full model (algorithm 2, line 22).
-
-        It does not include the emulator's LoRA.
-        """
+        """Return the adapter at its place in the full model, without the emulator's LoRA."""
         return Plugged(self.settings, self.base, self.adapter, self.kept, self.report())
 
     def sub_edits(self, index: int) -> Mapping[str, WeightEdit]:
@@ -258,13 +232,7 @@ def write_sub_model(
 
 
 def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
-    """Check that the base model can be written without some blocks.
-
-    Raises
-    ------
-    InputError
-        It cannot; the message says why.
-    """
+    """Raise InputError if the base model cannot be written without some blocks."""
     if num_dropped:
         kept = list(range(len(base.plan.blocks) - num_dropped))
         require_form(sub_model_of(base, kept), "plain")
@@ -280,26 +248,31 @@ def sub_model_of(base: OpenedModel, kept: list[int]) -> OpenedModel:
 def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     """Return the manifest of a folder: the model files that are offered to clients.
 
-    Raises
-    ------
-    InputError
-        ``part-bytes`` is so small that there would be too many pieces.
+    Raises InputError if ``part-bytes`` is so small that there would be too many pieces.
     """
     names = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
     sizes = [(folder / name).stat().st_size for name in names]
-    hashes = [_sha256_of(folder / name) for name in names]
-    whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
+    hashes = []
+    for name in names:
+        with open(folder / name, "rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    whole = Manifest(
+        names=names, sizes=sizes, file_sha256=hashes, piece_bytes=piece_bytes, piece_sha256=[]
+    )
     starts = range(0, whole.num_bytes, piece_bytes)
     if len(starts) > MAX_BLOBS:
         raise InputError(
             f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
             f" most {MAX_BLOBS} may; set it to {-(-whole.num_bytes // MAX_BLOBS)} or more"
         )
-    pieces = [
-        _sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes)))
-        for start in starts
-    ]
-    return Manifest(whole.names, whole.sizes, whole.file_sha256, piece_bytes, tuple(pieces))
+    pieces = []
+    for start in starts:
+        digest = hashlib.sha256()
+        end = min(start + piece_bytes, whole.num_bytes)
+        for chunk in _bytes_between(folder, whole, start, end):
+            digest.update(chunk)
+        pieces.append(digest.hexdigest())
+    return whole.model_copy(update={"piece_sha256": pieces})
 
 
 def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
@@ -314,15 +287,3 @@ def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> I
                 for place in range(first, last, CHUNK):
                     yield file.read(min(CHUNK, last - place))
         before += size
-
-
-def _sha256(chunks: Iterator[bytes]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

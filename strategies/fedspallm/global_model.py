@@ -1,4 +1,4 @@
-"""Global model of FedSpaLLM: mask, kept weights and version of every pruned layer.
+"""Global model of FedSpaLLM: mask, kept weights and version of every layer, also at each client.
 
 The data are in the checkpoint's blobs, one per layer; this object has the hashes and the reported
 numbers.
@@ -17,16 +17,15 @@ from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.mask_tensors import PrunedMatrix, pack_kept, unpack_kept
 from espalier.messages.blobs.masks import kept_specs, mask_name
 from espalier.messages.tensor_blobs import views
-from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
-from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.methods.fedspallm import FedSpaLLMSettings, Update, num_kept, sparsity_of
+from espalier.models.plan import BlockPlan, LinearPlan, block_key, cut_into_parts
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.votes.bitmask import Words, count, num_words, unpack
 from pruning_kernels.votes.kept_mean import KeptMean
 from pruning_kernels.votes.votes import VoteCounter, magnitudes
-
-STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
-"""Attributes that a checkpoint stores."""
+from strategies.base.method import RunResult
+from strategies.base.rounds import Rounds
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,10 @@ class Layers:
     """Number of kept weights in each matrix of a pruned layer."""
 
 
-class KeptResult:
-    """Layers of a run after the last round.
+class KeptResult(RunResult):
+    """Layers of a run after the last round; the pruned ones are in ``store``."""
 
-    Parameters
-    ----------
-    settings : settings of the run
-    model : dense model
-    store : store for pruned layers, in a run that of the checkpoint
-    """
+    STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
         self.run = settings
@@ -63,16 +57,9 @@ class KeptResult:
         self.num_kept: list[list[int]] = [[] for _ in model.plan.blocks]
         """Number of kept weights in each matrix of a pruned layer."""
         self.unanimous = [0] * len(model.plan.blocks)
-        """Number of weights of each layer that every sampling client pruned.
-
-        These are the zeros of the l0 mean before mask expansion.
-        """
-
+        """Number of weights of each layer that every sampling client pruned, before expansion."""
         self.kept_zeros = [0] * len(model.plan.blocks)
-        """Number of kept weights of each layer that are zero.
-
-        All clients pruned them, or they were pruned in an earlier round.
-        """
+        """Number of kept weights of each layer that are zero; see ``zeros_beyond_masks``."""
         self.local_share = 0.0
         """Sparsity of a client's own model, averaged over the clients of the last round."""
         self.before = self.layers()
@@ -80,12 +67,11 @@ class KeptResult:
 
     def state(self) -> dict[str, Any]:
         """Return hashes and numbers of all layers."""
-        return {name: getattr(self, name) for name in STATE} | {"before": asdict(self.before)}
+        return super().state() | {"before": asdict(self.before)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
+        super().restore(state)
         self.before = Layers(**state["before"])
 
     def layers(self) -> Layers:
@@ -120,7 +106,14 @@ class KeptResult:
             unanimous += count(pruned_by_all)
             words = pruned_by_all
             if self.settings.mask_expansion:
-                words = self._expanded(server_round, weight, votes)
+                # Equation 7: of weights that equally many clients pruned, those with the smaller
+                # mean come first. As in the whole program, ``int(s * d)`` weights are pruned; the
+                # paper rounds up.
+                words = votes.most_voted(
+                    sparsity_of(self.run, server_round),
+                    self.settings.server_group,
+                    magnitudes(torch.from_numpy(weight)),
+                )
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
             kept = torch.from_numpy(weight)[~prune_mask].to(TORCH_DTYPES[linear.dtype])
             dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
@@ -131,14 +124,11 @@ class KeptResult:
         self.num_kept[block.index] = [
             matrices[linear.name].kept.numel() for linear in block.linears
         ]
-        self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
+        self.unanimous[block.index] = unanimous
+        self.kept_zeros[block.index] = zeros
 
     def note_local_models(self, sampled: Sequence[Sequence[int]], server_round: int) -> None:
-        """Set ``before`` and ``local_share``, before the round's layers are decided.
-
-        A client's own model consists of its layers of this round and the global model at its start
-        (equation 9).
-        """
+        """Set ``before`` and ``local_share``, before the round's layers are decided (equation 9)."""
         self.before = self.layers()
         blocks = self.model.plan.blocks
         total = self.model.plan.num_weights
@@ -153,24 +143,6 @@ class KeptResult:
         ]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
-    def _expanded(self, server_round: int, weight: np.ndarray, votes: VoteCounter) -> Words:
-        """Return the mask of the most pruned weights at the round's sparsity (equation 7).
-
-        Weights that every client pruned come first. Of weights that equally many clients pruned,
-        those with the smaller mean magnitude come first. The number of pruned weights is
-        ``int(s * d)``, as in the whole program; the paper rounds up, which makes at most one more
-        weight per matrix.
-        """
-        return votes.most_voted(
-            sparsity_of(self.run, server_round),
-            self.settings.server_group,
-            magnitudes(torch.from_numpy(weight)),
-        )
-
-    def blob(self, index: int) -> bytes:
-        """Return one pruned layer as it is sent."""
-        return self.store.get(self.blobs[index])
-
     def num_bytes(self, index: int, num_kept: Sequence[int]) -> int:
         """Return the bytes of one pruned layer whose matrices keep ``num_kept`` weights."""
         block = self.model.plan.blocks[index]
@@ -179,25 +151,22 @@ class KeptResult:
 
     def matrices(self, index: int) -> dict[str, PrunedMatrix]:
         """Return one layer by canonical linear name; empty if it is dense."""
-        return (
-            unpack_kept(self.model.plan.blocks[index], self.blob(index))
-            if self.versions[index]
-            else {}
-        )
+        if not self.versions[index]:
+            return {}
+        return unpack_kept(self.model.plan.blocks[index], self.store.get(self.blobs[index]))
 
     def packed_masks(self, index: int) -> dict[str, Words]:
         """Return the packed prune masks of one layer by canonical linear name."""
         linears = self.model.plan.blocks[index].linears
         if not self.versions[index]:
             return {one.name: np.zeros(num_words(one.num_weights), np.uint64) for one in linears}
-        tensors = views(self.blob(index))
+        tensors = views(self.store.get(self.blobs[index]))
         return {one.name: tensors[mask_name(one.name)] for one in linears}
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits of one layer's dense weights."""
-        return replaced(
-            lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()}
-        )(index)
+        weights = {name: matrix.weight() for name, matrix in self.matrices(index).items()}
+        return replaced(lambda _: weights)(index)
 
     def zeros_beyond_masks(self) -> int:
         """Return the number of kept weights that are zero.
@@ -224,3 +193,82 @@ class KeptResult:
             "layer_versions": self.versions,
             "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights,
         }
+
+
+class HeldLayers:
+    """Version of every layer at every client; at first all clients have the dense model."""
+
+    def __init__(self, result: KeptResult, part_bytes: int) -> None:
+        self.result = result
+        self.part_bytes = part_bytes
+        self._versions: dict[int, list[int]] = {}
+
+    def state(self) -> dict[str, list[int]]:
+        """Return the versions by client, for a checkpoint."""
+        return {str(client): versions for client, versions in sorted(self._versions.items())}
+
+    def restore(self, state: dict[str, list[int]]) -> None:
+        """Restore the versions that ``state`` returned."""
+        self._versions = {int(client): versions for client, versions in state.items()}
+
+    def forget(self, client: int) -> None:
+        """Reset a client that lost its layers to the dense model."""
+        self._versions.pop(client, None)
+
+    def stale(self, client: int, model: Layers) -> list[int]:
+        """Return the layers whose version at a client differs from the model's."""
+        held = self._held(client)
+        return [index for index, version in enumerate(model.versions) if version != held[index]]
+
+    def push(
+        self,
+        rounds: Rounds,
+        server_round: int,
+        model: Layers,
+        ends: Mapping[int, int] | None = None,
+    ) -> None:
+        """Push to every active client its stale layers, part by part.
+
+        Clients that need the same part receive it in the same step, and their messages share its
+        blobs. So only one part is in memory, for any number of clients. ``ends`` has the number of
+        layers that each client reads; later layers are not pushed. None means all.
+        """
+        active = [seat.client for seat in rounds.roster.active()]
+        if ends is None:
+            ends = dict.fromkeys(active, len(model.versions))
+        stale = {
+            client: [index for index in self.stale(client, model) if index < end]
+            for client, end in ends.items()
+            if client in active
+        }
+        parts = {client: self._parts(model, blocks) for client, blocks in stale.items() if blocks}
+        for part in range(max(map(len, parts.values()), default=0)):
+            wanted = {client: cut[part] for client, cut in parts.items() if part < len(cut)}
+            for blocks in sorted(set(wanted.values())):
+                update = Update(
+                    blocks=list(blocks),
+                    versions=[model.versions[index] for index in blocks],
+                    num_kept=[number for index in blocks for number in model.num_kept[index]],
+                )
+                store = self.result.store
+                blobs = {block_key(index): store.get(model.blobs[index]) for index in blocks}
+                requests = [
+                    rounds.request("deliver", seat, server_round, update, blobs, part)
+                    for seat in rounds.roster.active()
+                    if wanted.get(seat.client) == blocks
+                ]
+                list(rounds.exchange(requests))
+        for client in parts:
+            held = self._held(client)
+            self._versions[client] = [
+                model.versions[index] if index in stale[client] else held[index]
+                for index in range(len(held))
+            ]
+
+    def _held(self, client: int) -> list[int]:
+        return self._versions.get(client, [0] * len(self.result.versions))
+
+    def _parts(self, model: Layers, blocks: list[int]) -> list[tuple[int, ...]]:
+        sizes = [self.result.num_bytes(index, model.num_kept[index]) for index in blocks]
+        cut = cut_into_parts(sizes, self.part_bytes)
+        return [tuple(blocks[place] for place in part) for part in cut]

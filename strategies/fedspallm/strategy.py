@@ -23,6 +23,7 @@ from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import kept_name, mask_name
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import parts_of
 from espalier.methods.fedspallm import (
     FedSpaLLMSettings,
@@ -35,8 +36,8 @@ from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack
-from pruning_kernels.votes.kept_mean import KeptMean
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
+from pruning_kernels.votes.votes import VoteCounter, vote_counter
 from strategies.averaging.client_weights import count_claims, counted_capabilities
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
@@ -46,8 +47,7 @@ from strategies.base.public_samples import require_counting
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.fedprllm import require_pattern_fits
-from strategies.fedspallm.client_layers import HeldLayers
-from strategies.fedspallm.global_model import KeptResult
+from strategies.fedspallm.global_model import HeldLayers, KeptResult
 
 
 def layers_per_client(
@@ -56,18 +56,8 @@ def layers_per_client(
     """Return k_i, the number of layers that each client prunes.
 
     The most capable client prunes the fraction ``share`` of all layers, the others proportionally
-    fewer, but at least one.
-
-    Parameters
-    ----------
-    num_layers : number of layers L
-    share : fraction in (0, 1]
-    capabilities : capability r_i > 0 of each client, in any unit
-
-    Returns
-    -------
-    dict
-        client -> k_i, ``max(1, round(L * share * r_i / max r))``
+    fewer, but at least one: ``k_i = max(1, round(L * share * r_i / max r))``, with capabilities r_i
+    > 0 in any unit.
     """
     most = max(capabilities.values())
     return {
@@ -77,12 +67,9 @@ def layers_per_client(
 
 
 def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str, int]) -> None:
-    """Raise an error if the clients' places, k_i by name, do not cover all layers.
+    """Raise InputError if ``coverage`` requires all layers, and the clients' places are fewer.
 
-    Raises
-    ------
-    InputError
-        There are fewer places than layers, and ``coverage`` requires all layers in every round.
+    ``places`` has k_i by the name of the client.
     """
     total = sum(min(number, num_layers) for number in places.values())
     if total < num_layers and job.coverage == "every-round":
@@ -103,15 +90,8 @@ def drawn_layers(
 ) -> dict[int, list[int]]:
     """Draw the layers of every client in a round.
 
-    If not all of ``layers`` can be covered, those that were pruned longest ago come first.
-
-    Parameters
-    ----------
-    seed : seed of the run
-    server_round : round, which selects the random stream
-    layers : layers that are drawn from
-    versions : round in which each layer of the model was last pruned
-    places : client -> k_i
+    If not all of ``layers`` can be covered, those that were pruned longest ago come first:
+    ``versions`` has the round in which each layer of the model was last pruned.
     """
     generator = np.random.default_rng(derive_seed(seed, "layers", server_round=server_round))
     order = generator.permutation(len(layers))
@@ -122,18 +102,10 @@ def drawn_layers(
 def sample_layers(
     layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator
 ) -> dict[int, list[int]]:
-    """Draw the layers of every client.
+    """Draw the layers of every client, in ascending order and without repetition.
 
-    Parameters
-    ----------
-    layers : layers that are drawn from; the first of them have precedence if not all can be covered
-    places : client -> k_i; values above the number of layers are reduced to it
-    generator : source of random numbers
-
-    Returns
-    -------
-    dict
-        client -> layers in ascending order, without repetition
+    The first of ``layers`` have precedence if not all can be covered. Places k_i above the number
+    of layers are reduced to it.
     """
     sizes = {client: min(places[client], len(layers)) for client in sorted(places)}
     total = sum(sizes.values())
@@ -156,10 +128,7 @@ Updates by SparseGPT stay far below this ratio.
 
 
 class FedSpaLLM(Method):
-    """Strategy of FedSpaLLM: l0 aggregation with mask expansion and layer sampling.
-
-    The parameters are those of ``Method``.
-    """
+    """Strategy of FedSpaLLM: l0 aggregation with mask expansion and layer sampling."""
 
     WORDS = ProgressWords("layers", "layers", "layers")
     result: KeptResult
@@ -185,19 +154,12 @@ class FedSpaLLM(Method):
         require_pattern_fits(model.plan, settings)
         if capabilities:
             job = settings.of(FedSpaLLMSettings)
-            names = list(capabilities)
-            given = (
-                {place: job.capability_of(place) for place in range(len(names))}
-                if job.capabilities
-                else None
-            )
-            numbers = given or dict(enumerate(capabilities.values()))
+            numbers = dict(enumerate(capabilities.values()))
+            if job.capabilities:
+                numbers = {place: job.capability_of(place) for place in numbers}
             places = layers_per_client(len(model.plan.blocks), job.sampled_layers, numbers)
-            require_places(
-                job,
-                len(model.plan.blocks),
-                {names[place]: number for place, number in places.items()},
-            )
+            named = dict(zip(capabilities, places.values(), strict=True))
+            require_places(job, len(model.plan.blocks), named)
 
     @property
     def num_rounds(self) -> int:
@@ -207,16 +169,15 @@ class FedSpaLLM(Method):
         more = finished >= planned and self.result.unfinished()
         return max(planned, finished + 1 if more else finished)
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
         expansion = "mask expansion" if job.mask_expansion else "no mask expansion"
-        text = (
-            f"{job.local_method}, {job.aggregation} mean, {expansion}, {job.sampled_layers:.0%} of"
-            " the layers sampled"
+        return (
+            f"{amount}, {job.local_method}, {job.aggregation} mean, {expansion},"
+            f" {job.sampled_layers:.0%} of the layers sampled"
         )
-        self.run.progress.note("method", f"fedspallm    {amount}, {text}")
 
     def state(self) -> dict[str, Any]:
         """Return the global model, the layers that each client holds, and the prepared samples."""
@@ -234,9 +195,8 @@ class FedSpaLLM(Method):
     def before_round(self, server_round: int) -> bool:
         """Draw the layers of each client (equation 8).
 
-        If the clients cannot cover all layers, those that were pruned longest ago come first. The
-        samples go to the checkpoint, because a resumed run must not draw others: a client answers a
-        round only once.
+        The samples go to the checkpoint, because a resumed run must not draw others: a client
+        answers a round only once.
         """
         everybody = layers_per_client(
             len(self.plan.blocks), self.settings.sampled_layers, self._capabilities()
@@ -245,11 +205,8 @@ class FedSpaLLM(Method):
         layers = self._to_sample(server_round)
         if server_round == 1:
             seats = self.rounds.roster.seats
-            require_places(
-                self.settings,
-                len(layers),
-                {seats[client].site: number for client, number in places.items()},
-            )
+            named = {seats[client].site: number for client, number in places.items()}
+            require_places(self.settings, len(layers), named)
         self._sampled = drawn_layers(
             self.run.settings.seed, server_round, layers, self.result.versions, places
         )
@@ -261,11 +218,7 @@ class FedSpaLLM(Method):
         return list(range(len(self.plan.blocks))) if planned else self.result.unfinished()
 
     def _capabilities(self) -> dict[int, float]:
-        """Return the capability of each client, dropped ones included.
-
-        The settings take precedence over the nodes' own values, which are limited relative to the
-        median.
-        """
+        """Return all clients' capabilities: those of the settings, else the nodes' limited ones."""
         if self.settings.capabilities:
             return {
                 client: self.settings.capability_of(client)
@@ -324,19 +277,21 @@ class FedSpaLLM(Method):
 
         return push_again if server_round > 1 else None
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record SparseGPT's damping and the layers; with weights by samples, also their number."""
+        if body.header.kind != "train":
+            return
         weighed = self.run.settings.federation.client_weights == "samples"
         names = ("damping", *(["calibration_samples"] if weighed else []))
-        seat.metrics = {name: report[name] for name in names} | {
+        seat.metrics = {name: body.fields[name] for name in names} | {
             "layers": self._sampled[seat.client]
         }
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
-        """Return which kept weight is not consistent with the local method, and why.
+        """Return which kept weight the local method cannot have left, and why.
 
-        SparseGPT changes weights, but none far beyond the dense ones. The other methods leave kept
-        weights unchanged, bit by bit.
+        SparseGPT changes weights, but none far beyond the dense ones. The other methods change
+        none, bit by bit.
         """
         for block in (self.plan.blocks[index] for index in self._sampled[client]):
             before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
@@ -361,10 +316,7 @@ class FedSpaLLM(Method):
         return None
 
     def _before(self, index: int) -> dict[str, Tensor]:
-        """Return a layer's matrices as they were before this round.
-
-        They are in the model's dtype, by canonical name.
-        """
+        """Return a layer's matrices before this round, by canonical name, in the model's dtype."""
         matrices = self.result.matrices(index)
         block = self.plan.blocks[index]
         return {
@@ -387,10 +339,13 @@ class FedSpaLLM(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the sampled layers one by one (algorithm 1, lines 15 to 18)."""
-        claimed = {client: self._claimed_weight(client) for client in clients}
-        self._weights = count_claims(
-            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
-        )
+        equal = self.run.settings.federation.client_weights == "equal"
+        seats = self.rounds.roster.seats
+        claimed = {
+            client: 1.0 if equal else float(seats[client].metrics["calibration_samples"])
+            for client in clients
+        }
+        self._weights = count_claims(self.rounds, "weight", claimed)
         self.result.note_local_models([self._sampled[client] for client in clients], server_round)
         sampled = sorted({index for client in clients for index in self._sampled[client]})
         self.run.progress.begin("folding", len(sampled))
@@ -398,41 +353,30 @@ class FedSpaLLM(Method):
             senders = [client for client in clients if index in self._sampled[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, self._folded(inbox, block, senders))
-            self.run.progress.step(
-                "folded",
-                f"layer {index} of {count(len(senders), 'client')}",
-                block=index,
-                clients=senders,
-            )
+            text = f"layer {index} of {count(len(senders), 'client')}"
+            self.run.progress.step("folded", text, block=index, clients=senders)
         self.limits.tell(self.rounds)
 
     def _folded(
         self, inbox: Inbox, block: BlockPlan, clients: list[int]
     ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
-        """Yield sum and votes of each matrix of a layer, over the clients that sampled it.
-
-        Clients are added in client order, so that the float sum does not depend on the order of
-        arrival.
-        """
+        """Yield sum and votes of each matrix of a layer, added in client order."""
         key = block_key(block.index)
         changes = self.settings.local_method == "sparsegpt" and len(clients) >= MIN_CLIENTS
         before = self._before(block.index) if changes else {}
         for linear in block.linears:
-            mean = KeptMean(linear.shape, self.run.device)
-            votes = VoteCounter(linear.shape, len(clients), self.run.device)
+            mean = kept_mean(linear.shape, self.run.device)
+            votes = vote_counter(linear.shape, len(clients), self.run.device)
             clipped = (
                 self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
             )
             for client in clients:
-                weight = self._weights[client]
-                own = clipped.get(client)
                 mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
                 kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32)
-                if own is not None:
-                    kept = _towards(
-                        kept, before[linear.name], _kept_places(mask, linear.shape), own
-                    )
-                mean.add(mask, kept.numpy(), weight)
+                if client in clipped:
+                    places = _kept_places(mask, linear.shape)
+                    kept = _towards(kept, before[linear.name], places, clipped[client])
+                mean.add(mask, kept.numpy(), self._weights[client])
             for first, masks in inbox.words(key, mask_name(linear.name), clients):
                 votes.count(masks, first)
             yield linear, mean, votes
@@ -440,11 +384,10 @@ class FedSpaLLM(Method):
     def _clipped(
         self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor
     ) -> dict[int, Tensor]:
-        """Return factors that limit the changes of rows: (rows,) float64, by client.
+        """Return factors that limit the changes of rows, (rows,) float64, of clients above the limit.
 
-        Only clients above the limit are in the result. SparseGPT changes kept weights to compensate
-        for pruned ones, by similar amounts at all clients. Rows are compared by the root mean
-        square of their changes.
+        SparseGPT changes kept weights to compensate for pruned ones, by similar amounts at all
+        clients. Rows are compared by the root mean square of their changes.
         """
         sizes = []
         for client in clients:
@@ -463,20 +406,13 @@ class FedSpaLLM(Method):
                 )
         return found
 
-    def _claimed_weight(self, client: int) -> float:
-        """Return the weight that a client claims; see ``limited_weights``."""
-        if self.run.settings.federation.client_weights == "equal":
-            return 1.0
-        return float(self.rounds.roster.seats[client].metrics["calibration_samples"])
-
     # ----- evaluation by the clients --------------------------------------------------------------
 
     def deliver(self, server_round: int) -> None:
         """Push to the clients the layers that they need for the evaluation and do not hold.
 
         A client's own model consists of its layers of the last round and of the global model before
-        that round (equation 9). The result itself is needed only for the evaluation on the clients'
-        own text.
+        that round (equation 9).
         """
         if self.evaluation.asked:
             self.held.push(self.rounds, server_round, self.result.before)
@@ -497,20 +433,14 @@ def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
 
 
 def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
-    """Return the root mean square of the changes of each row's kept weights.
-
-    Shape (rows,), float64; 0 for rows without kept weights.
-    """
+    """Return the root mean square of the changes of each row's kept weights: (rows,), float64."""
     squares = torch.zeros(places.shape, dtype=torch.float32)
     squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
     return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
 
 
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
-    """Return kept weights with each row's changes multiplied by a factor: float32.
-
-    Rows with factor 1 are returned unchanged.
-    """
+    """Return kept weights with each row's changes multiplied by a factor below 1: float32."""
     row_of = places.nonzero()[:, 0]
     of_each = factors.to(torch.float32)[row_of]
     begun = before[places].to(torch.float32)

@@ -21,12 +21,10 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from espalier.errors import InputError
 from espalier.seeds import derive_seed
 
 PURPOSE = "bandit"
@@ -53,15 +51,6 @@ class Cell:
         """Length of the diagonal; the paper does not define its diameter."""
         return math.hypot(self.right - self.left, self.high - self.low)
 
-    def cut_at(self, u: float, v: float, thinnest: float) -> tuple["Cell", ...]:
-        """Return the cells after vertical and horizontal splits through a point.
-
-        There are 4 cells, or fewer if a part would be thinner than ``thinnest``.
-        """
-        columns = _cut(self.left, u, self.right, thinnest)
-        rows = _cut(self.low, v, self.high, thinnest)
-        return tuple(Cell(*column, *row) for column in columns for row in rows)
-
 
 WHOLE = Cell(0.0, 1.0, 0.0, 1.0)
 
@@ -84,11 +73,6 @@ class Exploration:
     bound is far above any reward, and the bandit is hardly better than random arms. A small
     granularity makes more cells than there are rounds to visit each of them twice (``python -m
     benchmarks.fedspine regret``).
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
     """
 
     discount: float = 0.98
@@ -97,19 +81,6 @@ class Exploration:
     """Threshold delta of algorithm 1, above 0: only cells with a larger diameter are split."""
     exploration: float = 0.01
     """Factor xi >= 0, which replaces the 2 of equation 5."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1:
-            raise InputError(f"discount = {self.discount}: has to be above 0 and at most 1")
-        if not (self.granularity > 0 and math.isfinite(self.granularity)):
-            raise InputError(
-                f"granularity = {self.granularity}: has to be a finite number above 0; 2 cuts"
-                " nothing"
-            )
-        if not (self.exploration >= 0 and math.isfinite(self.exploration)):
-            raise InputError(
-                f"exploration = {self.exploration}: has to be a finite number of at least 0"
-            )
 
 
 @dataclass(frozen=True)
@@ -125,30 +96,19 @@ class Bandit:
     def draw(
         self, seed: int, device: int, server_round: int, least: float = 0.0
     ) -> tuple[float, float]:
-        """Draw the point to play.
+        """Draw the point (u, v) in [0, 1) x [0, 1) to play.
 
         Parameters
         ----------
-        seed : seed of the run
-        device : number of the device; seed, device and round determine the random stream
-        server_round : round, later than all learned ones
+        seed, device, server_round : they determine the random stream
         least : minimum u in [0, 1] (the paper's shrinking arm space); cells are truncated there. At
             1 the rightmost cells are used whole, because u then has no effect
-
-        Returns
-        -------
-        tuple
-            (u, v) in [0, 1) x [0, 1)
-
-        Raises
-        ------
-        ValueError
-            The round is not later than the learned ones, or ``least`` is not in [0, 1].
         """
-        self._require_later(server_round)
-        if not 0 <= least <= 1:
-            raise ValueError(f"least has to lie in [0, 1], got {least}")
-        cells = self._playable(least)
+        if least >= 1:
+            cells = [cell for cell in self.cells if cell.right == 1]
+        else:
+            playable = [cell for cell in self.cells if cell.right > least]
+            cells = [replace(cell, left=max(cell.left, least)) for cell in playable]
         bounds = self.bounds(cells, server_round)
         largest = max(bounds)
         generator = np.random.default_rng(
@@ -161,26 +121,19 @@ class Bandit:
         )
 
     def learn(self, u: float, v: float, reward: float, server_round: int) -> "Bandit":
-        """Return the bandit after a point was played.
+        """Return the bandit after a point was played with a finite reward.
 
         A device without a valid reply gives no reward, so nothing is learned from it.
-
-        Raises
-        ------
-        ValueError
-            The point is not in the square, the reward is not finite, or the round is not later than
-            the learned ones.
         """
-        self._require_later(server_round)
-        if not WHOLE.holds(u, v):
-            raise ValueError(f"a point of the square has both coordinates in [0, 1), got {u}, {v}")
-        if not math.isfinite(reward):
-            raise ValueError(f"a reward has to be a finite number, got {reward}")
         (place,) = (place for place, cell in enumerate(self.cells) if cell.holds(u, v))
         cells = self.cells
         cell = self.cells[place]
         if cell.diameter > self.how.granularity:
-            parts = cell.cut_at(u, v, SMALLEST_PART * self.how.granularity)
+            # There are 4 parts, or fewer if one would be too thin.
+            thinnest = SMALLEST_PART * self.how.granularity
+            columns = _cut(cell.left, u, cell.right, thinnest)
+            rows = _cut(cell.low, v, cell.high, thinnest)
+            parts = tuple(Cell(*column, *row) for column in columns for row in rows)
             cells = (*cells[:place], *parts, *cells[place + 1 :])
         return replace(
             self, cells=cells, history=(*self.history, Pull(u, v, float(reward), server_round))
@@ -191,20 +144,12 @@ class Bandit:
 
         It is infinite for cells without a point, or if the weights of all their points are 0.
         """
-        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[
-            :, :, None
-        ]
-        points = (
-            np.array([(pull.u, pull.v, pull.reward, pull.round) for pull in self.history])
-            .reshape(-1, 4)
-            .T
-        )
-        inside = (
-            (edges[0] <= points[0])
-            & (points[0] < edges[1])
-            & (edges[2] <= points[1])
-            & (points[1] < edges[3])
-        )
+        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells])
+        left, right, low, high = edges.T[:, :, None]
+        pulls = [(pull.u, pull.v, pull.reward, pull.round) for pull in self.history]
+        points = np.array(pulls).reshape(-1, 4).T
+        u, v = points[:2]
+        inside = (left <= u) & (u < right) & (low <= v) & (v < high)
         counted = self.how.discount ** (server_round - points[3])
         counts = np.where(inside, counted, 0).sum(axis=1)
         sums = np.where(inside, counted * points[2], 0).sum(axis=1)
@@ -213,22 +158,6 @@ class Bandit:
             math.inf if count == 0 else float(total / count) + math.sqrt(spread / count)
             for count, total in zip(counts.tolist(), sums.tolist(), strict=True)
         ]
-
-    def _playable(self, least: float) -> list[Cell]:
-        if least >= 1:
-            return [cell for cell in self.cells if cell.right == 1]
-        return [
-            replace(cell, left=max(cell.left, least)) for cell in self.cells if cell.right > least
-        ]
-
-    def _require_later(self, server_round: int) -> None:
-        if self.history and server_round <= self.history[-1].round:
-            raise ValueError(
-                f"round {server_round} does not come after round {self.history[-1].round}, which"
-                " was learned"
-            )
-
-    # ----- JSON -----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; JSON keeps all digits of the floats."""
@@ -242,57 +171,10 @@ class Bandit:
 
     @staticmethod
     def from_json(document: Any) -> "Bandit":
-        """Read the values that ``to_json`` returned.
-
-        Raises
-        ------
-        InputError
-            They are damaged: cells do not tile the square, or rounds or rewards are impossible.
-        """
-        try:
-            how = Exploration(
-                *(float(document[key]) for key in ("discount", "granularity", "exploration"))
-            )
-            cells = tuple(Cell(*map(float, edges)) for edges in document["cells"])
-            history = tuple(
-                Pull(float(u), float(v), float(reward), int(at))
-                for u, v, reward, at in document["history"]
-            )
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                "a bandit of the checkpoint is damaged; resume from another run directory"
-            ) from None
-        rounds_rise = all(earlier.round < later.round for earlier, later in pairwise(history))
-        lie_once = all(sum(cell.holds(pull.u, pull.v) for cell in cells) == 1 for pull in history)
-        if not (
-            tile(cells)
-            and rounds_rise
-            and lie_once
-            and all(math.isfinite(pull.reward) for pull in history)
-        ):
-            raise InputError(
-                "a bandit of the checkpoint has impossible cells or points; resume from another run"
-                " directory"
-            )
-        return Bandit(how, cells, history)
-
-
-def tile(cells: Sequence[Cell]) -> bool:
-    """Return whether every point of the square lies in exactly one cell."""
-    if not all(
-        0 <= cell.left < cell.right <= 1 and 0 <= cell.low < cell.high <= 1 for cell in cells
-    ):
-        return False
-    us = sorted({edge for cell in cells for edge in (cell.left, cell.right)})
-    vs = sorted({edge for cell in cells for edge in (cell.low, cell.high)})
-    if not cells or (us[0], us[-1], vs[0], vs[-1]) != (0, 1, 0, 1):
-        return False
-    covered = np.zeros((len(us), len(vs)), dtype=np.int64)
-    for cell in cells:
-        covered[
-            us.index(cell.left) : us.index(cell.right), vs.index(cell.low) : vs.index(cell.high)
-        ] += 1
-    return bool((covered[:-1, :-1] == 1).all())
+        """Read the values that ``to_json`` returned."""
+        how = (document[key] for key in ("discount", "granularity", "exploration"))
+        cells = tuple(Cell(*edges) for edges in document["cells"])
+        return Bandit(Exploration(*how), cells, tuple(Pull(*pull) for pull in document["history"]))
 
 
 def _cut(start: float, at: float, end: float, thinnest: float) -> tuple[tuple[float, float], ...]:
@@ -323,13 +205,7 @@ class Refinement:
 
 @dataclass(frozen=True)
 class ArmSpace:
-    """Pruning ratios and ranks of one device.
-
-    Raises
-    ------
-    InputError
-        A bound is out of range.
-    """
+    """Pruning ratios and ranks of one device."""
 
     target: float
     """Target pruning ratio p*, in [0, 1)."""
@@ -338,19 +214,6 @@ class ArmSpace:
     lowest_rank: int
     highest_rank: int
     kind: Kind = "relative"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.target < 1:
-            raise InputError(f"target = {self.target}: a share to prune is at least 0 and below 1")
-        if not 0 < self.largest_step <= 1:
-            raise InputError(f"largest step = {self.largest_step}: has to be above 0 and at most 1")
-        if not 1 <= self.lowest_rank <= self.highest_rank:
-            raise InputError(
-                f"ranks from {self.lowest_rank} to {self.highest_rank}: at least 1, and the lowest"
-                " not above the highest"
-            )
-        if self.kind not in ("relative", "absolute"):
-            raise InputError(f"arm space = {self.kind!r}: choose relative or absolute")
 
     def least(self, pruned: float) -> float:
         """Return the u below which no arm can be played, for ``Bandit.draw``.
@@ -384,12 +247,5 @@ def step_for(target: float, rounds: int) -> float:
     """Return Delta_max so that a device reaches its target in ``rounds`` rounds, ``2 p* / T``.
 
     The device is assumed to draw u = 1/2 in each round.
-
-    Raises
-    ------
-    InputError
-        ``rounds`` is below 1.
     """
-    if rounds < 1:
-        raise InputError(f"rounds of pruning = {rounds}: has to be at least 1")
     return min(1.0, 2 * target / rounds) if target else 1.0

@@ -5,17 +5,22 @@ depend on other devices or on the order of the calls.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from espalier.errors import InputError
 from espalier.methods.fedspine import FedSpineSettings
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from strategies.fedspine.bandit import ArmSpace, Bandit, Exploration, Refinement, step_for
-from strategies.fedspine.reward import Outcome, UsualGains, literal_rewards, scaled_rewards
+from strategies.fedspine.reward import (
+    Outcome,
+    large_gain,
+    literal_rewards,
+    scaled_rewards,
+    with_gains,
+)
 
 ROUNDING = 1e-9
 """Distance to the target within which a schedule has reached it."""
@@ -41,20 +46,16 @@ class Arm:
 
 @dataclass
 class Choices:
-    """Requests to all devices, and the state of their bandits.
-
-    Parameters
-    ----------
-    settings : settings of the run
-    target : target pruning ratio p* of the parameters of prunable groups
-    """
+    """Requests to all devices, and the state of their bandits."""
 
     settings: RunSettings
     target: float
+    """Target pruning ratio p* of the parameters of prunable groups."""
     bandits: dict[int, Bandit] = field(default_factory=dict)
     pruned: dict[int, float] = field(default_factory=dict)
     """Pruning ratio of each device that has trained in a round."""
-    usual: UsualGains = field(default_factory=UsualGains)
+    gains: list[list[float]] = field(default_factory=list)
+    """Relative decreases of the loss of all devices in the last rounds."""
 
     @property
     def job(self) -> FedSpineSettings:
@@ -127,13 +128,17 @@ class Choices:
 
         A device that did not cut to the requested ratio does not update its bandit.
         """
-        self.usual = self.usual.and_of(outcomes)
+        self.gains = with_gains(self.gains, outcomes)
         job = self.job
         if job.reward == "scaled":
             local_baseline_ranks = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
             rewards = scaled_rewards(
-                outcomes, self.usual, self.target, largest, of_steps=not local_baseline_ranks
+                outcomes,
+                large_gain(self.gains),
+                self.target,
+                largest,
+                of_steps=not local_baseline_ranks,
             )
         else:
             rewards = literal_rewards(outcomes)
@@ -149,57 +154,20 @@ class Choices:
                 )
         return rewards
 
-    # ----- JSON -----------------------------------------------------------------------------------
-
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the state for the checkpoint; it holds JSON values only."""
         return {
             "bandits": {
                 str(client): bandit.to_json() for client, bandit in sorted(self.bandits.items())
             },
             "pruned": {str(client): pruned for client, pruned in sorted(self.pruned.items())},
-            "usual": self.usual.to_json(),
+            "gains": self.gains,
         }
 
     def restore(self, document: Any) -> None:
-        """Restore the values that ``to_json`` returned.
-
-        Raises
-        ------
-        InputError
-            They are damaged.
-        """
-        try:
-            self.bandits = {
-                int(client): Bandit.from_json(bandit)
-                for client, bandit in document["bandits"].items()
-            }
-            self.pruned = {
-                int(client): float(pruned) for client, pruned in document["pruned"].items()
-            }
-            self.usual = UsualGains.from_json(document["usual"])
-        except (KeyError, TypeError, AttributeError):
-            raise InputError(
-                "the choices in the checkpoint are damaged; resume from another run directory"
-            ) from None
-
-
-def arms_to_json(arms: Mapping[int, Arm]) -> dict[str, Any]:
-    """Return JSON values."""
-    return {str(client): asdict(arm) for client, arm in sorted(arms.items())}
-
-
-def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
-    """Read the values that ``arms_to_json`` returned.
-
-    Raises
-    ------
-    InputError
-        They are damaged.
-    """
-    try:
-        return {int(client): Arm(**arm) for client, arm in document.items()}
-    except (TypeError, ValueError, AttributeError):
-        raise InputError(
-            "the choices in the checkpoint are damaged; resume from another run directory"
-        ) from None
+        """Restore the state that ``to_json`` returned."""
+        self.bandits = {
+            int(client): Bandit.from_json(bandit) for client, bandit in document["bandits"].items()
+        }
+        self.pruned = {int(client): pruned for client, pruned in document["pruned"].items()}
+        self.gains = document["gains"]

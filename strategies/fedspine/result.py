@@ -1,6 +1,6 @@
 """Result of FedSpine: global adapters, each device's cut, and the outcome of every round."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,53 +17,10 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_of_key
 from espalier.models.structure import Structure, group_size, kind_of
 from espalier.settings.run import RunSettings
-from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
+from pruning_kernels.lora.factor_means import KeptFactors
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
 from strategies.fleet import DeviceTime, RoundTime
-
-SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
-
-
-def kept_map(groups: Groups, cut: Cut, index: int, adapter: Adapter) -> Tensor:
-    """Return the rows or columns of a matrix of block ``index`` that remain after a cut: bool.
-
-    A matrix is cut only on the side of its groups or channels.
-    """
-    name = adapter.linear.name
-    kind, _ = kind_of(name)
-    kept = ~cut[groups.at(index, kind)]
-    return torch.from_numpy(np.repeat(kept, group_size(groups.plan, name, kind)))
-
-
-def covered_mean(
-    adapter: Adapter,
-    clients: Sequence[KeptFactors],
-    weights: Sequence[float],
-    divisor: Divisor,
-    last: KeptFactors | None,
-) -> Factors:
-    """Return the mean of the devices' updates of one matrix; see ``coverage_mean``."""
-    _, side = kind_of(adapter.linear.name)
-    return coverage_mean(
-        clients, weights, SIDES[side], adapter.rank, adapter.scaling, divisor, last
-    )
-
-
-def part_of(adapter: Adapter, b: Tensor, a: Tensor, keep: Tensor) -> KeptFactors | None:
-    """Return the part of the last global update on rows or columns ``keep``.
-
-    It is None if the update is zero, or if ``keep`` is empty.
-    """
-    _, side = kind_of(adapter.linear.name)
-    if not (bool(b.any()) and bool(keep.any())):
-        return None
-    own = (
-        Factors(b[keep], a, adapter.scaling)
-        if side == 0
-        else Factors(b, a[:, keep], adapter.scaling)
-    )
-    return KeptFactors(own, keep)
 
 
 @dataclass(frozen=True)
@@ -77,10 +34,7 @@ class DeviceRound(DeviceTime):
     """Importance I(B_total), relative to the round's other devices."""
     reward: float
     kept_its_cut: bool
-    """True if the device was asked to cut more and cut nothing.
-
-    It had measured nothing new, or nothing more can be removed.
-    """
+    """True if the device was asked to cut more and cut nothing."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +45,7 @@ class RoundNote(RoundTime):
 
 
 class RefinedResult(AdapterResult):
-    """Global adapters of the whole model, and a cut of the model for each device.
-
-    The parameters are those of ``AdapterResult``.
-    """
+    """Global adapters of the whole model, and a cut of the model for each device."""
 
     NOTE = RoundNote
 
@@ -125,11 +76,9 @@ class RefinedResult(AdapterResult):
 
     def bits(self, client: int) -> bytes:
         """Return a device's cut as it is sent."""
-        return (
-            self.store.get(self.cuts[client])
-            if client in self.cuts
-            else pack_bits(self.groups.none)
-        )
+        if client not in self.cuts:
+            return pack_bits(self.groups.none)
+        return self.store.get(self.cuts[client])
 
     def cut_of(self, client: int) -> Cut:
         """Return a device's cut; read-only, because it is cached."""
@@ -193,10 +142,30 @@ class RefinedResult(AdapterResult):
             yield key, self.tensors(key)
 
     def kept(self, client: int, key: str, adapter: Adapter) -> Tensor:
-        """Return the rows or columns of an adapted matrix that a device keeps: bool."""
+        """Return the rows or columns of an adapted matrix that a device keeps: bool.
+
+        A matrix is cut only on the side of its groups or channels.
+        """
         index = block_of_key(key)
         assert index is not None
-        return kept_map(self.groups, self.cut_of(client), index, adapter)
+        name = adapter.linear.name
+        kind, _ = kind_of(name)
+        kept = ~self.cut_of(client)[self.groups.at(index, kind)]
+        return torch.from_numpy(np.repeat(kept, group_size(self.groups.plan, name, kind)))
+
+    def part_of(self, key: str, adapter: Adapter, keep: Tensor) -> KeptFactors | None:
+        """Return the part of the last global update on rows or columns ``keep``.
+
+        It is None if the update is zero, or if ``keep`` is empty.
+        """
+        tensors = self.tensors(key)
+        a = tensors[adapter.name_a]
+        b = tensors[adapter.name_b]
+        if not (bool(b.any()) and bool(keep.any())):
+            return None
+        _, side = kind_of(adapter.linear.name)
+        own = (b[keep], a) if side == 0 else (b, a[:, keep])
+        return KeptFactors(Factors(*own, adapter.scaling), keep)
 
     def spread(self, client: int, key: str, name: str, change: Tensor, shape: Shape) -> Tensor:
         """Return the change with a device's rows or columns at their places in the whole matrix."""
@@ -205,22 +174,21 @@ class RefinedResult(AdapterResult):
         adapter = next((one for one in adapters if name in one.shapes()), None)
         if adapter is None:
             return super().spread(client, key, name, change, shape)
-        keep = self.kept(client, key, adapter)
         _, side = kind_of(adapter.linear.name)
-        whole = change.new_zeros(shape)
-        if name == adapter.name_b and side == 0:
-            whole[keep, : change.shape[1]] = change
-        elif name == adapter.name_a and side == 1:
-            whole[: change.shape[0], keep] = change
-        else:
+        if name != (adapter.name_b, adapter.name_a)[side]:
             return super().spread(client, key, name, change, shape)
+        keep = self.kept(client, key, adapter)
+        whole = change.new_zeros(shape)
+        if side == 0:
+            whole[keep, : change.shape[1]] = change
+        else:
+            whole[: change.shape[0], keep] = change
         return whole
 
     # ----- summary --------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""
-        pruned = {
-            str(client): self.groups.share(self.cut_of(client)) for client in sorted(self.cuts)
-        }
+        clients = sorted(self.cuts)
+        pruned = {str(client): self.groups.share(self.cut_of(client)) for client in clients}
         return super().report() | {"pruned": pruned}

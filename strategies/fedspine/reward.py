@@ -9,16 +9,15 @@ the devices.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.errors import InputError
-
 LARGEST_REWARD = 1e9
 """Maximum magnitude of equation 3, so that sums of rewards stay finite."""
+SMALLEST_GAP = 1e-3
+"""Minimum difference from the mean time in equation 3, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -43,66 +42,6 @@ class Outcome:
     """
 
 
-@dataclass(frozen=True)
-class UsualGains:
-    """Relative decreases of the loss in the last rounds; they define a large decrease."""
-
-    rounds: int = 20
-    """Number of rounds in the sample, at least 1. This parameter is not in the paper."""
-    quantile: float = 0.9
-    seen: tuple[tuple[float, ...], ...] = field(default=())
-    """Decreases of all devices in each round, ascending."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 <= self.quantile <= 1:
-            raise InputError(
-                f"gains of {self.rounds} rounds, quantile {self.quantile}: at least 1 round, a"
-                " quantile from 0 to 1"
-            )
-
-    def and_of(self, outcomes: Mapping[int, Outcome]) -> "UsualGains":
-        """Return a copy with a further round; the oldest round is dropped if there are too many."""
-        seen = (*self.seen, tuple(sorted(gain(outcome) for outcome in outcomes.values())))
-        return UsualGains(self.rounds, self.quantile, seen[-self.rounds :])
-
-    @property
-    def large(self) -> float:
-        """Quantile of all decreases in the sample; 0 if it is empty."""
-        flat = [value for values in self.seen for value in values]
-        return float(np.quantile(flat, self.quantile)) if flat else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "rounds": self.rounds,
-            "quantile": self.quantile,
-            "seen": [list(values) for values in self.seen],
-        }
-
-    @staticmethod
-    def from_json(document: Any) -> "UsualGains":
-        """Read the values that ``to_json`` returned.
-
-        Raises
-        ------
-        InputError
-            They are damaged.
-        """
-        try:
-            seen = tuple(tuple(map(float, values)) for values in document["seen"])
-            found = UsualGains(int(document["rounds"]), float(document["quantile"]), seen)
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                "the gains in the checkpoint are damaged; resume from another run directory"
-            ) from None
-        if not all(0 <= value <= 1 for values in seen for value in values):
-            raise InputError(
-                "the gains in the checkpoint are not between 0 and 1; resume from another run"
-                " directory"
-            )
-        return found
-
-
 def gain(outcome: Outcome) -> float:
     """Return the relative decrease of the loss, ``(F_before - F_after) / F_before``, from 0 to 1.
 
@@ -116,13 +55,31 @@ def gain(outcome: Outcome) -> float:
     return min(1.0, max(0.0, (before - after) / before))
 
 
+GAIN_ROUNDS = 20
+"""Number of last rounds whose gains define a large one; this parameter is not in the paper."""
+GAIN_QUANTILE = 0.9
+
+
+def with_gains(
+    gains: Sequence[Sequence[float]], outcomes: Mapping[int, Outcome]
+) -> list[list[float]]:
+    """Return the gains of the last ``GAIN_ROUNDS`` rounds with those of a further round."""
+    return [*map(list, gains), sorted(map(gain, outcomes.values()))][-GAIN_ROUNDS:]
+
+
+def large_gain(gains: Sequence[Sequence[float]]) -> float:
+    """Return the quantile of all gains that defines a large one; 0 without gains."""
+    flat = [value for values in gains for value in values]
+    return float(np.quantile(flat, GAIN_QUANTILE)) if flat else 0.0
+
+
 KAPPA = 0.1
 """Relative deviation from the mean time at which a device gets half of the reward."""
 
 
 def scaled_rewards(
     outcomes: Mapping[int, Outcome],
-    usual: UsualGains,
+    large: float,
     target: float,
     largest_step: float,
     *,
@@ -130,7 +87,7 @@ def scaled_rewards(
 ) -> dict[int, float]:
     """Return rewards from 0 to 1 for the devices of a round.
 
-    A reward is the product of four terms. Progress: ``gain`` divided by ``usual.large``, at most 1;
+    A reward is the product of four terms. Progress: ``gain`` divided by ``large``, at most 1;
     0 without a decrease. Pruning: the step divided by ``largest_step``, at most 1; 1 after the
     target is reached (by ratio or by groups), and 1 without ``of_steps``. Importance: relative to
     the largest of the round; 1 if none is positive, 0 if not finite. Time: ``1 / (1 + |T_i - mean
@@ -140,19 +97,11 @@ def scaled_rewards(
     Parameters
     ----------
     outcomes : outcome of each device
-    usual : decreases of the loss, this round included
+    large : gain that counts as a whole one; see ``large_gain``
     target : target pruning ratio p*
-    largest_step : maximum pruning step Delta_max
+    largest_step : maximum pruning step Delta_max, above 0
     of_steps : whether pruning steps are chosen, so that they say something about an arm
-
-    Raises
-    ------
-    InputError
-        ``largest_step`` is not a finite positive number.
     """
-    if not (math.isfinite(largest_step) and largest_step > 0):
-        raise InputError(f"largest step = {largest_step}: has to be a finite number above 0")
-    large = usual.large
     mean = _mean_seconds(outcomes)
     most = max(
         (o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0
@@ -161,62 +110,41 @@ def scaled_rewards(
     for device, outcome in outcomes.items():
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
-        pruning = (
-            1.0
-            if not of_steps or outcome.arrived or outcome.pruned >= target
-            else _share(step, 1.0)
-        )
-        importance = (
-            _share(outcome.importance, most)
-            if most > 0
-            else float(math.isfinite(outcome.importance))
-        )
-        rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean)
+        reached = outcome.arrived or outcome.pruned >= target
+        pruning = _share(step, 1.0) if of_steps and not reached else 1.0
+        importance = float(math.isfinite(outcome.importance))
+        if most > 0:
+            importance = _share(outcome.importance, most)
+        timeliness = 0.0
+        if math.isfinite(outcome.seconds) and outcome.seconds >= 0:
+            half = KAPPA * mean
+            timeliness = 1 / (1 + abs(outcome.seconds - mean) / half) if half > 0 else 1.0
+        rewards[device] = progress * pruning * importance * timeliness
     return rewards
 
 
-def literal_rewards(
-    outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3
-) -> dict[int, float]:
+def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
     """Return equation 3, ``Delta F Delta p I / |T_i - mean T|``, for the devices of a round.
 
     As in the equation, the reward is negative if the loss rose, and 0 if nothing was pruned, also
-    at the target. A gap below ``smallest_gap`` seconds is replaced by it. If a term is not finite,
-    the reward is 0; its magnitude is at most ``LARGEST_REWARD``.
-
-    Raises
-    ------
-    InputError
-        ``smallest_gap`` is not a finite positive number.
+    at the target. A gap below ``SMALLEST_GAP`` is replaced by it. If a term is not finite, the reward
+    is 0; its magnitude is at most ``LARGEST_REWARD``.
     """
-    if not (math.isfinite(smallest_gap) and smallest_gap > 0):
-        raise InputError(
-            f"smallest gap = {smallest_gap}: has to be a finite number of seconds above 0"
-        )
     mean = _mean_seconds(outcomes)
     rewards = {}
     for device, outcome in outcomes.items():
         fall = outcome.loss_before - outcome.loss_after
         step = outcome.pruned - outcome.pruned_before
-        found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), smallest_gap)
-        known = (
-            math.isfinite(outcome.seconds)
-            and outcome.seconds >= 0
-            and not math.isnan(found)
-            and math.isfinite(fall)
-        )
-        known = known and math.isfinite(outcome.importance)
-        rewards[device] = (
-            max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
-        )
+        found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), SMALLEST_GAP)
+        terms = (outcome.seconds, fall, outcome.importance)
+        known = all(map(math.isfinite, terms)) and outcome.seconds >= 0 and not math.isnan(found)
+        bounded = max(-LARGEST_REWARD, min(LARGEST_REWARD, found))
+        rewards[device] = bounded if known and found else 0.0
     return rewards
 
 
 def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
-    """Return the mean of the valid times.
-
-    The summands are sorted, so that the last bit does not depend on the order of the devices.
-    """
+    """Return the mean of the valid times, the same to the last bit for any order of the devices."""
     known = [
         outcome.seconds
         for outcome in outcomes.values()
@@ -228,9 +156,3 @@ def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
 def _share(value: float, of: float) -> float:
     """Return ``value / of`` limited to 0 to 1; 0 if ``value`` is not finite."""
     return min(1.0, max(0.0, value / of)) if math.isfinite(value) else 0.0
-
-
-def _timeliness(seconds: float, mean: float) -> float:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        return 0.0
-    return 1 / (1 + abs(seconds - mean) / half) if (half := KAPPA * mean) > 0 else 1.0

@@ -11,47 +11,46 @@ In its first round a device trains the whole model, because nothing was measured
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from espalier.amounts import count
-from espalier.errors import EspalierError, InputError
-from espalier.hf.nf4.layout import BLOCK
+from espalier.errors import InputError
+from espalier.hf.nf4.checkpoint import BLOCK
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.local_baseline import Alone
+from espalier.messages.message import MessageBody
 from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, SpineReport, trained
 from espalier.models.adapters import Adapter
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of, structured_plan
 from espalier.settings.run import RunSettings
-from pruning_kernels.lora.factor_means import Divisor, KeptFactors
+from pruning_kernels.lora.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.lora.factors import Factors
 from pruning_kernels.lora.importance import Terms, comparable, spectral_term
-from strategies.averaging.adapter_averager import AdapterAverager
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.client_weights import count_claims
-from strategies.averaging.tuning import Tuning
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import Selection
+from strategies.base.method import Selection, settings_of
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedspine.choice import Arm, Choices, arms_from_json, arms_to_json
-from strategies.fedspine.result import DeviceRound, RefinedResult, RoundNote, covered_mean, part_of
+from strategies.fedspine.choice import Arm, Choices
+from strategies.fedspine.result import DeviceRound, RefinedResult, RoundNote
 from strategies.fedspine.reward import Outcome
 from strategies.fleet import bytes_of_bits, bytes_of_round, virtual_seconds
 
+SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
+
 
 def require_falls(settings: RunSettings) -> None:
-    """Refuse a bandit with one training step per round.
-
-    Rewards depend on the decrease of the loss within a round. With one step there is none, and all
-    rewards would be 0.
-    """
+    """Refuse a bandit with one training step per round: no loss would fall, and rewards be 0."""
     if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
         raise InputError(
             f"training.steps = {settings.training.steps}: a bandit learns from how far the loss"
@@ -60,19 +59,8 @@ def require_falls(settings: RunSettings) -> None:
         )
 
 
-def require_share(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse a pruning ratio that would leave a block without a group of each kind."""
-    try:
-        Groups.of(plan).reachable(settings.of(FedSpineSettings))
-    except EspalierError as error:
-        raise InputError(f"{settings.method}.{error}") from None
-
-
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse prunable groups without adapters.
-
-    The importance of a group is computed from the gradients of its adapters.
-    """
+    """Refuse prunable groups without adapters, from whose gradients their importance follows."""
     adapters = trained(plan, settings)
     of_kind = {kind: list[str]() for kind in GROUP_KINDS}
     for linear in plan.blocks[0].linears:
@@ -109,14 +97,9 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
 
 
 class FedSpine(Tuning):
-    """Strategy of FedSpine: averaging of adapters of devices that prune during the run.
+    """Strategy of FedSpine: averaging of adapters of devices that prune during the run."""
 
-    The parameters are those of ``Method``.
-    """
-
-    RESULT: ClassVar[type[RefinedResult]] = RefinedResult
-    """Class of the result."""
-
+    RESULT = RefinedResult
     result: RefinedResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
@@ -130,7 +113,6 @@ class FedSpine(Tuning):
             brings_result=evaluation.asked or self.job.has_local_baseline,
             report=SpineReport,
         )
-        self.saved.append(self.averager)
         self.groups = Groups.of(run.model.plan)
         self.choices = Choices(run.settings, self.groups.wanted(self.job))
         self._arms: dict[int, Arm] = {}
@@ -146,46 +128,42 @@ class FedSpine(Tuning):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse an impossible run before it starts.
-
-        Impossible are a model without prunable groups, groups that no adapter measures, an
-        unreachable pruning ratio, bandits that cannot learn, and a fleet with too few devices.
-        """
+        """Refuse groups that cannot be pruned or measured, and bandits that cannot learn."""
         require_falls(settings)
         model.require_groups()
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
-        require_share(settings, model.plan)
+        with settings_of(settings):
+            Groups.of(model.plan).reachable(settings.of(FedSpineSettings))
 
-    def summary(self) -> None:
-        """Show the method and its main settings."""
+    def description(self) -> str:
+        """Return the main settings in words."""
         job = self.job
         settings = self.run.settings
-        ranks = (
-            f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
-            if job.adaptive_rank
-            else "one rank"
-        )
-        ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
+        ranks = "one rank"
+        if job.allocation == "fixed":
+            ranks = f"rank {job.usual_rank(settings.lora)}"
+        elif job.adaptive_rank:
+            ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
         steps = count(settings.training.steps, "step")
-        text = (
-            f"{job.pruning_ratio:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps}"
-        )
         fleet = settings.federation.fleet_name(job, simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
-        self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
+        return (
+            f"{job.pruning_ratio:g} of blocks pruned, {ranks}, chosen by {job.allocation}, {steps},"
+            f" {times}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Return adapters, cuts, rounds, the bandits' state and the choices for the next round."""
-        own = {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
-        return super().state() | own
+        arms = {str(client): asdict(arm) for client, arm in sorted(self._arms.items())}
+        return super().state() | {"choices": self.choices.to_json(), "arms": arms}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         super().restore(state)
         self.choices.restore(state["choices"])
-        self._arms = arms_from_json(state["arms"])
+        self._arms = {int(client): Arm(**arm) for client, arm in state["arms"].items()}
 
     # ----- stage 1: configuration update ----------------------------------------------------------
 
@@ -238,18 +216,14 @@ class FedSpine(Tuning):
             )
             for client in sorted(self._questioned)
         ]
-        for body in self.rounds.push_all(requests):
+        for body in list(self.rounds.exchange(requests)):
             client = body.header.client
             if not self.result.take_cut(client, body.blobs[STRUCTURE]):
                 self._kept_their_cut.add(client)
                 site = self.rounds.roster.seats[client].site
-                text = (
-                    f"kept its cut {site}: nothing new was measured, or nothing more can go; it"
-                    " trains what it had"
-                )
-                self.run.progress.note(
-                    "kept_cut", text, client=client, site=site, round=server_round
-                )
+                why = "nothing new was measured, or nothing more can go; it trains what it had"
+                note = {"client": client, "site": site, "round": server_round}
+                self.run.progress.note("kept_cut", f"kept its cut {site}: {why}", **note)
 
     def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order to write the device's model, even if nobody evaluates it."""
@@ -257,9 +231,9 @@ class FedSpine(Tuning):
 
     # ----- stage 4: training, which is in client_app/methods/fedspine.py -------------------
 
-    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Record trained rank, skipped steps and the device's pruning ratio."""
-        self.averager.note_report(seat, report)
+    def note_part(self, seat: Seat, body: MessageBody) -> None:
+        """Record the device's pruning ratio, and what other tuning methods record."""
+        super().note_part(seat, body)
         seat.metrics |= {"pruned": self.groups.share(self.result.cut_of(seat.client))}
 
     # ----- stage 5: aggregation -------------------------------------------------------------------
@@ -280,17 +254,15 @@ class FedSpine(Tuning):
     def _importance_of(self, updates: Updates) -> dict[int, float]:
         """Return the importance of the devices' LoRA modules (equations 13 and 14).
 
-        The second term is computed from the adapters that were sent, so it does not rely on a
-        device's claim.
+        The second term follows from the adapters, so it does not rely on a device's claim.
         """
         claimed = {client: self._report(client).taylor for client in updates.clients}
-        ratio = self.run.settings.federation.max_weight_ratio
-        taylor = count_claims(self.rounds, "importance", claimed, ratio)
+        taylor = count_claims(self.rounds, "importance", claimed)
         spectral: dict[int, list[float]] = {client: [] for client in updates.clients}
         for index, adapter in self.result.adapters:
             found = updates.factors(block_key(index), adapter)
             for client, factors in zip(updates.clients, found, strict=True):
-                spectral[client].append(spectral_term([factors]))
+                spectral[client].append(spectral_term(factors))
         return comparable(
             {client: Terms(taylor[client], fmean(values)) for client, values in spectral.items()}
         )
@@ -317,16 +289,9 @@ class FedSpine(Tuning):
         }
         note = RoundNote.of(server_round, devices)
         self.result.rounds = [*self.result.rounds, note]
-        self._show(note)
-
-    def _show(self, note: RoundNote) -> None:
-        pruned, ranks = (
-            [getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank")
-        )
-        text = (
-            f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average,"
-            f" {note.in_words()}"
-        )
+        pruned = fmean(own.pruned for own in devices.values())
+        rank = fmean(own.rank for own in devices.values())
+        text = f"refined      {pruned:.1%} pruned and rank {rank:.3g} on average, {note.in_words()}"
         self.run.progress.note("refined", text, **note.to_json())
 
     def _report(self, client: int) -> SpineReport:
@@ -359,15 +324,10 @@ class FedSpine(Tuning):
         arm = self._arms.get(client)
         before = self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
+        importance = self._importance[client]
         arrived = self.groups.reaches(self.result.cut_of(client), self.choices.target, self.job)
         return Outcome(
-            told.loss_before,
-            told.loss_after,
-            before,
-            after,
-            self._importance[client],
-            seconds,
-            arrived,
+            told.loss_before, told.loss_after, before, after, importance, seconds, arrived
         )
 
     def _mean(
@@ -390,8 +350,10 @@ class FedSpine(Tuning):
             KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)
         ]
         others = [own for client, own in maps.items() if client not in clients]
-        tensors = self.result.tensors(key)
-        elsewhere = torch.stack(others).any(dim=0) if others else torch.zeros_like(kept[0].keep)
-        last = part_of(adapter, tensors[adapter.name_b], tensors[adapter.name_a], elsewhere)
+        last = None
+        if others:
+            last = self.result.part_of(key, adapter, torch.stack(others).any(dim=0))
         divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
-        return covered_mean(adapter, kept, weights, divisor, last)
+        _, side = kind_of(adapter.linear.name)
+        rank = adapter.rank
+        return coverage_mean(kept, weights, SIDES[side], rank, adapter.scaling, divisor, last)

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 import pytest
 
@@ -139,7 +140,7 @@ class Engine:
             if done.returncode != 0:
                 pytest.skip(
                     f"the base image {base} cannot be pulled ({_end(done.stderr)}); name a local"
-                    f" one: see {__name__}"
+                    f" one: see {Path(__file__).relative_to(ROOT)}"
                 )
         return base
 
@@ -202,6 +203,18 @@ def _own_daemon() -> Iterator[str]:
         _install()
     # The path of a Unix socket must be short, so pytest's temporary directory does not do.
     folder = Path(tempfile.mkdtemp(prefix="espalier-docker-", dir="/tmp"))
+    try:
+        with open(folder / "log", "wb") as log, _daemon(folder, log) as socket:
+            yield socket
+    finally:
+        # A test that is skipped here leaves nothing either.
+        _unmount(folder)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _daemon(folder: Path, log: IO[bytes]) -> Iterator[str]:
+    """Start a daemon whose files are in ``folder``, yield its address and end it."""
     socket = f"unix://{folder}/docker.sock"
     command = [
         "dockerd",
@@ -214,10 +227,7 @@ def _own_daemon() -> Iterator[str]:
     ]
     # Without a firewall and a bridge the daemon leaves the machine's network unchanged.
     command += ["--host", socket, "--iptables=false", "--ip6tables=false", "--bridge=none"]
-    with (
-        open(folder / "log", "wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as daemon,
-    ):
+    with subprocess.Popen(command, stdout=log, stderr=log) as daemon:
         try:
             end = time.monotonic() + START_SECONDS
             while not _answers(["docker", "--host", socket, "info"]):
@@ -232,8 +242,6 @@ def _own_daemon() -> Iterator[str]:
             with suppress(subprocess.TimeoutExpired):
                 daemon.wait(STOP_SECONDS)
             daemon.kill()
-    _unmount(folder)
-    shutil.rmtree(folder)
 
 
 def _unmount(folder: Path) -> None:

@@ -14,8 +14,8 @@ from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.errors import EspalierError
-from espalier.evaluation import options
-from espalier.evaluation.options import log_likelihoods
+from espalier.evaluation import scores
+from espalier.evaluation.scores import log_likelihoods
 from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings, parse
@@ -161,7 +161,7 @@ def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.Mon
     model.register_forward_pre_hook(
         lambda _, given, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
     )
-    monkeypatch.setattr(options, "TOKENS_IN_A_PASS", 500)
+    monkeypatch.setattr(scores, "TOKENS_IN_A_PASS", 500)
     found = log_likelihoods(model, tests.requests, 16, "cpu")
     assert found == pytest.approx(expected, abs=1e-3)
     assert all(rows == 1 or rows * tokens <= 500 for rows, tokens in seen)

@@ -15,7 +15,7 @@ from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import scored_items
 from espalier.errors import EspalierError
-from espalier.evaluation.options import log_likelihoods
+from espalier.evaluation.scores import log_likelihoods
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

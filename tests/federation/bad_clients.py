@@ -23,7 +23,7 @@ from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.training.initial_values import initial_values
-from espalier.training.sft_p.masked_training import first_shared
+from espalier.training.masked_training import first_shared
 from pruning_kernels.groups.slicing import packed, unpacked
 from pruning_kernels.votes.bitmask import pack, unpack
 

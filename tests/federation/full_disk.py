@@ -32,7 +32,7 @@ class FullDisk:
             return write(handle, data)
 
         self._monkeypatch.setattr("espalier.storage.atomic.tempfile.mkstemp", mkstemp)
-        self._monkeypatch.setattr("espalier.storage.json_files.os.write", append)
+        self._monkeypatch.setattr("espalier.storage.atomic.os.write", append)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,8 +44,8 @@ from espalier.messages.records import address, num_bytes, read, write
 from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
 from espalier.settings.run import parse
-from espalier.storage.chain_check import chain_check
-from server_app.estimate.traffic import RunTraffic, asked_of
+from espalier.storage.hash_chain import chain_check
+from server_app.estimate.traffic import RunTraffic
 from server_app.public_tests import public_tests
 from server_app.run_directory import run_status
 from strategies.base.checkpoint import CheckpointFolder
@@ -186,9 +186,7 @@ def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **chang
     """
     settings = parse(bench.config(**changes))
     model = OpenedModel(bench.model)
-    planned = RunTraffic(
-        settings, model, asked_of(settings, public_tests(settings, model), encoder=False)
-    )
+    planned = RunTraffic(settings, model, public_tests(settings, model))
     measured = ledger_sums(folder)
     for client in range(bench.num_clients):
         least = planned.by_kind(client, "least")
@@ -859,6 +857,10 @@ class Promises(Federations):
         ):
             on_own_text.run()
 
+    def model_at_a_site(self, bench: Bench) -> dict[str, Any]:
+        """Return the settings of a node for the model that a real site uses."""
+        return {"model-path": str(bench.model)}
+
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
@@ -866,8 +868,8 @@ class Promises(Federations):
                 "site": f"site-{client}",
                 "own-text": client != 1,
                 "min-tokens": 30,
+                **self.model_at_a_site(on_own_text),
             }
-            context.node_config["model-path"] = str(on_own_text.model)
         grid.simulated = False
         document = summary(on_own_text.run(grid))
         assert "this site does not allow it" in document["refused"]["site-1"]

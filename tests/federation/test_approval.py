@@ -29,7 +29,7 @@ from espalier.messages.ledger import lifetime
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
 from espalier.settings.node import parse_node
-from espalier.storage.chain_check import chain_check
+from espalier.storage.hash_chain import chain_check
 from espalier.storage.waiting_replies import Held, HeldReplies, held_at
 
 SECONDS = 100.0
@@ -111,12 +111,7 @@ def decide(bench: Bench, **words: Any) -> int:
 
 
 def undecided(bench: Bench) -> list[Held]:
-    return [
-        held
-        for replies in held_at(state(bench))
-        for held in replies
-        if replies.decision(held) is None
-    ]
+    return [held for _, held in waiting(state(bench))[0]]
 
 
 def log_of(bench: Bench, site: str = "site-0") -> list[dict[str, Any]]:
@@ -336,8 +331,7 @@ def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
 ) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    ((replies,),) = [held_at(state(bench))]
-    (held,) = replies
+    ((replies, held),) = waiting(state(bench))[0]
     damaged = replies.folder / f"{'0' * len(held.id)}.json"
     damaged.write_text("{}")
     assert decide(bench) == 2
@@ -356,8 +350,7 @@ def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
 def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    ((replies,),) = [held_at(state(bench))]
-    (held,) = replies
+    ((replies, held),) = waiting(state(bench))[0]
     assert decide(bench, all=True) == 0
     (replies.folder / f"{'0' * len(held.id)}.json").write_text("{}")
     (replies.folder / f"{'1' * len(held.id)}.json").write_text("{")
@@ -433,8 +426,7 @@ def test_a_file_that_was_changed_is_held_anew(bench: Bench, time: Time) -> None:
     """
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    ((replies,),) = [held_at(state(bench))]
-    (held,) = replies
+    ((replies, held),) = waiting(state(bench))[0]
     for file in (replies.folder / held.id).glob("*.blob"):
         with open(file, "r+b") as content:
             content.write(b"spoilt")
@@ -451,8 +443,7 @@ def test_a_file_that_was_changed_is_not_released(
 ) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    ((replies,),) = [held_at(state(bench))]
-    (held,) = replies
+    ((replies, held),) = waiting(state(bench))[0]
     file = sorted((replies.folder / held.id).glob("*.blob"))[0]
     assert load_file(file)
     content = file.read_bytes()
@@ -518,8 +509,7 @@ def test_approval_shows_what_would_leave(
     assert "is not a directory" in capsys.readouterr().err
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    ((replies,),) = [held_at(state(bench))]
-    (held,) = replies
+    (held,) = undecided(bench)
     assert f"site-0: train of round 1 waits for approval as {held.id}" in capsys.readouterr().err
     assert decide(bench) == 0
     header, row = capsys.readouterr().out.splitlines()

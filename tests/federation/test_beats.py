@@ -29,52 +29,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprllm iterative": {"fedprllm.strategy": "iterative"},
     "fedspallm": {},
 }
+AT_EVALUATION = {"passing block 1 of 2", "passing block 2 of 2", "scoring"}
+AT_THE_SERVER = ("passing block 2 of 2", "scoring", "writing tensor", "checking tensor")
 SAID: dict[str, dict[str, set[str]]] = {
     "fedpetuning": {
         "train": {"loading module", "training step 1 of 3", "training step 3 of 3"},
         "alone": {"training step 1 of 3", "training step 3 of 3"},
-        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {
-            "training step 6 of 6",
-            "passing block 2 of 2",
-            "scoring",
-            "writing tensor",
-            "checking tensor",
-        },
+        "evaluate": AT_EVALUATION,
+        "server": {"training step 6 of 6", *AT_THE_SERVER},
     },
     "fedprllm": {
         "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
-        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {
-            "pruning block 2 of 2",
-            "passing block 2 of 2",
-            "scoring",
-            "writing tensor",
-            "checking tensor",
-        },
+        "evaluate": AT_EVALUATION,
+        "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },
     "fedprllm iterative": {
         "train": {"pruning block 1 of 2", "passing block 1 of 2", "pruning block 2 of 2"},
         "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
-        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {
-            "pruning block 2 of 2",
-            "passing block 2 of 2",
-            "scoring",
-            "writing tensor",
-            "checking tensor",
-        },
+        "evaluate": AT_EVALUATION,
+        "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },
     "fedspallm": {
         "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
-        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {
-            "pruning block 2 of 2",
-            "passing block 2 of 2",
-            "scoring",
-            "writing tensor",
-            "checking tensor",
-        },
+        "evaluate": AT_EVALUATION,
+        "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },
 }
 """Some of the progress texts of each message kind and of the server."""
@@ -181,10 +159,10 @@ def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
-    real = client_app.methods.fedprllm._prune_local_baseline
+    real = client_app.methods.fedprllm._own_masks
     monkeypatch.setattr(
         client_app.methods.fedprllm,
-        "_prune_local_baseline",
+        "_own_masks",
         lambda *given: (work("during"), real(*given))[1],
     )
 

@@ -23,7 +23,7 @@ for library in ("torch", "numba", "transformers"):
 from flwr.app import Context, RecordDict
 from client_app.app import app
 from client_app.simulated import playing_a_node
-from espalier.flower.outside_task import play_task
+from espalier.flower.shared_nodes import play_task
 from espalier.messages.message import address, read
 play_task()
 asked = pickle.loads(Path(sys.argv[1]).read_bytes())

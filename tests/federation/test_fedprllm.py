@@ -575,7 +575,7 @@ class TestVariants:
             "fedprllm__local_comparison_group": "column",
             "fedprllm__comparison_group": "column",
         }
-        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="on")
+        wanda = bench.run(**common, evaluation__local_baseline=True, evaluation__centralized="auto")
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
         assert (
@@ -679,10 +679,10 @@ def test_vote_by_hand() -> None:
     \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
     """
     from pruning_kernels.votes.bitmask import pack, unpack
-    from pruning_kernels.votes.votes import VoteCounter, magnitudes
+    from pruning_kernels.votes.votes import magnitudes, vote_counter
 
     clients = [[[1, 0, 1], [1, 0, 0]], [[1, 1, 0], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]]
-    counter = VoteCounter((2, 3), 3)
+    counter = vote_counter((2, 3), 3)
     counter.count(np.stack([pack(np.array(mask, dtype=bool)) for mask in clients]))
     assert counter.counts().tolist() == [[3, 1, 2], [2, 2, 0]]
     weight = torch.tensor([[1.0, 2.0, 5.0], [4.0, -9.0, 3.0]])

@@ -108,21 +108,9 @@ class TestFedSoda(Promises):
         """Return the directory of the sub-model."""
         return run.folder / "sub-model"
 
-    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
-        grid = on_own_text.grid()
-        for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {
-                "site": f"site-{client}",
-                "own-text": client != 1,
-                "min-tokens": 30,
-            }
-            context.node_config["max-model-bytes"] = 10**6
-        grid.simulated = False
-        document = summary(on_own_text.run(grid))
-        assert "this site does not allow it" in document["refused"]["site-1"]
-        assert {client["site"] for client in document["clients"]} == {
-            f"site-{client}" for client in (0, 2, 3)
-        }
+    def model_at_a_site(self, bench: Bench) -> dict[str, Any]:
+        """Return the settings of a node that takes the model from the server."""
+        return {"max-model-bytes": 10**6}
 
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
         """Clients need no model of their own: a site's ``model-path`` is ignored."""
@@ -272,7 +260,8 @@ class TestFedSoda(Promises):
 
             def of_another(folder: Path, piece_bytes: int) -> Manifest:
                 honest = cut(folder, piece_bytes)
-                return replace(honest, file_sha256=("0" * 64, *honest.file_sha256[1:]))
+                changed = ["0" * 64, *honest.file_sha256[1:]]
+                return honest.model_copy(update={"file_sha256": changed})
 
             monkeypatch.setattr(sub_model, "manifest_of", of_another)
         else:

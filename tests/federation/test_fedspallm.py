@@ -28,7 +28,7 @@ from espalier.methods.fedspallm import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from strategies.base.rounds import RunFailed
-from strategies.fedspallm.client_layers import HeldLayers
+from strategies.fedspallm.global_model import HeldLayers
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:

@@ -115,10 +115,9 @@ def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> Non
     assert kinds(grid)[-1] == "evaluate"
 
 
-@pytest.mark.parametrize("key", ["evaluation__local_baseline", "evaluation__baselines"])
-def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench, key: str) -> None:
+def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
     grid = bench.grid()
-    bench.run(grid, **{key: False})
+    bench.run(grid, evaluation__local_baseline=False)
     assert kinds(grid)[-1] in ("train", "fetch")
 
 

@@ -6,30 +6,20 @@ from typing import Any, ClassVar
 
 import pytest
 from bench import Bench, Killed, summary
-from promises import Federations, Uninterrupted
+from promises import Federations
 from tiny_model import save_tiny_llama
-from toy_method import ROW, contract
+from toy_method import contract
 from toy_method.contract import ToySettings
 from toy_method.strategy import Toy
 
 from client_app.protocol.push import take
 from client_app.site import Site
-from espalier.hf.stream.edits import dense
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import Sha256
 from espalier.messages.records import read
-from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
-from server_app.artifacts.pruned_model import EditedOutcome
 from strategies.base.rounds import Rounds
-
-
-class PersonalOutcome(EditedOutcome[Any]):
-    """Outcome with two models: client 0 keeps the dense model, client 1 has the result."""
-
-    def measure(self, result: Any) -> None:
-        self.measure_texts({"dense": dense, "federated": {0: dense, 1: result.edits}})
 
 
 class Lacks(Fields):
@@ -44,30 +34,6 @@ class TestOptions(Federations):
 
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}
-
-    def test_a_result_per_client_is_measured_for_each(
-        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The column has the mean of the clients' perplexities and their median.
-
-        Each client also has its own value.
-        """
-        common = summary(plain.folder)["metrics"][0]["values"]
-        monkeypatch.setitem(
-            METHODS, "toy", replace(ROW, outcome="test_method_options:PersonalOutcome")
-        )
-        document = summary(bench.run())
-        (metric,) = document["metrics"]
-        assert metric["values"]["federated"] == pytest.approx(
-            (common["dense"] + common["federated"]) / 2
-        )
-        assert metric["medians_of_clients"]["federated"] == min(
-            common["dense"], common["federated"]
-        )
-        own = [
-            client["metrics"].get("perplexity/public/federated") for client in document["clients"]
-        ]
-        assert own == [common["dense"], common["federated"], None, None]
 
     def test_a_delivery_may_be_answered(
         self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch

@@ -23,13 +23,13 @@ from client_app.protocol.model_download import take_offer, take_piece
 from client_app.simulated import in_simulation
 from client_app.site import Site
 from espalier.errors import EspalierError, StateLost
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer
+from espalier.messages.blobs.model_pieces import BYTES, MIN_PIECE_BYTES, PIECE, Manifest
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.run import default_values
 
 MOST = 20_000
-PIECE_BYTES = 1000
+PIECE_BYTES = MIN_PIECE_BYTES
 
 
 def sha256(data: bytes) -> str:
@@ -44,7 +44,7 @@ class Server:
     ) -> None:
         self.data = data
         self.pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
-        self.offered = Offer(
+        self.offered = Manifest(
             names=["model.safetensors"], sizes=[len(data)], file_sha256=[sha256(data)], piece_bytes=piece_bytes,
             piece_sha256=[sha256(piece) for piece in self.pieces],
         )  # fmt: skip
@@ -66,7 +66,7 @@ class Server:
         data = self.pieces[index]
         fields = {
             "what": "piece",
-            "model_sha256": self.offered.manifest().sha256,
+            "model_sha256": self.offered.sha256,
             "index": index,
             "size": len(data),
         }
@@ -162,7 +162,10 @@ def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
     It sends all pieces but the last.
     """
     data = bytes(number * number % 251 for number in range(MOST))
-    servers = [Server(tmp_path, str(size), data, size) for size in range(900, 1000, 10)]
+    servers = [
+        Server(tmp_path, str(size), data, size)
+        for size in range(PIECE_BYTES, PIECE_BYTES + 100, 10)
+    ]
     for server in servers:
         server.offer()
     for server in servers:
@@ -202,6 +205,15 @@ def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match="piece 5 does not have the size"):
         server.bring(5)
     assert on_disk(tmp_path) == 0
+
+
+def test_pieces_are_not_so_small_that_the_disk_s_blocks_take_far_more_room(tmp_path: Path) -> None:
+    server = Server(tmp_path, "a", of(1, 500))
+    server.offered = server.offered.model_copy(update={"piece_bytes": MIN_PIECE_BYTES - 1})
+    with pytest.raises(
+        EspalierError, match="Manifest: missing, surplus or out of range: piece_bytes"
+    ):
+        server.offer()
 
 
 def test_files_that_are_not_what_was_offered_leave_nothing(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ import client_app.policy.egress_check
 import client_app.site
 from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, MessageBody
 from espalier.messages.records import address, read
-from espalier.storage.chain_check import chain_check
 from espalier.storage.client_state import mark_as_ours, private_folder
+from espalier.storage.hash_chain import chain_check
 from espalier.training.loop import Loop
 
 SECRET = "the-patient-s-name"

@@ -17,6 +17,7 @@ from bench import LOCAL_ONLY, Bench, Killed, model_files, results
 from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from in_process import InProcessGrid
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
@@ -504,23 +505,31 @@ def test_a_blank_more_in_a_checkpoint_changes_nothing(
 # ----- one server at a time -----------------------------------------------------------------------
 
 
+def with_second_server(
+    one_killed: Interrupted, run_of: Callable[[], Path]
+) -> tuple[InProcessGrid, list[Message]]:
+    """Return a grid that resumes the run at its first message, and the messages at which it did."""
+    refused = list[Message]()
+
+    def second(message: Message) -> None:
+        run = run_of()
+        if not refused:
+            refused.append(message)
+            reason = f"{run.name}: process {os.getpid()} on .* is working there"
+            with pytest.raises(EspalierError, match=reason):
+                one_killed.resume(run)
+
+    grid = one_killed.bench.grid()
+    grid.before_push = second
+    return grid, refused
+
+
 def test_a_second_server_is_refused_and_told_who_works_there(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     before = {file.name: file.read_bytes() for file in run.glob("*.json")}
-    refused = []
-
-    def second(message: Message) -> None:
-        if not refused:
-            refused.append(message)
-            with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
-            ):
-                one_killed.resume(run)
-
-    grid = one_killed.bench.grid()
-    grid.before_push = second
+    grid, refused = with_second_server(one_killed, lambda: run)
     one_killed.bench.run(grid, resume_from=str(run))
     assert refused
     assert results(run) == one_killed.expected
@@ -536,19 +545,7 @@ def test_a_new_run_holds_its_directory_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    refused = []
-
-    def second(message: Message) -> None:
-        (run,) = (tmp_path / "runs").iterdir()
-        if not refused:
-            refused.append(message)
-            with pytest.raises(
-                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is working there"
-            ):
-                one_killed.resume(run)
-
-    grid = one_killed.bench.grid()
-    grid.before_push = second
+    grid, refused = with_second_server(one_killed, lambda: next((tmp_path / "runs").iterdir()))
     run = one_killed.bench.run(grid, out_dir=str(tmp_path / "runs"))
     assert refused
     # The command finds the directory to resume in this line.

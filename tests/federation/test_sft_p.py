@@ -35,9 +35,8 @@ from espalier.messages.records import read
 from espalier.methods.sft_p import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
-from espalier.training.sft_p.mask_generator import first_embedding, gate_logits
-from espalier.training.sft_p.mask_history import steps_to_budget
-from espalier.training.sft_p.masked_training import first_shared
+from espalier.training.mask_history import steps_to_budget
+from espalier.training.masked_training import first_embedding, first_shared, gate_logits
 from pruning_kernels.votes.bitmask import pack
 from server_app.artifacts import mask_analysis, personal_models
 from strategies.base.rounds import RunFailed
@@ -575,7 +574,10 @@ class TestSftP(PersonalPromises):
                 "validation-samples = 2: task.name = 'sst2' does not read it",
             ),
             ({"sft_p__pruning_ratios": "0.2,x"}, "'x' is not a number"),
-            ({"sft_p__pruning_ratios": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
+            (
+                {"sft_p__pruning_ratios": "0.2,0.99"},
+                "'0.99' is not a number above 0 and up to 0.95",
+            ),
             (
                 {"sft_p__pruning_ratio_of": "model", "sft_p__pruning_ratios": "0.95"},
                 r"sft-p.pruning-ratio = 0.95 \(pruning-ratio-of = 'model'\)",

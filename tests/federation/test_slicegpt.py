@@ -366,7 +366,7 @@ class TestSliceGpt(Promises):
         header = Header.model_validate(train.header.model_dump() | {"kind": "deliver", "part": 0})
         contract = contract_for(MessageBody(header, {}), lambda: plan, settings)
         basis = np.eye(WIDTH, KEPT, dtype=np.float32)
-        keys = list(contract.down.specs(MessageBody(header, {}).fields))  # type: ignore[arg-type]
+        keys = list(contract.down.blobs)  # type: ignore[arg-type]
         check(
             MessageBody(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
             contract.down,

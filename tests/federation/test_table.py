@@ -97,6 +97,19 @@ def test_a_result_that_is_larger_than_its_base_is_warned_of(
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
 
 
+def test_a_run_with_a_result_larger_than_its_base_records_the_warning(
+    model: OpenedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    number = model.plan.num_parameters + 1000
+    save_file({"one": np.zeros(number, np.float32)}, tmp_path / "model" / "model.safetensors")
+    found = summary(model, 0.5, 0.5, method="slicegpt")
+    found.take_sizes(tmp_path)
+    (warning,) = found.warnings
+    assert warning.startswith(f"the result is larger than its base: {number:,} parameters")
+    assert warning.endswith("; raise slicegpt.width-pruning-ratio to make it smaller")
+
+
 def test_a_result_as_large_as_its_base_is_not(model: OpenedModel) -> None:
     """File headers may differ in size."""
     assert larger_than_base(Size(4000, 16_000), Size(4000, 16_040, "model"), parse({})) == []

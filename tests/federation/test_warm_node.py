@@ -68,7 +68,7 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
     heard = [Event(), Event()]
     events = iter(heard)
 
-    def keep_claim(_: tasks.Desk, token: str) -> Event:
+    def keep_claim(_: str, token: str) -> Event:
         # The claim is recorded before the worker gets the task.
         assert claimed == ([] if token == "a task" else ["a task"])
         return next(events)
@@ -77,9 +77,7 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
     monkeypatch.setattr(tasks, "keep_claim", keep_claim)
     slept: list[float] = []
     with pytest.raises(Enough):
-        tasks.claim_tasks(
-            tasks.Desk("127.0.0.1:9"), lambda: next(free), hand_on, b"secret", slept.append
-        )
+        tasks.claim_tasks("127.0.0.1:9", lambda: next(free), hand_on, b"secret", slept.append)
     assert claimed == ["a task", "another"]
     assert slept == [tasks.ASK_SECONDS] * 5
     assert [answered.is_set() for answered in heard] == [True, False]
@@ -98,7 +96,7 @@ def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tasks.RuntimeHttpClient, "SendTaskHeartbeat", beat)
     monkeypatch.setattr(tasks, "CLAIM_SECONDS", 0.001)
-    answered = tasks.keep_claim(tasks.Desk("127.0.0.1:9"), "token")
+    answered = tasks.keep_claim("127.0.0.1:9", "token")
     assert told_twice.wait(60)
     answered.set()
 
@@ -363,13 +361,13 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     )
     monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: pushed.append(reply))
     monkeypatch.setattr(tasks, "push_task_output", lambda **_: None)
-    desk = tasks.Desk("127.0.0.1:9")
+    address = "127.0.0.1:9"
 
     def killed(bundle: bytes, message: Message, context: Context) -> Message:
         raise Enough
 
-    tasks.answer_task(desk, "token", killed, lambda _: "it failed", noted.append)
-    answer_short_of_memory(desk, "token", noted[0])
+    tasks.answer_task(address, "token", killed, lambda _: "it failed", noted.append)
+    answer_short_of_memory(address, "token", noted[0])
     failed, lost = (reply.error for reply in pushed)
     assert failed.reason == "it failed"
     assert (
@@ -381,7 +379,7 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     told = capsys.readouterr().err
     assert f"this node has {machine_memory()[0] // 10**6} MB" in told
     # The process was killed before it had the message; Flower answers a minute later.
-    answer_short_of_memory(desk, "token", b"")
+    answer_short_of_memory(address, "token", b"")
     assert len(pushed) == 2
 
 

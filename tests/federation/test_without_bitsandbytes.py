@@ -122,7 +122,7 @@ def test_a_plan_is_made_on_a_machine_without_it(
         asked.append(module)
         return 0
 
-    monkeypatch.setattr("espalier.cli.plan.run_in_app", note)
+    monkeypatch.setattr("espalier.cli.app_commands.run_in_app", note)
     assert main(["plan", *words, "--app", str(APP)]) == 0
     assert asked == ["server_app.estimate.command"]
 

@@ -35,6 +35,9 @@ FAULTS = [
         f"  File \"{FOLDER}/server_app/app.py\", line 9\n    x = (\n        ^\nSyntaxError: '(' was"
         " never closed"
     ),
+    # A pyproject.toml that is empty, or ends too early.
+    "ValueError: Invalid pyproject.toml:\n  - Missing [project] section",
+    "tomli._parser.TOMLDecodeError: Unterminated string (at end of document)",
     f"RunFailed: 0 clients enrolled\n  node 3: Flower reports error 1; the node {load_remedy()}",
 ]
 OTHERS = [
@@ -44,6 +47,7 @@ OTHERS = [
     "FileNotFoundError: [Errno 2] No such file or directory: '/models/llama/config.json'",
     "ImportError: cannot import name 'x' from 'transformers'",
     "ValueError: SyntaxError: of something else",
+    "the run failed: fleet.toml: TOMLDecodeError: Unterminated string",
 ]
 
 

@@ -5,27 +5,22 @@ unchanged.
 """
 
 import pytest
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.error.catalog import API_ERROR_MAP
 
-from espalier.flower.supernode import SupernodeLog
+from espalier.flower.supernode import SupernodeLog, why_refused
 
-TRACEBACK = [
-    "Traceback (most recent call last):",
-    '  File "flower_supernode.py", line 102, in flower_supernode',
-    "    start_client_internal(",
-]
 REFUSED = [
-    "ERROR :     <_InactiveRpcError of RPC that terminated with:",
-    "\tstatus = StatusCode.FAILED_PRECONDITION",
-    '\tdetails = "{}"',
-    ">",
-    *TRACEBACK,
-    "RuntimeError: generator didn't yield",
+    "ERROR :     Exit Code: 305",
+    "Failed to initialize the connection to the SuperLink.",
+    "[code: 2004] {}",
+    "The SuperNode could not establish a connection to the SuperLink.",
 ]
 
 
 def heard(lines: list[str], site: str = "hospital-a") -> list[str]:
     log = SupernodeLog(site, "server:9092", "a.key", "SHA256:abc")
-    return [shown for line in lines for shown in log.heard(f"{line}\n")] + log.rest()
+    return [shown for line in lines for shown in log.heard(f"{line}\n")]
 
 
 def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
@@ -39,41 +34,41 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
 
 
 @pytest.mark.parametrize(
-    ("details", "told"),
+    ("reason", "told"),
     [
         (
-            "No SuperNode found with the given public key.",
-            "does not know this node's key (a.key, SHA256:abc); register it there once",
+            "Failed to activate SuperNode.",
+            "does not know this node's key (a.key, SHA256:abc), or still counts a node with this",
         ),
         (
             "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
             "--auth-supernode-private-key",
         ),
-        (
-            "SuperNode with node ID 7 could not be activated.",
-            "still counts a node with this key as connected",
-        ),
-        ("something else", "refused this node: something else"),
+        ("Something else.", "refused this node: Something else."),
     ],
 )
-def test_a_refusal_is_one_sentence_and_no_traceback(details: str, told: str) -> None:
-    (line,) = heard([line.format(details) for line in REFUSED])
+def test_a_refusal_is_followed_by_a_sentence(reason: str, told: str) -> None:
+    lines = [line.format(reason) for line in REFUSED]
+    shown = heard(lines)
+    assert [line for line in shown if line in lines] == lines
+    (line,) = [line for line in shown if line not in lines]
     assert line.startswith("espalier: the SuperLink server:9092 ")
     assert told in line
 
 
+@pytest.mark.parametrize(
+    "code", ["FLEET_NODE_ACTIVATION_FAILED", "FLEET_SUPERNODE_REGISTRATION_DISABLED"]
+)
+def test_flower_gives_the_reasons_that_are_explained(code: str) -> None:
+    reason = API_ERROR_MAP[ApiErrorCode[code]].public_message
+    assert "refused this node" not in why_refused(reason, SupernodeLog("a", "h:1", "a.key", ""))
+
+
 def test_the_remedy_names_the_command_with_the_site_s_own_key() -> None:
-    (line,) = heard(
-        [line.format("No SuperNode found with the given public key.") for line in REFUSED]
-    )
-    assert line.endswith("flwr supernode register hospital-a.key.pub CONNECTION")
+    line = heard(["[code: 2004] Failed to activate SuperNode."])[1]
+    assert "flwr supernode register hospital-a.key.pub CONNECTION" in line
 
 
-def test_any_other_error_is_passed_on_whole() -> None:
-    lines = ["INFO : begins", *TRACEBACK, "ValueError: of another kind", "INFO : goes on"]
+def test_any_other_line_is_passed_on() -> None:
+    lines = ["INFO : begins", "Traceback (most recent call last):", "ValueError: [code: 1] x"]
     assert heard(lines) == lines
-    torn = [
-        "ERROR : <_InactiveRpcError of RPC that terminated with:",
-        "\tstatus = StatusCode.UNAVAILABLE",
-    ]
-    assert heard(torn) == torn

@@ -19,12 +19,12 @@ from espalier.hf.families import FAMILIES
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import (
-    factors_of,
     lora_config,
     merged,
     module_path,
     put_in,
     set_values,
+    updated,
     values,
 )
 from espalier.hf.whole.model import load_whole
@@ -300,7 +300,7 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
     model = models[name]
     plan = plan_of(model, targets="all", layers="1")
     meant = random_values(plan)
-    edits = merged(lambda index: factors_of(plan, index, meant.get(block_key(index), {})))
+    edits = merged(plan, meant)
     tuned: PeftModel = get_peft_model(whole_of(model), lora_config(model.family, plan, 2, 0.0))
     for index, adapter in plan:
         layer = tuned.get_base_model().get_submodule(
@@ -333,7 +333,7 @@ def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
     weight = torch.randn(6, 5, generator=generator).to(torch.bfloat16)
     b = torch.randn(6, 2, generator=generator)
     a = torch.randn(2, 5, generator=generator)
-    found = merged(lambda _: {"attn.q": Factors(b, a, 0.5)})(0)["attn.q"](weight)
+    found = updated(Factors(b, a, 0.5), False, weight)
     exact = weight.double() + 0.5 * b.double() @ a.double()
     assert found.dtype == torch.bfloat16
     assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-6).all()
@@ -353,7 +353,7 @@ def test_a_model_with_adapters_computes_what_the_merged_one_does(
     set_values(parameters, meant)
     export_edited(
         model,
-        merged(lambda index: factors_of(plan, index, meant[block_key(index)])),
+        merged(plan, meant),
         tmp_path / "merged",
     )
     expected = whole_model(tmp_path / "merged")(input_ids=samples).logits

@@ -2,7 +2,7 @@
 
 import torch
 
-from espalier.hf.stream.edits import dense, masked, masked_and_scaled
+from espalier.hf.stream.edits import dense, masked
 
 WEIGHT = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
 MASK = torch.tensor([[True, False, False], [False, False, True]])
@@ -21,9 +21,7 @@ def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
     weight with the votes of all clients becomes 0.
     """
     share = torch.tensor([[0, 0.75, 1], [0.5, 0, 0.25]])
-    edit = masked_and_scaled(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)[
-        "attn.q"
-    ]
+    edit = masked(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)["attn.q"]
     assert edit(WEIGHT).tolist() == [[0, -1.5, 3], [2, 0, 0]]
 
 
@@ -32,9 +30,9 @@ def test_scaling_rounds_to_the_weight_s_own_dtype() -> None:
     weight = torch.tensor([[1.0078125]], dtype=torch.bfloat16)
     share = torch.tensor([[2 / 3]])
     none = torch.zeros(1, 1, dtype=torch.bool)
-    edited = masked_and_scaled(lambda index: {"mlp.up": none}, lambda index: {"mlp.up": share})(0)[
-        "mlp.up"
-    ](weight)
+    edited = masked(lambda index: {"mlp.up": none}, lambda index: {"mlp.up": share})(0)["mlp.up"](
+        weight
+    )
     assert edited.dtype == torch.bfloat16
     assert abs(edited.item() - 1.0078125 * 2 / 3) <= 0.671875 * 2**-8
 

@@ -147,13 +147,6 @@ def test_a_decoder_is_not_tuned_for_classification(tmp_path: Path) -> None:
         opened.new_skeleton(2)
 
 
-@pytest.mark.parametrize("number", [1, 0, -3])
-def test_one_class_is_no_classification(tmp_path: Path, number: int) -> None:
-    opened = OpenedModel(save_encoder(tmp_path / "saved", "bert"))
-    with pytest.raises(EspalierError, match=rf"number of labels = {number}: .* at least two"):
-        opened.new_skeleton(number)
-
-
 def test_a_missing_linear_is_named(tmp_path: Path) -> None:
     directory = save_encoder(tmp_path / "saved", "roberta")
     tensors = load_file(directory / "model.safetensors")

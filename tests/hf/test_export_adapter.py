@@ -26,9 +26,8 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import AdapterPlan, adapter_plan
-from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 
 SAMPLES = token_sequences(2, 9)
@@ -78,9 +77,7 @@ class Result:
 
     @property
     def edits(self) -> Edits:
-        return merged(
-            lambda index: factors_of(self.plan, index, self.values.get(block_key(index), {}))
-        )
+        return merged(self.plan, self.values)
 
     def export(self, target: Path) -> Path:
         export_adapter(self.model, self.plan, self.tensors, target)

@@ -182,35 +182,20 @@ def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("key", "name", "words"),
+    ("key", "name"),
     [
-        (
-            "block-0000",
-            "attn.q.bias",
-            r"the model has no attn.q.bias of block-0000; choose another tensor",
-        ),
-        ("block-0002", "norm.mlp.weight", r"the model has no norm.mlp.weight of block-0002"),
-        (
-            "block-0000",
-            "norm.q.weight",
-            r"block-0000 norm.q.weight: models of the family llama have no such tensor",
-        ),
-        (
-            "final",
-            "head.out.weight",
-            r"final head.out.weight: models of the family llama have no such tensor",
-        ),
+        ("block-0000", "attn.q.bias"),
+        ("block-0002", "norm.mlp.weight"),
+        ("block-0000", "norm.q.weight"),
+        ("final", "head.out.weight"),
     ],
 )
-def test_what_the_model_does_not_have_is_named(
-    tmp_path: Path, key: str, name: str, words: str
-) -> None:
+def test_what_the_model_does_not_have_is_named(tmp_path: Path, key: str, name: str) -> None:
     model = OpenedModel(save_model(tmp_path, llama_config(num_hidden_layers=2)))
+    words = rf"contains no {name} of {key}; choose another tensor"
     with pytest.raises(EspalierError, match=words):
         trained_whole(model, whole_of(model), {key: [name]})
-    with pytest.raises(
-        EspalierError, match=rf"(contains no {name} of {key}|family llama have no such tensor)"
-    ):
+    with pytest.raises(EspalierError, match=words):
         stored_values(model, {key: [name]})
 
 

@@ -19,9 +19,9 @@ from transformers import (
     RobertaConfig,
 )
 
+from benchmarks.footprint import Footprint, footprint
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import Base, load_whole

@@ -30,10 +30,9 @@ from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import export_structured
 from espalier.hf.structured.residual_gates import Gate, Norm, ResidualGates, Routing
 from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
-from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import adapter_plan
-from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel
@@ -132,7 +131,7 @@ def test_adapters_follow(model: OpenedModel) -> None:
     cut = cut_adapter_plan(adapters, model.plan, structure)
     own = cut_trained(values, model.plan, structure)
     stream = BlockStream(OpenedModel(model.directory, structure), CPU)
-    edits = merged(lambda index: factors_of(cut, index, own[block_key(index)]))
+    edits = merged(cut, own)
     found = torch.cat(list(stream.logits(run_through(stream, samples(), edits))))
     torch.testing.assert_close(found, routed.flatten(0, 1), rtol=0, atol=1e-5)
 

@@ -17,8 +17,7 @@ from espalier.hf.nf4.matrices import quantise
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.structured.cut_checkpoint import stretches
-from espalier.hf.structured.opened_cut import open_cut
-from espalier.hf.structured.selection import lowest
+from espalier.hf.structured.selection import lowest, open_cut
 from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan
@@ -330,39 +329,17 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("heads", "given", "remedy"),
     [
-        (1, {"selection": "kind", "pruning-ratio": 0.01}, "set selection to block$"),
-        (1, {"selection": "block", "pruning-ratio": 0.99}, "one channel of each block; lower it$"),
+        (
+            1,
+            {"selection": "kind", "pruning-ratio": 0.01},
+            "; set selection to global$",
+        ),
         (1, {"selection": "global", "pruning-ratio": 0.99}, "one channel of each block; lower it$"),
-        (
-            1,
-            {"selection": "kind", "channel-multiple": 64},
-            "set selection to block and lower channel-multiple$",
-        ),
         (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
-        (
-            1,
-            {"selection": "kind", "pruning-ratio": 0.9},
-            "; set selection to block and lower the share$",
-        ),
-        (
-            1,
-            {"selection": "block", "pruning-ratio": 0.9, "channel-multiple": 64},
-            "; lower channel-multiple and lower the share$",
-        ),
-        (
-            4,
-            {"selection": "kind", "pruning-ratio": 0.9, "channel-multiple": 64},
-            "; set selection to block and lower the share$",
-        ),
         (
             4,
             {"selection": "kind", "channel-multiple": 48},
-            "48 channels .* of each block; set selection to block$",
-        ),
-        (
-            4,
-            {"selection": "block", "channel-multiple": 48, "pruning-ratio": 0.7},
-            "48 channels .* of each block; lower it$",
+            "48 channels .*; lower channel-multiple or set selection to global$",
         ),
     ],
 )

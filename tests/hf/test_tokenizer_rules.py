@@ -1,6 +1,7 @@
 """Parts that a downloaded tokenizer may have."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ def test_the_parts_of_known_models_are_allowed(tmp_path: Path) -> None:
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     require_known_parts(built(pre_tokenizer=llama3, post_processor=processors.ByteLevel()), "")
+    require_known_parts(built() | {"normalizer": sequence(table(18), replacing("  ", " "))}, "")
     for model in (
         models.WordLevel({"a": 0}, "a"),
         models.Unigram([("a", 0.0)], 0),
@@ -135,6 +137,13 @@ def sequence(*inner: dict[str, Any]) -> dict[str, Any]:
 
 def replacing(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def table(longest: int) -> dict[str, Any]:
+    """Return SentencePiece's normalizer with an empty trie and strings up to this length."""
+    strings = "ab\0" + "ة" * longest + "\0"
+    data = (4).to_bytes(4, "little") + bytes(4) + strings.encode()
+    return {"type": "Precompiled", "precompiled_charsmap": b64encode(data).decode()}
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -163,6 +172,22 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
             normalizer={"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": "x" * 17}
         ),
         "makes 17",
+    ),
+    "growth of a prefix": (
+        lambda file: file.update(normalizer=sequence(*[{"type": "Prepend", "prepend": "aaa"}] * 3)),
+        "makes 64 characters of one",
+    ),
+    "growth of bytes": (
+        lambda file: file.update(normalizer=sequence(*[{"type": "ByteLevel"}] * 2)),
+        "normalizer: has the type 'ByteLevel' 2 times",
+    ),
+    "growth of tables": (
+        lambda file: file.update(normalizer=sequence(table(18), sequence(table(18)))),
+        "normalizer: has the type 'Precompiled' 2 times",
+    ),
+    "long strings of a table": (
+        lambda file: file.update(normalizer=table(33)),
+        "precompiled_charsmap has a string of 33 characters",
     ),
     "long content": (
         lambda file: file.update(normalizer=replacing("a" * 200, "a" * 300)),

@@ -15,7 +15,7 @@ from client_app.node.check_node import look
 from client_app.node.check_node import main as check
 from espalier.cli.command import main
 from espalier.errors import EspalierError
-from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import read_node_config
 from espalier.progress import Pace
 
 APP = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ def test_an_interrupt_speaks_of_the_node(
     def run_in_app(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.app_commands.run_in_app", run_in_app)
     assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
     assert (
         capsys.readouterr().err == "\nespalier: interrupted; the check of the node is incomplete\n"
@@ -278,7 +278,7 @@ def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(
         asked.append((app, module, document))
         return 2
 
-    monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.app_commands.run_in_app", run_in_app)
     assert (
         main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)])
         == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.cli.completion import complete_words
+from espalier.cli.app_commands import complete_words
 
 APP = str(Path(__file__).parents[2])
 

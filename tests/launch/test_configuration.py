@@ -11,7 +11,7 @@ from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app import default_config, find_app, read_preset
-from espalier.launch.configuration import _flatten, configuration
+from espalier.launch.configuration import configuration, flatten
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings
@@ -25,9 +25,9 @@ PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 def test_presets_are_valid_and_all_of_them_is_read(name: str) -> None:
     """Every value of a preset reaches the run's settings."""
     config, settings = configuration(APP, [name], on_this_machine=False)
-    given = _flatten(read_preset(APP, name))
+    given = flatten(read_preset(APP, name))
     assert given.items() <= config.items()
-    assert given.items() <= _flatten(settings.nested()).items()
+    assert given.items() <= flatten(settings.nested()).items()
     configuration(APP, [name], on_this_machine=True)
 
 
@@ -288,11 +288,6 @@ def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "seed = -1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["run", "--nods", "3", "--app", str(APP)])
-
-
-def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "fedprlm", "--app", str(APP)]) == 2
-    assert "known presets are fedbiot, fedot, fedpetuning, fedprllm" in capsys.readouterr().err
 
 
 def test_a_preset_that_cannot_be_read_is_told(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-import espalier.cli.plan as of_plan
 from espalier.cli.command import main
 
 ROOT = str(Path(__file__).parents[2])
@@ -20,7 +19,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         found.append((module, document))
         return 0
 
-    monkeypatch.setattr(of_plan, "run_in_app", note)
+    monkeypatch.setattr("espalier.cli.app_commands.run_in_app", note)
     return found
 
 

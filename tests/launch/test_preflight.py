@@ -15,7 +15,7 @@ from tiny_model import save_tiny_llama
 from espalier.cli.command import main
 from espalier.cli.run import BEFORE_START
 from espalier.errors import EspalierError, InputError
-from espalier.launch import app as launch_app
+from espalier.launch.app import run_in_app as run_in_process
 from espalier.progress import Pace, heard_by
 from server_app import preflight
 from server_app.preflight import open_all
@@ -37,7 +37,7 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
         "model": str(model),
         "num-clients": 3,
         "threads": 1,
-        "data.source": "files",
+        "data.source": "text",
         "data.path": f"{tmp_path}/{{client}}.txt",
         "data.num-samples": 2,
         "data.sequence-length": 16,
@@ -174,14 +174,14 @@ def test_the_command_ends_before_a_run_is_submitted(
 
     def run_in_app(app: Path, module: str, document: Any) -> int:
         asked.append(module)
-        return launch_app.run_in_app(app, module, json.loads(json.dumps(document)))
+        return run_in_process(app, module, json.loads(json.dumps(document)))
 
     monkeypatch.setattr("espalier.cli.run.run_in_app", run_in_app)
     monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)
     words = [
         f"model={model}",
         "num-clients=2",
-        "data.source=files",
+        "data.source=text",
         "data.path=/no/such.txt",
         "data.sequence-length=16",
     ]

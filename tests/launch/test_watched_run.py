@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from espalier.cli.command import main
+from espalier.cli.run import WatchedRun
 from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.launch.addresses import free_port
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
-from espalier.launch.watched_run import WatchedRun
 
 APP = Path(__file__).parent.parent.parent
 WORDS = ["run", "two-sites", "seed=3", "--app", str(APP)]

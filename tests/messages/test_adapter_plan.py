@@ -41,12 +41,7 @@ def test_all_blocks_and_matrices() -> None:
 
 def test_ranges() -> None:
     """Adapters come in the order of the block, whatever order the settings use."""
-    plan = plan_of(
-        targets="mlp.up,attn.q",
-        layers="3,0-1",
-        rank=2,
-        alpha=3.0,
-    )
+    plan = plan_of(targets="mlp.up,attn.q", layers="3,0-1", rank=2, alpha=3.0)
     assert ranks(plan) == {index: {"attn.q": 2, "mlp.up": 2} for index in (0, 1, 3)}
     assert [(index, adapter.linear.name) for index, adapter in plan] == [
         (index, name) for index in (0, 1, 3) for name in ("attn.q", "mlp.up")

@@ -12,7 +12,7 @@ from run_names import BY_HAND
 from espalier.errors import EspalierError
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
+from espalier.messages.message import MessageBody, request_header
 from espalier.messages.records import FLOWER_TYPES
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
@@ -25,10 +25,7 @@ ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
 
 def request(given: dict[str, Any], server_round: int, **fields: Any) -> MessageBody:
-    header = Header(
-        schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage=BY_HAND, server_round=server_round,
-        client=0, attempt=1, part=0, num_parts=1,
-    )  # fmt: skip
+    header = request_header(given["method"], "alone", server_round, lineage=BY_HAND)
     return MessageBody(header, {"rank_limit": 0, **fields})
 
 

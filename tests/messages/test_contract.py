@@ -14,7 +14,7 @@ from run_names import BY_HAND, named
 from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, MessageBody, NoFields, failure
+from espalier.messages.message import UNREAD, Header, MessageBody, failure, request_header
 from espalier.methods.fedprllm import decided_parts, decided_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -75,18 +75,8 @@ def good_masks() -> dict[str, NDArray]:
 
 
 def header(**changes: Any) -> Header:
-    values: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "train",
-        "method": "fedprllm",
-        "lineage": BY_HAND,
-        "server_round": 1,
-        "client": 3,
-        "attempt": 1,
-        "part": 0,
-        "num_parts": 1,
-    }
-    return Header(**values | changes)
+    usual = request_header("fedprllm", "train", 1, client=3, lineage=BY_HAND)
+    return usual.model_copy(update=changes)
 
 
 REQUEST = MessageBody(header())
@@ -229,7 +219,7 @@ def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
 
 def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
     """Each of two blobs has three words of 8 bytes."""
-    assert byte_limit(contract().up.specs(NoFields())) == 2 * (24 + 64 * 1024)
+    assert byte_limit(contract().up.blobs) == 2 * (24 + 64 * 1024)
 
 
 SMUGGLED = {
@@ -434,12 +424,7 @@ def _down(request: MessageBody) -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_samples": [2, -1]},
-        {"num_samples": [2, 0]},
-        {"names": ["wiki", "wiki"]},
-    ],
+    "changes", [{"num_samples": [2, -1]}, {"num_samples": [2, 0]}, {"names": ["wiki", "wiki"]}]
 )
 def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(EspalierError):
@@ -476,8 +461,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
 
     def ask(**changes: Any) -> None:
         body = MessageBody(
-            header(kind="evaluate", method="fedpetuning", server_round=3),
-            PUBLIC | fields | changes,
+            header(kind="evaluate", method="fedpetuning", server_round=3), PUBLIC | fields | changes
         )
         contract_for(body, lambda: PLAN, parse(given))
 

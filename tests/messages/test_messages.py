@@ -8,7 +8,7 @@ from pydantic import Field
 from run_names import BY_HAND
 
 from espalier.errors import EspalierError
-from espalier.flower.outside_task import play_task
+from espalier.flower.shared_nodes import play_task
 from espalier.messages.message import (
     SCHEMA_VERSION,
     Failure,
@@ -17,21 +17,14 @@ from espalier.messages.message import (
     MessageBody,
     NoFields,
     failure,
+    request_header,
     validate,
 )
 from espalier.messages.records import FLOWER_TYPES, address, num_bytes, read, write
 
-HEADER: dict[str, Any] = {
-    "schema_version": SCHEMA_VERSION,
-    "kind": "train",
-    "method": "fedprllm",
-    "lineage": BY_HAND,
-    "server_round": 1,
-    "client": 3,
-    "attempt": 1,
-    "part": 0,
-    "num_parts": 1,
-}
+HEADER = request_header("fedprllm", "train", 1, client=3, lineage=BY_HAND).model_dump(
+    exclude={"status"}
+)
 SECRET = "Anna K., born 1961"
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
-from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
+from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
-from espalier.messages.message import Header, MessageBody, NoFields
+from espalier.messages.message import Header, MessageBody, request_header
 from espalier.methods.fedpetuning import parts, trained
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
@@ -60,13 +60,8 @@ def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str,
     return {key: pack_adapters(block_of(rank), settings.federation.wire_dtype)[0] for key in keys}
 
 
-def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
-    return Header.model_validate(
-        {
-            "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": BY_HAND, "server_round": server_round,
-            "client": 0, "attempt": 1, "part": part, "num_parts": num_parts,
-        }
-    )  # fmt: skip
+def header_of(kind: Any, server_round: int = 1, part: int = 0) -> Header:
+    return request_header("fedpetuning", kind, server_round, part=part, lineage=BY_HAND)
 
 
 def order(
@@ -165,10 +160,7 @@ def test_a_reply_goes_out_part_by_part(wire_dtype: str) -> None:
 def test_parts_that_do_not_exist() -> None:
     settings = settings_of(part_bytes=768)
     for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
-        fields = {
-            "rank_limit": 4,
-            **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {}),
-        }
+        fields = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
         with pytest.raises(
             EspalierError, match=f"part {part} of a {kind} does not exist, a reply has 4"
         ):
@@ -177,15 +169,6 @@ def test_parts_that_do_not_exist() -> None:
         contract_for(
             MessageBody(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
         )
-
-
-def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
-    settings = settings_of(part_bytes=768 * 3)
-    fetch = MessageBody(
-        header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]}
-    )
-    with pytest.raises(EspalierError, match="PartOrder: 2 hashes for 1 blobs"):
-        check(fetch, contract_for(fetch, lambda: PLAN, settings).down)
 
 
 # ----- from the server to the client --------------------------------------------------------------
@@ -298,14 +281,6 @@ def test_a_rank_that_no_adapter_has(kind: str) -> None:
 # ----- from the client to the server --------------------------------------------------------------
 
 
-def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
-    request = order(ONE)
-    hold(reply_to(request, ONE, blobs_of(KEYS, ONE)), request, ONE)
-    contract: Contract = contract_for(request, lambda: PLAN, ONE)
-    assert byte_limit(contract.up.specs(NoFields())) == 4 * (768 + HEADER_ROOM)
-    assert contract.method == "fedpetuning"
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -330,15 +305,6 @@ def test_scalars_that_are_not_on_the_list(fields: dict[str, Any], words: str) ->
     with pytest.raises(EspalierError, match=words) as caught:
         hold(reply_to(request, ONE, blobs_of(KEYS, ONE), **fields), request, ONE)
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["samples", "seconds", "skipped_steps", "blob_sha256"])
-def test_no_scalar_may_be_missing(name: str) -> None:
-    request = order(ONE)
-    reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
-    del reply.fields[name]
-    with pytest.raises(EspalierError, match=f"missing, surplus or out of range: {name}"):
-        hold(reply, request, ONE)
 
 
 def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> None:
@@ -384,18 +350,6 @@ def test_hashes_are_in_the_order_of_the_blobs() -> None:
         hold(reply_to(request, ONE, blobs, blob_sha256=hashes_of(blobs)[::-1]), request, ONE)
 
 
-def test_a_fetched_part_is_what_was_asked_for_by_hash() -> None:
-    settings = settings_of(part_bytes=768 * 2)
-    first, second = (pack_adapters(block_of(seed=seed), "float32")[0] for seed in (1, 2))
-    fetch = fetch_of({KEYS[2]: first, KEYS[3]: second})
-    hold(reply_to(fetch, settings, {KEYS[3]: second, KEYS[2]: first}), fetch, settings)
-    for wrong in ({KEYS[2]: second, KEYS[3]: first}, {KEYS[2]: first, KEYS[3]: first}):
-        with pytest.raises(
-            EspalierError, match=r"block-000[23]: the bytes do not have the SHA-256"
-        ):
-            hold(reply_to(fetch, settings, wrong), fetch, settings)
-
-
 @pytest.mark.parametrize(
     ("flat", "least"),
     [
@@ -434,28 +388,12 @@ def _gradient(block: dict[str, Tensor]) -> None:
     block["attn.q.lora_a.grad"] = torch.zeros(4, 8)
 
 
-def _moments(block: dict[str, Tensor]) -> None:
-    block["mlp.up.lora_b.exp_avg"] = torch.zeros(24, 4)
-
-
-def _text(block: dict[str, Tensor]) -> None:
-    block["text"] = torch.tensor(list(SECRET.encode()), dtype=torch.uint8)
-
-
-def _gradient_in_its_place(block: dict[str, Tensor]) -> None:
-    block["attn.q.grad"] = block.pop("attn.q.lora_a")
-
-
 def _token_ids(block: dict[str, Tensor]) -> None:
     block["attn.q.lora_a"] = torch.arange(32, dtype=torch.int32).reshape(4, 8)
 
 
 def _halved(block: dict[str, Tensor]) -> None:
     block["attn.q.lora_a"] = block["attn.q.lora_a"].half()
-
-
-def _transposed(block: dict[str, Tensor]) -> None:
-    block["mlp.up.lora_b"] = block["mlp.up.lora_b"].T.contiguous()
 
 
 def _not_finite(block: dict[str, Tensor]) -> None:
@@ -466,15 +404,8 @@ def _not_finite(block: dict[str, Tensor]) -> None:
     ("change", "words"),
     [
         (_gradient, "block-0001: holds 5 tensors, and not the 4"),
-        (_moments, "block-0001: holds 5 tensors, and not the 4"),
-        (_text, "block-0001: holds 5 tensors, and not the 4"),
-        (
-            _gradient_in_its_place,
-            "block-0001: holds 4 tensors, and not the 4 that the contract names",
-        ),
         (_token_ids, r"block-0001 attn.q.lora_a: is I32 \[4, 8\], must be F32 \[4, 8\]"),
         (_halved, r"block-0001 attn.q.lora_a: is F16"),
-        (_transposed, r"block-0001 mlp.up.lora_b: is F32 \[4, 24\], must be F32 \[24, 4\]"),
         (_not_finite, "block-0001 mlp.up.lora_b: a number is not finite"),
     ],
 )
@@ -486,25 +417,6 @@ def test_tensors_that_are_not_the_adapters(change: Any, words: str) -> None:
         hold(
             reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": save(block)}), request, ONE
         )
-
-
-@pytest.mark.parametrize("key", ["gradients", "optimizer", "head", "block-0004"])
-def test_blobs_of_another_name(key: str) -> None:
-    request = order(ONE)
-    blobs = blobs_of(KEYS, ONE)
-    with pytest.raises(EspalierError, match="1 surplus and 0 missing of 4"):
-        hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
-    del blobs[KEYS[0]]
-    with pytest.raises(EspalierError, match="1 surplus and 1 missing of 4"):
-        hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
-
-
-def test_text_in_a_blobs_metadata() -> None:
-    request = order(ONE)
-    blob = save(block_of(), {"note": SECRET})
-    with pytest.raises(EspalierError, match="payload: ") as caught:
-        hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": blob}), request, ONE)
-    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -530,27 +442,6 @@ def test_damaged_nf4_does_not_pass() -> None:
         match=r"block-0002 mlp.up.lora_b: a magnitude of an NF4 block is negative, NaN or infinite",
     ):
         hold(reply_to(request, settings, blobs | {"block-0002": save(tensors)}), request, settings)
-
-
-def test_a_reply_to_another_round_or_part() -> None:
-    request = order(ONE)
-    for changes in ({"server_round": 2}, {"part": 1}, {"num_parts": 2}, {"client": 1}):
-        reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
-        reply.header = reply.header.model_copy(update=changes)
-        with pytest.raises(
-            EspalierError, match=f"header: {next(iter(changes))} not as the request demands"
-        ):
-            hold(reply, request, ONE)
-
-
-def test_a_failure_holds_a_reason_and_no_tensors() -> None:
-    request = order(ONE)
-    failed = request.header.model_copy(update={"status": "failed"})
-    hold(MessageBody(failed, {"reason": "no step was finite"}), request, ONE)
-    with pytest.raises(EspalierError, match="4 surplus"):
-        hold(
-            MessageBody(failed, {"reason": "no step was finite"}, blobs_of(KEYS, ONE)), request, ONE
-        )
 
 
 def test_an_observer_is_told_what_adapters_reveal() -> None:

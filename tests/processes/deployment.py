@@ -19,12 +19,21 @@ from typing import Any
 from flwr.cli.app import app as flwr_command
 from typer.testing import CliRunner
 
-from espalier.flower import programs
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 from espalier.launch.addresses import free_port
 
 BIN = Path(sys.executable).parent
 PORT_POLLS = 1200
+
+
+def superlink_options(control: int, fleet: str) -> list[str]:
+    """Return the options of a SuperLink for sites.
+
+    From Flower 1.40 on, SuperNodes use the port ``control`` in place of the address ``fleet``.
+    """
+    options = ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port"]
+    options.append(str(control))
+    return options if sites_share_port() else [*options, "--fleet-api-address", fleet]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -158,7 +167,7 @@ def federation(
     ports = dict(zip(sites, nodes, strict=True))
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(folder / "superlink.db"),
-        *programs.superlink(control, f"127.0.0.1:{fleet}"),
+        *superlink_options(control, f"127.0.0.1:{fleet}"),
     ]  # fmt: skip
     with ExitStack() as stack:
 

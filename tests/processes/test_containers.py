@@ -16,7 +16,7 @@ import pytest
 import yaml
 from deployment import environment, free_ports, process
 
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 pytestmark = [
     pytest.mark.processes,

@@ -20,7 +20,7 @@ import server_app.app
 from client_app.policy.approval_command import decide, waiting
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
-from espalier.storage.chain_check import chain_check
+from espalier.storage.hash_chain import chain_check
 
 pytestmark = pytest.mark.processes
 

@@ -38,7 +38,7 @@ from interrupted import (
 from slow_network import SERVER, Ends, slow_network
 
 from espalier.flower import programs
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 pytestmark = pytest.mark.faults
 

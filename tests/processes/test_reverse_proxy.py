@@ -13,13 +13,22 @@ from pathlib import Path
 import pytest
 import tomli_w
 from bench import private_text
-from deployment import BIN, environment, espalier, flwr, free_ports, process, wait_for_port
+from deployment import (
+    BIN,
+    environment,
+    espalier,
+    flwr,
+    free_ports,
+    process,
+    superlink_options,
+    wait_for_port,
+)
 from flwr.cli.app import app as flwr_command
 from tiny_model import save_tiny_llama
 from typer.testing import CliRunner
 
 from espalier.flower import programs
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 ROOT = Path(__file__).parent.parent.parent
 SITE = "hospital-a"
@@ -82,7 +91,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     (folder / "nginx.conf").write_text(conf)
     own = folder / "server"
     command = [
-        str(BIN / programs.SUPERLINK), *programs.superlink(superlink, ""), "--enable-supernode-auth",
+        str(BIN / programs.SUPERLINK), *superlink_options(superlink, ""), "--enable-supernode-auth",
         "--database", str(folder / "superlink.db"), "--ssl-ca-certfile", str(own / "ca.crt"),
         "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
     ]  # fmt: skip
@@ -118,7 +127,7 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(
     words = [
         "fedprllm", f"model={tmp_path}/model", "data.source=files", f"data.path={tmp_path}/notes.txt", "num-clients=1",
         "quorum=1.0", "data.num-samples=2", "data.sequence-length=16", f"evaluation.texts=public={tmp_path}/public.txt",
-        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.baselines=false", "threads=1",
+        "evaluation.sequence-length=32", "evaluation.max-samples=2", "evaluation.local-baseline=false", "threads=1",
     ]  # fmt: skip
     with process(node, tmp_path, "node", environment(tmp_path / "flower")):
         reached = (

@@ -31,7 +31,7 @@ from deployment import (
     wait_for_port,
 )
 
-from espalier.flower.version import sites_share_port
+from espalier.flower.programs import sites_share_port
 
 pytestmark = [
     pytest.mark.processes,

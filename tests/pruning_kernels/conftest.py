@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         if request.param not in ("compiled", "plain"):
             monkeypatch.setattr(selection, "_select_sorted", selection._select_on_device)
             monkeypatch.setattr(
-                votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, device)
+                votes, "VoteCounter", lambda shape, voters: DeviceVotes(shape, voters, device)
             )
         yield device
 

@@ -11,7 +11,7 @@ import pytest
 from pruning_kernels.selection import lowest
 from pruning_kernels.votes import most_voted, votes
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.votes import HostVotes, select_most_voted
+from pruning_kernels.votes.votes import VoteCounter, select_most_voted
 
 INSTRUCTIONS = {
     "popcount": lambda word: int(word).bit_count(),
@@ -22,7 +22,7 @@ INSTRUCTIONS = {
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
-    for module in (lowest, most_voted, most_voted):
+    for module in (lowest, most_voted):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):
                 monkeypatch.setattr(module, name, found.py_func)
@@ -42,7 +42,7 @@ def test_the_most_voted_are_found_without_an_index_beyond_an_array(
 ) -> None:
     generator = np.random.default_rng(sum(shape))
     counts = generator.integers(0, highest + 1, shape).astype(np.int32)
-    counted = HostVotes(shape, 3)
+    counted = VoteCounter(shape, 3)
     for plane, words in enumerate(counted.planes):
         words[:] = pack(counts >> plane & 1 == 1)
     for sizes in (
@@ -60,7 +60,7 @@ def test_a_guess_that_is_wrong_by_any_number_of_votes_is_mended(
     monkeypatch: pytest.MonkeyPatch, guess: int, share: float
 ) -> None:
     counts = np.random.default_rng(guess).binomial(63, 0.2, (40, 50)).astype(np.int32)
-    counted = HostVotes(counts.shape, 63)
+    counted = VoteCounter(counts.shape, 63)
     for plane, words in enumerate(counted.planes):
         words[:] = pack(counts >> plane & 1 == 1)
     monkeypatch.setattr(votes, "WORTH_COMPILING", 0)

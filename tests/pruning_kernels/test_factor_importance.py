@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +25,7 @@ def test_the_taylor_term_does_not_underflow() -> None:
     )
 
 
-def test_the_spectral_term_is_the_mean_of_sums_of_singular_values(device: torch.device) -> None:
+def test_the_spectral_term_is_the_sum_of_singular_values(device: torch.device) -> None:
     """2 [[1], [2]] [[3, 4]] has the singular value 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
     one = Factors(
         torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
@@ -34,18 +33,8 @@ def test_the_spectral_term_is_the_mean_of_sums_of_singular_values(device: torch.
     two = Factors(
         torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device), torch.eye(2, device=device), 3.0
     )
-    assert spectral_term([one, two]) == pytest.approx((10 * math.sqrt(5) + 9) / 2)
-
-
-def test_the_spectral_term_against_the_dense_update() -> None:
-    numbers = torch.Generator().manual_seed(0)
-    modules = [
-        Factors(torch.randn(9, 4, generator=numbers), torch.randn(4, 7, generator=numbers), 0.5)
-        for _ in range(3)
-    ]
-    dense = [0.5 * module.b.double().numpy() @ module.a.double().numpy() for module in modules]
-    expected = np.mean([np.linalg.svd(matrix, compute_uv=False).sum() for matrix in dense])
-    assert spectral_term(modules) == pytest.approx(expected, rel=1e-5)
+    assert spectral_term(one) == pytest.approx(10 * math.sqrt(5))
+    assert spectral_term(two) == pytest.approx(9)
 
 
 def test_terms_of_other_sizes_count_alike() -> None:
@@ -71,18 +60,6 @@ def test_the_mean_is_two_and_the_order_changes_nothing(terms: dict[int, Terms]) 
     assert sum(found.values()) / len(found) == pytest.approx(2, rel=1e-6)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-def test_terms_that_are_none_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="taylor term"):
-        Terms(bad, 1.0)
-    with pytest.raises(ValueError, match="spectral term"):
-        Terms(1.0, bad)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="shaped like its factor"):
-        taylor_term(torch.ones(2, 1), torch.ones(1, 2))
+def test_what_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         taylor_term(torch.ones(2, 1), torch.full((2, 1), math.nan))
-    with pytest.raises(ValueError, match="no spectral term"):
-        spectral_term([])

@@ -202,10 +202,6 @@ def test_where_devices_cover_all_the_last_update_changes_no_bit() -> None:
     found = coverage_mean([kept], [1], "rows", 2, 1.0, last=last)
     assert torch.equal(plain.b, found.b)
     assert torch.equal(plain.a, found.a)
-    with pytest.raises(ValueError, match="pruned rows of matrices of different sizes"):
-        coverage_mean(
-            [kept], [1], "rows", 2, 1.0, last=KeptFactors(drawn(2, 4, 2, 1.0, 1), last.keep)
-        )
 
 
 def test_everything_kept_is_the_weighted_mean() -> None:
@@ -238,68 +234,25 @@ def test_zero_padding_on_paper(device: torch.device) -> None:
     assert (found.scaling, found.b.dtype) == (2.0, torch.float32)
 
 
-def test_refusals_of_zero_padding() -> None:
-    client = drawn(3, 3, 2, 1.0, 0)
-    with pytest.raises(ValueError, match=r"different scalings have no mean: \[1.0, 2.0\]"):
-        zero_padded_mean([client, drawn(3, 3, 2, 2.0, 1)], [1, 1], 2)
-    with pytest.raises(ValueError, match="rank 1 is below the rank 2 of a client"):
-        zero_padded_mean([client], [1], 1)
-
-
-@pytest.mark.parametrize(
-    ("weights", "text"),
-    [
-        ([1.0], "as many weights, got 2 and 1"),
-        ([0.0, 0.0], "all 0; give equal ones"),
-        ([1.0, -1.0], "the one of client 1 is not"),
-        ([math.nan, 1.0], "the one of client 0 is not"),
-        ([math.inf, 1.0], "finite and at least 0"),
-    ],
-)
-def test_weights_that_are_none_are_refused(weights: list[float], text: str) -> None:
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
     clients = [drawn(3, 3, 2, 1.0, seed) for seed in range(2)]
     keep = torch.ones(3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=text):
-        weighted_mean(clients, weights, 2, 1.0)
-    with pytest.raises(ValueError, match=text):
-        zero_padded_mean(clients, weights, 2)
-    with pytest.raises(ValueError, match=text):
-        coverage_mean([KeptFactors(client, keep) for client in clients], weights, "rows", 2, 1.0)
+    for mean in (
+        lambda: weighted_mean(clients, weights, 2, 1.0),
+        lambda: zero_padded_mean(clients, weights, 2),
+        lambda: coverage_mean(
+            [KeptFactors(client, keep) for client in clients], weights, "rows", 2, 1.0
+        ),
+    ):
+        with pytest.raises(ValueError, match="finite and at least 0, and not all of them 0"):
+            mean()
 
 
 def test_weights_whose_sum_is_beyond_float64() -> None:
     one = Factors(column(1.0), row(2.0), 1.0)
     other = Factors(column(1.0), row(4.0), 1.0)
     assert zero_padded_mean([one, other], [1.5e308, 1.5e308], 1).a.tolist() == [[3.0]]
-
-
-def test_no_clients_and_different_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="got 0 and 0"):
-        weighted_mean([], [], 1, 1.0)
-    clients = [drawn(3, 3, 2, 1.0, 0), drawn(3, 4, 2, 1.0, 0)]
-    for mean in (
-        lambda: weighted_mean(clients, [1, 1], 2, 1.0),
-        lambda: zero_padded_mean(clients, [1, 1], 2),
-    ):
-        with pytest.raises(
-            ValueError, match=r"different shapes have no mean: \[\(3, 3\), \(3, 4\)\]"
-        ):
-            mean()
-
-
-def test_maps_that_do_not_fit_are_refused() -> None:
-    client = drawn(2, 3, 1, 1.0, 0)
-    with pytest.raises(ValueError, match=r"vector of bool, got torch.int64 \(2,\)"):
-        KeptFactors(client, torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match="a map keeps 1 rows, its factors have 2"):
-        coverage_mean([KeptFactors(client, torch.tensor([True, False]))], [1], "rows", 1, 1.0)
-    with pytest.raises(ValueError, match="a map keeps 2 columns, its factors have 3"):
-        coverage_mean([KeptFactors(client, torch.tensor([True, True]))], [1], "columns", 1, 1.0)
-    maps = [torch.tensor([True, True]), torch.tensor([True, True, False])]
-    with pytest.raises(
-        ValueError, match=r"pruned rows of matrices of different sizes: \[\(2, 3\), \(3, 3\)\]"
-    ):
-        coverage_mean([KeptFactors(client, keep) for keep in maps], [1, 1], "rows", 1, 1.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

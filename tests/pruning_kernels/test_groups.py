@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from pruning_kernels.selection.subset_sums import cheapest_groups
+from pruning_kernels.groups.groups import cheapest_groups
 
 
 def all_choices(size: int, span: int, number: int) -> list[tuple[int, ...]]:

@@ -9,9 +9,9 @@ from devices import CPU, DEVICES, working_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.votes import kept_mean
+from pruning_kernels.votes import kept_mean as means
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.kept_mean import DeviceSums, KeptMean
+from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
 
 pytestmark = pytest.mark.usefixtures("place_of_sums")
 
@@ -21,16 +21,14 @@ def place_of_sums(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run both CPU implementations, the device code on CPU tensors, and a CUDA device."""
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
-        monkeypatch.setattr(
-            kept_mean, "WORTH_COMPILING", 0 if request.param == "compiled" else 1 << 62
-        )
+        monkeypatch.setattr(means, "WORTH_COMPILING", 0 if request.param == "compiled" else 1 << 62)
         if request.param not in ("compiled", "plain"):
-            monkeypatch.setattr(kept_mean, "sums_on", lambda _, size: DeviceSums(size, device))
+            monkeypatch.setattr(means, "KeptMean", lambda shape: means.DeviceMean(shape, device))
         yield
 
 
 def added(matrices: list[np.ndarray], masks: list[np.ndarray], weights: list[float]) -> KeptMean:
-    total = KeptMean(matrices[0].shape)
+    total = kept_mean(matrices[0].shape)
     for matrix, mask, weight in zip(matrices, masks, weights, strict=True):
         total.add(pack(mask), matrix[~mask], weight)
     return total
@@ -104,7 +102,7 @@ def test_equal_clients_give_what_each_of_them_has(clients: int) -> None:
 
 def test_a_wrong_number_of_kept_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps 3 weights"):
-        KeptMean((2, 2)).add(
+        kept_mean((2, 2)).add(
             pack(np.array([[True, False], [False, False]])), np.ones(2, np.float32)
         )
 

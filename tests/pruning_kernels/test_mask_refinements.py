@@ -14,10 +14,10 @@ from pruning_kernels.groups.mask_tuning import (
     fisher_factor,
     is_positive,
     joint_outputs,
-    packed_factor,
     rearranged,
     unpacked_factor,
 )
+from pruning_kernels.groups.slicing import packed
 
 
 def rise(gradients: np.ndarray, cut: set[int]) -> float:
@@ -112,7 +112,7 @@ def test_a_factor_has_the_information_of_the_gradients(samples: int, units: int,
     np.testing.assert_allclose(factor.T @ factor, nearest, atol=1e-9)
     assert factor.shape == (rows, units)
     assert not factor.tril(-1).any()
-    flat = packed_factor(factor)
+    flat = packed(factor)
     assert len(flat) == sum(units - place for place in range(rows))
     assert torch.equal(unpacked_factor(flat, rows, units), factor)
 

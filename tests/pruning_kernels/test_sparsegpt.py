@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels import sparsegpt
-from pruning_kernels.selection.scores import NotFiniteError, magnitude_score
+from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.selection.selection import select_lowest
 from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
 
@@ -345,38 +345,12 @@ def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
         prune(torch.tensor([[1.0, bad]]), factorise(torch.eye(2)), 0.5)
 
 
-@pytest.mark.parametrize("damping", [-0.1, 1.1, math.nan])
-def test_damping_out_of_range_is_refused(damping: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        factorise(torch.eye(2), damping)
-
-
-@pytest.mark.parametrize(
-    ("shape", "sparsity", "pattern", "block_size", "text"),
-    [
-        ((2, 7), 0.5, None, 128, "does not fit"),
-        ((2, 8), 1.0, None, 128, "below 1"),
-        ((2, 8), -0.1, None, 128, "below 1"),
-        ((2, 8), 0.5, None, 0, "block_size"),
-        ((2, 8), 0.5, (1, 3), 9, "does not divide"),
-        ((2, 8), 0.5, (2, 4), 6, "does not divide"),
-        ((2, 8), 0.5, (4, 4), 8, "fewer than all"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    shape: tuple[int, int],
-    sparsity: float,
-    pattern: tuple[int, int] | None,
-    block_size: int,
-    text: str,
+@pytest.mark.parametrize(("pattern", "block_size"), [((1, 3), 9), ((2, 4), 6)])
+def test_a_pattern_that_does_not_divide_the_blocks_is_refused(
+    pattern: tuple[int, int], block_size: int
 ) -> None:
-    with pytest.raises(ValueError, match=text):
-        prune(torch.ones(shape), factorise(torch.eye(8)), sparsity, pattern, block_size)
-
-
-def test_a_gram_has_to_be_square() -> None:
-    with pytest.raises(ValueError, match="square"):
-        factorise(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="does not divide"):
+        prune(torch.ones(2, 8), factorise(torch.eye(8)), 0.5, pattern, block_size)
 
 
 @pytest.mark.parametrize("scale", [4.0**-20, 1 / 128, 3.0, 4.0**20])
@@ -403,7 +377,7 @@ def test_updates_lower_the_error_of_the_outputs(pattern: tuple[int, int] | None)
     inputs = inputs_of(400, 160)
     weight = weight_of(30, 160)
     prune_mask, updated = prune(weight, factorise(inputs.T @ inputs), 0.5, pattern, block_size=32)
-    by_magnitude = select_lowest(magnitude_score(weight), 0.5, "2:4" if pattern else "layer")
+    by_magnitude = select_lowest(weight.abs(), 0.5, "2:4" if pattern else "layer")
     assert (updated[prune_mask] == 0).all()
     assert updated.dtype == torch.float32
     found = output_error(weight, updated, inputs)

@@ -12,7 +12,7 @@ import torch
 from devices import CPU, CUDA, NEEDS_CUDA
 
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.votes import VoteCounter, magnitudes
+from pruning_kernels.votes.votes import magnitudes, vote_counter
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -87,7 +87,7 @@ def test_a_counter_on_a_cuda_device_gives_the_bits_of_one_on_the_cpu(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = magnitudes(torch.randn(shape, generator=generator).to(torch.bfloat16))
-    counters = [VoteCounter(shape, 20), VoteCounter(shape, 20, CUDA)]
+    counters = [vote_counter(shape, 20), vote_counter(shape, 20, CUDA)]
     votes = np.stack(
         [pack((torch.rand(shape, generator=generator) < 0.4).numpy()) for _ in range(20)]
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pruning_kernels.selection.selection import ComparisonGroup
 from pruning_kernels.votes.bitmask import count, stack_of_masks, unpack
-from pruning_kernels.votes.votes import VoteCounter, magnitudes
+from pruning_kernels.votes.votes import VoteCounter, magnitudes, vote_counter
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -25,7 +25,7 @@ def words_of(bits: list[bool]) -> np.ndarray:
 
 def counter_of(shape: tuple[int, int], masks: list[list[bool]]) -> VoteCounter:
     """Return a counter that was given the masks in two ranges of words if there are two words."""
-    counter = VoteCounter(shape, len(masks))
+    counter = vote_counter(shape, len(masks))
     words = np.stack([words_of(mask) for mask in masks])
     half = words.shape[1] // 2
     if half:
@@ -138,20 +138,20 @@ def test_counts_do_not_depend_on_the_order_of_arrival() -> None:
 def test_votes_of_random_words(voters: int, words: int) -> None:
     """Covers groups of 32 and 8 voters, single voters, and full and partial tiles."""
     masks = np.random.default_rng(voters).integers(0, 2**64, (voters, words), dtype=np.uint64)
-    counter = VoteCounter((1, 64 * words), voters)
+    counter = vote_counter((1, 64 * words), voters)
     counter.count(masks)
     expected = sum(unpack(mask, (1, 64 * words)).astype(int) for mask in masks)
     assert (counter.counts() == expected).all()
     assert (unpack(counter.unanimous(), (1, 64 * words)) == (expected == voters)).all()
 
     stack = stack_of_masks(voters, words)
-    apart = VoteCounter((1, 64 * words), voters)
+    apart = vote_counter((1, 64 * words), voters)
     stack[:] = masks
     apart.count(stack[:, : words // 2])
     apart.count(stack[:, words // 2 :], words // 2)
     assert (apart.counts() == expected).all()
 
-    turned = VoteCounter((1, 64 * words), voters)
+    turned = vote_counter((1, 64 * words), voters)
     turned.count(np.asfortranarray(masks))
     assert (turned.counts() == expected).all()
 
@@ -159,11 +159,11 @@ def test_votes_of_random_words(voters: int, words: int) -> None:
 @pytest.mark.parametrize("shape", [(1, 65), (2, 64)])
 def test_masks_of_another_size_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected 1 masks of 2 words"):
-        VoteCounter(shape, 1).count(np.zeros((1, 3), dtype=np.uint64))
+        vote_counter(shape, 1).count(np.zeros((1, 3), dtype=np.uint64))
     with pytest.raises(ValueError, match="expected 2 masks"):
-        VoteCounter(shape, 2).count(np.zeros((1, 2), dtype=np.uint64))
+        vote_counter(shape, 2).count(np.zeros((1, 2), dtype=np.uint64))
     with pytest.raises(ValueError, match="at 1"):
-        VoteCounter(shape, 1).count(np.zeros((1, 2), dtype=np.uint64), 1)
+        vote_counter(shape, 1).count(np.zeros((1, 2), dtype=np.uint64), 1)
 
 
 def test_selection_on_paper() -> None:
@@ -235,7 +235,7 @@ def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity:
     masks = np.stack(
         [np.packbits(counts > voter, bitorder="little").view("<u8") for voter in voters]
     ).astype(np.uint64)
-    counter = VoteCounter(shape, 64)
+    counter = vote_counter(shape, 64)
     counter.count(masks)
     order = np.argsort(-counts, kind="stable")
     expected = np.zeros(counts.size, np.bool_)
@@ -259,7 +259,7 @@ def test_ties_of_a_layer_however_many(tied: int, dtype: torch.dtype) -> None:
     masks = np.stack(
         [np.packbits(counts > voter, bitorder="little").view("<u8") for voter in range(2)]
     ).astype(np.uint64)
-    counter = VoteCounter(shape, 2)
+    counter = vote_counter(shape, 2)
     counter.count(masks)
     order = np.lexsort((np.arange(counts.size), weight.abs().double().numpy().reshape(-1), -counts))
     expected = np.zeros(counts.size, np.bool_)

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from server_app.estimate.exchange import Traffic
 from server_app.estimate.memory import (
     DATABASE,
     IN_SUPERLINK,
@@ -15,6 +14,7 @@ from server_app.estimate.memory import (
     superlink_disk,
     supernode,
 )
+from server_app.estimate.traffic import Traffic
 
 
 def held_by_superlink(largest: float, clients: int) -> float:

@@ -30,7 +30,7 @@ def test_one_absurd_loss_spoils_the_mean_and_not_the_median(
 ) -> None:
     summary, rows = shown(capsys, [10.0, 11.0, 12.0, 13.0, 1e12])
     assert rows["local-baseline (median)"][0] == "12.00"
-    (metric,) = summary._metrics()
+    metric = summary.metrics()[0].to_json()
     assert metric["medians_of_clients"] == {"local_baseline": 12.0}
     assert metric["worst_of_clients"] == {"local_baseline": 1e12}
 
@@ -47,7 +47,7 @@ def test_where_clients_agree_the_table_has_the_mean_alone(
     summary, rows = shown(capsys, [10.0, 10.2, 10.1])
     assert rows["local-baseline (mean)"][0] == "10.10"
     assert "local-baseline (median)" not in rows
-    assert summary.median_perplexities("public") == {"local_baseline": 10.1}
+    assert summary.metrics()[0].medians() == {"local_baseline": 10.1}
 
 
 def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,8 +62,9 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
         scores={"acc": {}},
         local_scores={"acc": {0: 0.2, 1: 0.3, 2: 1.0}},
     )
-    assert summary.median_perplexities("own-text") == {"dense": 5.0, "federated": 10.0}
-    assert summary.median_scores("acc") == {"local_baseline": 0.3}
+    _, own_text, accuracy = summary.metrics()
+    assert own_text.medians() == {"dense": 5.0, "federated": 10.0}
+    assert accuracy.medians() == {"local_baseline": 0.3}
     assert rows["local-baseline (median)"][:3] == ["10.00", "-", "0.300"]
 
 
@@ -74,7 +75,7 @@ def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFix
     )
     assert rows["local-baseline (mean)"][:2] == ["5e+11", "3.000"]
     assert rows["local-baseline (median)"][:2] == ["10.00", "2.000"]
-    assert summary.median_perplexities("public") == {"local_baseline": 10.0}
+    assert summary.metrics()[0].medians() == {"local_baseline": 10.0}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ It reports machines that are too small.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +86,7 @@ def test_hidden_states_that_the_node_keeps_on_disk_take_less(
 
 class _NoMemory:
     client = None
-    disk = SimpleNamespace(client={})
+    client_disk = MappingProxyType[str, int]({})
 
 
 def on_a_disk_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_what_the_plan_says_of_a_client_s_disk_has_to_be_free(
 ) -> None:
     where = {"state-dir": str(tmp_path / "not" / "made")}
     plan = planned(settings := parse(run), node_fit.open_model(settings.model))
-    size = as_size(sum(plan.disk.client.values()))
+    size = as_size(sum(plan.client_disk.values()))
     on_a_disk_of(GIGA, monkeypatch)
     assert said(run, monkeypatch, GIGA, GIGA, **where) == 0
     assert (

@@ -11,7 +11,6 @@ import torch
 from tiny_model import save_tiny_llama
 from transformers import LlamaConfig
 
-import server_app.estimate.estimate as of_plan
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.machine_memory import LiveBytes
@@ -23,11 +22,10 @@ from espalier.methods.fedpetuning import trained
 from espalier.settings.methods import METHODS
 from espalier.settings.run import default_values, parse
 from server_app.estimate.command import main
-from server_app.estimate.estimate import Plan
+from server_app.estimate.estimate import Plan, Speeds
 from server_app.estimate.memory import Memory, Moment
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.estimate.step_memory import FEW, step_bytes
-from server_app.estimate.traffic import Speeds, seconds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 
@@ -73,7 +71,7 @@ def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path)
         assert mask_bytes < plan.traffic.of_client(0).up < 1.0001 * mask_bytes
         block = 2 * (WEIGHTS_OF_A_BLOCK + 2 * 4096)
         assert plan.client.libraries + block < plan.client.peak < plan.client.libraries + 6 * block
-        assert plan.disk.server["model/"] == 2 * plan.model.plan.num_parameters
+        assert plan.server_disk["model/"] == 2 * plan.model.plan.num_parameters
     assert not folder.exists()
 
 
@@ -98,13 +96,13 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({}, "has no config.json; name the directory of a model"),
+        ({}, "has no config.json; name the directory of a Hugging Face model"),
         ({"config.json": "[]"}, "instead of keys and values"),
         ({"config.json": "{"}, "is not a JSON file: "),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
         (
-            {"config.json": "{}", "model-00001.safetensors": ""},
-            "from_pretrained does not read files with such names",
+            {"config.json": '{"model_type": "llama"}', "model-00001.safetensors": ""},
+            "contains neither model.safetensors nor .*, but model-00001.safetensors",
         ),
         (
             {"config.json": "{}", "structure.json": "{}"},
@@ -115,8 +113,8 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(EspalierError, match=why), described(tmp_path):
-        pass
+    with pytest.raises(EspalierError, match=why), described(tmp_path) as folder:
+        OpenedModel(folder)
 
 
 @pytest.mark.parametrize("part_bytes", [2048, 2**30])
@@ -129,9 +127,9 @@ def test_a_model_that_arrives_takes_its_own_size_and_a_piece(part_bytes: int, ti
     }
     settings = settings_of(tiny, part_bytes=part_bytes, fedsoda__group_layers=1, **given)
     plan = Plan(settings, OpenedModel(tiny))
-    size = plan.disk.server["sub-model/"]
+    size = plan.server_disk["sub-model/"]
     assert 2048 < size < 2**30
-    found = plan.disk.client
+    found = plan.client_disk
     assert found["the sub-model, and a piece of it"] == size + min(size, part_bytes)
 
 
@@ -159,18 +157,8 @@ def test_every_method_is_planned(
 
 
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            {
-                "run": {
-                    "model": str(tiny),
-                    "data.sequence-length": 65,
-                    "evaluation.sequence-length": 16,
-                }
-            }
-        )
-        == 2
-    )
+    lengths = {"data.sequence-length": 65, "evaluation.sequence-length": 16}
+    assert main({"run": {"model": str(tiny), **lengths}}) == 2
     assert "data.sequence-length = 65: the model has 64 positions" in capsys.readouterr().err
     assert main({"run": {"model": str(tiny / "nowhere")}}) == 2
     assert "nowhere" in capsys.readouterr().err
@@ -186,81 +174,63 @@ def test_a_configuration_without_tokenizer_is_checked_by_the_method(
     assert "fedspine measures channels by adapters that lie on them" in capsys.readouterr().err
 
 
-def test_a_run_tells_its_plan_in_a_few_lines(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def small_run(tiny: Path) -> tuple[Any, OpenedModel, PublicTests]:
+    """Settings, model and evaluation texts of a run."""
     settings = settings_of(tiny, method="fedprllm", num_clients=3)
-    model = OpenedModel(tiny)
-    tell_plan(
-        settings,
-        model,
-        PublicTests({"documentation": torch.zeros(2, 16)}),
-        COMPUTING,
-        simulation=True,
+    return settings, OpenedModel(tiny), PublicTests({"documentation": torch.zeros(2, 16).long()})
+
+
+def test_a_run_tells_its_plan_in_a_few_lines(
+    small_run: tuple[Any, OpenedModel, PublicTests],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A simulation's time is its operations divided by the speed of this machine."""
+    operations = Plan(*small_run).work.operations()
+    monkeypatch.setattr(
+        "server_app.estimate.start_summary.measured_capability",
+        lambda _: operations / 1e9 / 5420,
     )
+    tell_plan(*small_run, COMPUTING, simulation=True)
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("planned      messages: ")
     assert "per client" in second
-    assert third.startswith("planned      time: a client's round")
-    tell_plan(
-        settings,
-        model,
-        PublicTests({"documentation": torch.zeros(2, 16)}),
-        COMPUTING,
-        simulation=False,
-    )
-    assert "of the SuperLink and" in capsys.readouterr().out
-
-
-def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
-    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time is a round's operations divided by the measured speed; nothing is transferred."""
-    settings = settings_of(tiny, method="fedprllm", num_clients=3)
-    model = OpenedModel(tiny)
-    tests = PublicTests({"documentation": torch.zeros(2, 16)})
-    operations = Plan(settings, model, tests, simulation=True).work.operations()
-    monkeypatch.setattr(
-        "server_app.estimate.start_summary.capability_of_this_process",
-        lambda _: operations / 1e9 / 5420,
-    )
-    tell_plan(settings, model, tests, COMPUTING, simulation=True)
-    assert "a client's round 1 h 30 min of computing at" in capsys.readouterr().out
-    tell_plan(settings, model, tests, COMPUTING, simulation=False)
-    assert "at 0.05 teraflops and 100 megabits per second" in capsys.readouterr().out
+    assert third.startswith("planned      time: a client's round 1 h 30 min of computing at")
+    tell_plan(*small_run, COMPUTING, simulation=False)
+    printed = capsys.readouterr().out
+    assert "of the SuperLink and" in printed
+    assert "at 0.05 teraflops and 100 megabits per second" in printed
 
 
 def test_a_deployment_tells_the_time_at_its_slowest_site(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
+    small_run: tuple[Any, OpenedModel, PublicTests], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured capabilities are in units of speed; a stated capability has no unit."""
-    settings = settings_of(tiny, method="fedprllm", num_clients=3)
-    model = OpenedModel(tiny)
-    tests = PublicTests({"documentation": torch.zeros(2, 16)})
-    giga = Plan(settings, model, tests, simulation=False).work.operations() / 1e9
+    giga = Plan(*small_run, simulation=False).work.operations() / 1e9
     seats = [
         Seat(0, "a", 1, capability=giga / 50, measured=True),
         Seat(1, "b", 2, capability=giga / 7200, measured=True),
         Seat(2, "c", 3, capability=giga / 90_000),
     ]
-    tell_time_of_sites(settings, model, tests, seats)
+    tell_time_of_sites(*small_run, seats)
     assert "a client's round 2 h at b, the slowest" in capsys.readouterr().out
-    tell_time_of_sites(settings, model, tests, seats[2:])
+    tell_time_of_sites(*small_run, seats[2:])
     assert capsys.readouterr().out == ""
 
 
 def test_a_forecast_never_fails_a_run(
-    tiny: Path,
+    small_run: tuple[Any, OpenedModel, PublicTests],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Plan, __: Speeds) -> list[str]:
+    def fail(_: Plan, __: Speeds) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(of_plan.Plan, "short", fail)
+    monkeypatch.setattr(Plan, "short", fail)
     with caplog.at_level(logging.DEBUG, "espalier"):
-        tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), COMPUTING, simulation=True)
+        tell_plan(*small_run, COMPUTING, simulation=True)
     assert (
         capsys.readouterr().out
         == "planned      nothing: the forecast failed, which does not affect the run\n"
@@ -330,7 +300,7 @@ def test_the_peak_is_that_of_the_largest_moment() -> None:
 
 
 def test_seconds_are_those_of_work_and_line() -> None:
-    assert seconds(3e12, 125_000, Speeds(1.5, 1.0)) == pytest.approx(2.0 + 1.0)
+    assert Speeds(1.5, 1.0).seconds(3e12, 125_000) == pytest.approx(2.0 + 1.0)
 
 
 def test_the_document_of_the_configuration_is_left_alone(seven_billion: Path) -> None:

@@ -1,6 +1,5 @@
 """Bounds of adapter sizes when groups compete: no possible cut has smaller or larger adapters."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +18,8 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import WireDtype
 from espalier.settings.run import RunSettings, parse
-from server_app.estimate.dry_runs.dry_run import CASES
-from server_app.estimate.uneven_cuts import UnevenCuts
+from server_app.estimate.dry_run import Case
+from server_app.estimate.tuning import uneven_cut
 
 SHAPES = {
     "attn.q": (16, 16), "attn.k": (8, 16), "attn.v": (8, 16), "attn.o": (16, 16),
@@ -50,11 +49,13 @@ def settings(**changes: Any) -> RunSettings:
     )
 
 
-def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
-    job = run.of(FedSpineSettings)
-    return UnevenCuts(
-        Groups.of(plan), job, trained(plan, run), run.federation.wire_dtype, run.lora.rank
-    )
+def cuts(run: RunSettings, share: float, plan: ModelPlan = PLAN, **changes: int) -> list[Cut]:
+    """Return the cuts with the fewest and the most bytes."""
+    given: dict[str, Any] = {"rank": run.lora.rank, **changes}
+    groups = Groups.of(plan)
+    return [
+        uneven_cut(groups, run, trained(plan, run), share, case, **given) for case in get_args(Case)
+    ]
 
 
 def bytes_of(run: RunSettings, cut: Cut) -> int:
@@ -83,16 +84,7 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
     )  # fmt: skip
     job = run.of(FedSpineSettings)
     generator = np.random.default_rng(multiple)
-    found = bounds(run)
-    limits = {
-        share: [bytes_of(run, found.cut(share, case)) for case in CASES] for share in (0.2, 0.6)
-    }
-    assert all(least <= usual <= most for least, usual, most in limits.values())
-    assert all(GROUPS.reaches(found.cut(share, "usual"), share, job) for share in limits)
-    assert all(
-        stay % multiple == 0
-        for stay in (~found.cut(0.6, "usual"))[GROUPS.pools % 2 == 1].reshape(3, 120).sum(1)
-    )
+    limits = {share: [bytes_of(run, cut) for cut in cuts(run, share)] for share in (0.2, 0.6)}
     for _ in range(12):
         favoured = generator.permutation(len(GROUPS.counts))
         for values in (
@@ -102,7 +94,7 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
             cut = GROUPS.none
             for share in (0.2, 0.6):
                 cut = lowest(GROUPS, torch.from_numpy(values), job, share, cut)
-                least, _, most = limits[share]
+                least, most = limits[share]
                 assert least <= bytes_of(run, cut) <= most
 
 
@@ -113,18 +105,13 @@ def test_bounds_by_hand() -> None:
     channel 1, so channels remove more for the same cost. Three blocks cost 3 (4 x 192 + 120 x 48) =
     19584, of which 10% are 1959. The fewest adapter parameters go with all 9 groups that can be cut
     (1728 parameters, 18 of the adapters) and 231 / 48 channels (4). The most go with channels only,
-    up to one group more: (1959 + 192) / 48, which is 45. One on either side is for the size of
-    headers.
+    up to one group more: (1959 + 192) / 48, which is 45.
     """
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
-    made = bounds(run)
     whole = numbers_of(run, PLAN, GROUPS.none)
     # The adapters are so large that the bytes of their shapes do not count.
-    exact = replace(made, rank=10**9)
-    gone = {case: (whole - numbers_of(run, PLAN, exact.cut(0.1, case))) // 3 for case in CASES}
-    assert (gone["most"], gone["least"]) == (18 + 4 - 1, 45 + 1)
-    # 10% of 4 groups is no group; 13 channels of each block go, and two more for the rest.
-    assert gone["usual"] == 3 * 13 + 2
+    found = cuts(run, 0.1, rank=10**9)
+    assert [(whole - numbers_of(run, PLAN, cut)) // 3 for cut in found] == [45, 18 + 4]
 
 
 @pytest.mark.parametrize("selection", ["global", "block"])
@@ -143,19 +130,13 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
     run = settings(lora__targets="all", lora__rank=8, fedspine__selection=selection)
     with described(tmp_path) as folder:
         plan = OpenedModel(folder).plan
-    found = bounds(run, plan)
-    least, usual, most = (numbers_of(run, plan, found.cut(0.5, case)) for case in CASES)
-    assert 0.98 * most < least < usual < most
+    least, most = (numbers_of(run, plan, cut) for cut in cuts(run, 0.5, plan))
+    assert 0.98 * most < least < most
 
 
 def test_what_messages_weigh_beside_numbers_widens_the_bounds() -> None:
     """600 bytes more or less around the parts of a run are 50 parameters of rank 3 in float32."""
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
-    narrow = bounds(run)
-    wide = replace(bounds(run), around_parts=600)
-    smaller, larger = (
-        [numbers_of(run, PLAN, one.cut(0.3, case)) for case in ("most", "least")]
-        for one in (narrow, wide)
-    )
-    assert [(smaller[0] - larger[0]) // 3, (smaller[1] - larger[1]) // 3] == [-50, 50]
-    assert (narrow.cut(0.3, "usual") == wide.cut(0.3, "usual")).all()
+    narrow = [numbers_of(run, PLAN, cut) for cut in cuts(run, 0.45)]
+    wide = [numbers_of(run, PLAN, cut) for cut in cuts(run, 0.45, around_parts=600)]
+    assert narrow[0] - wide[0] >= 3 * 50 <= wide[1] - narrow[1]

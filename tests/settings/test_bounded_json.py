@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from espalier.environment import bounded_json
 from espalier.environment.bounded_json import (
     MAX_DEPTH,
     UnboundedJsonError,
@@ -60,11 +61,12 @@ def test_what_is_no_json_is_the_parsers_to_say(text: str) -> None:
     assert type(caught.value) is not UnboundedJsonError or "deep" in str(caught.value)
 
 
-def test_a_text_may_not_be_longer_than_is_said() -> None:
-    assert read_json("[1, 2]", 6) == [1, 2]
+def test_a_text_may_not_be_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_json, "MAX_CHARACTERS", 6)
+    assert read_json("[1, 2]") == [1, 2]
     for text in ("[1, 2] ", b"[1, 2] "):
         with pytest.raises(UnboundedJsonError, match="7 characters; at most 6"):
-            read_json(text, 6)
+            read_json(text)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])

@@ -70,8 +70,8 @@ def test_clients_must_have_the_largest_rank() -> None:
     with pytest.raises(EspalierError) as caught:
         parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
     expected = (
-        "hetlora.ranks = '2,4,8': num-clients = 2 takes the first 2, the largest of which is 4,"
-        " that of lora.rank is 8; make them equal"
+        "hetlora.ranks = '2,4,8': the largest of the first 2 (num-clients) is 4, that of lora.rank"
+        " is 8; make them equal"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
     for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):

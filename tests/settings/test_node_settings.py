@@ -75,11 +75,11 @@ def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() 
     ]
     assert parse_node({"site": "a"}).allows_method("fedspallm")
     simulated = parse_node({"site": "a", "max-steps": 5}, simulated=True)
-    assert (
-        simulated.most("max_steps"),
-        simulated.most("max_runs"),
-        simulated.max_threads(),
-    ) == (5, None, None)
+    assert (simulated.most("max_steps"), simulated.most("max_runs"), simulated.max_threads()) == (
+        5,
+        None,
+        None,
+    )
 
 
 def test_a_method_that_does_not_exist_is_named() -> None:

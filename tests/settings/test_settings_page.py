@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from toy_method import ROW
 
-from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.methods.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.app_config import BEGIN, END, with_app_config
-from espalier.settings.reference.page import settings_page
+from espalier.settings.reference.page import BEGIN, END, settings_page, with_app_config
 from espalier.settings.reference.schema import Key, as_text, keys_of, keys_of_a_run
 from espalier.settings.run import default_values
 

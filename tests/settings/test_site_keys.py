@@ -54,6 +54,14 @@ OTHER = ec.derive_private_key(4, ec.SECP256R1())
 ED25519 = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 
+def case(value: object) -> str | None:
+    """Return the part of a test's name that stands for a value.
+
+    OpenSSH private keys contain random bytes, and all processes need the same names.
+    """
+    return "data" if isinstance(value, bytes) else None
+
+
 def write(file: Path, data: bytes, mode: int = 0o600) -> str:
     file.write_bytes(data)
     file.chmod(mode)
@@ -84,6 +92,7 @@ def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (private(ED25519), "is not an ECDSA key on a curve that a SuperNode accepts"),
         (private(KEY)[:-200], "is not a private key"),
     ],
+    ids=case,
 )
 def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, words: str) -> None:
     path = write(tmp_path / "a.key", data)
@@ -165,6 +174,7 @@ def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
             "c.key.pub: is also the key of a; each site needs its own key",
         ),
     ],
+    ids=case,
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     write(tmp_path / "a.key.pub", public(OTHER))

@@ -12,7 +12,7 @@ from espalier.settings.run import parse
     ("key", "value"),
     [
         ("base", "int8"), ("steps", 0), ("batch-size", 0), ("accumulation", 0), ("learning-rate", 0.0),
-        ("schedule", "step"), ("warmup-steps", -1), ("weight-decay", -0.1), ("proximal", -0.01),
+        ("schedule", "step"), ("weight-decay", -0.1), ("proximal", -0.01),
         ("learning-rate", float("nan")), ("steps", 1.5), ("learning-rate", 0.11), ("learning-rate", 1e30), ("proximal", 1.1),
     ],
 )  # fmt: skip

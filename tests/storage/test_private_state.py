@@ -122,7 +122,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
     while len(str(root)) + 202 < length:
         root /= "x" * 200
     root /= "x" * (length - len(str(root)) - 1)
-    told = r"state-dir = '|cannot write .*version.json: File name too long"
+    told = r"state-dir = '|(cannot write .*version.json|lock: cannot be opened): File name too long"
     with (
         pytest.raises(EspalierError, match=told),
         PrivateState(root, BY_HAND, "ward", {"client": 0}).locked(),
@@ -196,13 +196,6 @@ def test_state_of_another_version_is_refused(state: PrivateState) -> None:
         pass
     (state.folder / VERSION_FILE).write_text('{"version": 99}')
     with pytest.raises(EspalierError, match="version 99"), state.locked():
-        pass
-
-
-def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
-    filled(state)
-    (state.folder / VERSION_FILE).write_text("")
-    with pytest.raises(EspalierError), state.locked():
         pass
 
 
@@ -334,31 +327,19 @@ def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -
     """
     ours = tmp_path / "run" / "ward"
     others = []
-    for number, content in enumerate(
-        (None, '{"version": 7}', "{}", "[]", "not JSON", '{"version": 2, "name": "npm"}')
+    for number, (name, content) in enumerate(
+        (
+            ("precious", "x"),
+            ("version.json", '{"version": 5}'),
+            (VERSION_FILE, "{"),
+            (VERSION_FILE, "[]"),
+            (VERSION_FILE, "{}"),
+        )
     ):
         folder = tmp_path / "program" / f"data-{number}"
         folder.mkdir(parents=True)
         (folder / "lock").write_text("")
-        (folder / "precious").write_text("x")
-        if content is not None:
-            (folder / "version.json").write_text(content)
-        others.append(aged(folder))
-    for name, content in (
-        ("00001", '{"version": 3}'),
-        ("0001", '{"version": 2}'),
-        ("abcde", '{"version": 2}'),
-    ):
-        folder = tmp_path / "program" / name
-        folder.mkdir(parents=True)
-        (folder / "lock").write_text("")
-        (folder / "version.json").write_text(content)
-        others.append(aged(folder))
-    for name, content in (("broken", "{"), ("list", "[]"), ("nothing", "{}")):
-        folder = tmp_path / "program" / name
-        folder.mkdir(parents=True)
-        (folder / "lock").write_text("")
-        (folder / VERSION_FILE).write_text(content)
+        (folder / name).write_text(content)
         others.append(aged(folder))
     ours.mkdir(parents=True)
     mark_as_ours(ours)
@@ -428,15 +409,3 @@ def test_of_a_run_only_our_own_is_removed(state: PrivateState) -> None:
     assert (linked / "r001").exists()
     remove_run(state.root, named("2"))
     assert not (state.root / named("2")).exists()
-
-
-def test_state_of_version_2_is_still_removed_when_it_is_old(tmp_path: Path) -> None:
-    folder = tmp_path / "run-0" / "00003"
-    folder.mkdir(parents=True)
-    (folder / "lock").write_text("")
-    (folder / "version.json").write_text('{"version": 2}')
-    collect_old_runs(tmp_path, LONG_AGO + 1)
-    assert folder.exists()
-    aged(folder)
-    collect_old_runs(tmp_path, LONG_AGO + 1)
-    assert not folder.exists()

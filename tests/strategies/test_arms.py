@@ -1,12 +1,9 @@
 """Mapping from points of the unit square to pruning ratios and ranks, by hand."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import EspalierError
 from strategies.fedspine.bandit import ArmSpace, Bandit, Exploration, Kind, Refinement, step_for
 
 
@@ -67,23 +64,3 @@ def test_the_step() -> None:
     assert step_for(0.5, 20) == 0.05
     assert step_for(0.9, 1) == 1.0
     assert step_for(0.0, 3) == 1.0
-    with pytest.raises(EspalierError, match="rounds of pruning = 0"):
-        step_for(0.5, 0)
-
-
-@pytest.mark.parametrize(
-    ("given_values", "text"),
-    [
-        ((1.0, 0.1, 2, 32), "target = 1.0"),
-        ((math.nan, 0.1, 2, 32), "target = nan"),
-        ((0.5, 0.0, 2, 32), "largest step = 0.0"),
-        ((0.5, 0.1, 0, 32), "ranks from 0 to 32"),
-        ((0.5, 0.1, 8, 4), "ranks from 8 to 4"),
-        ((0.5, 0.1, 2, 4, "other"), "choose relative or absolute"),
-    ],
-)
-def test_bounds_out_of_range_are_told(
-    given_values: tuple[float, float, int, int], text: str
-) -> None:
-    with pytest.raises(EspalierError, match=text):
-        ArmSpace(*given_values)

@@ -159,7 +159,7 @@ class Server:
             self.rounds.request("train", seat, 1, NoFields())
             for seat in self.rounds.roster.active()
         ]
-        return [read(reply.content).header.client for reply in self.rounds.exchange(requests)]
+        return [reply.header.client for reply in self.rounds.exchange(requests)]
 
     def asked_to_train(self) -> list[int]:
         return [node_id for kind, node_id in self.nodes.asked if kind == "train"]
@@ -330,7 +330,7 @@ def test_nodes_that_get_no_seat_make_nobody_wait_longer(
         update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"}
     )
     server.nodes.joining[15.0] = (99, "c")
-    request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 99), 0, NoFields())
     server.nodes.replies["enrol 99"] = write(MessageBody(request.header, other.model_dump()))
     server.enrol(clients)
     assert 30.0 <= server.time.seconds < 31.0
@@ -459,7 +459,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
 
 def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     server.nodes.replies["enrol 3"] = write(
         failure(request.header, refusal("b", "too little text"))
     )
@@ -486,7 +486,7 @@ def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(
 ) -> None:
     with TemporaryDirectory() as folder:
         server = with_keys(Path(folder), {1: "a", 2: "b", 3: "c"}, "ab")
-        request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+        request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
         content = write(MessageBody(request.header))
         content["fields"] = ConfigRecord({**ENROLMENT.model_dump(), "site": "c", **changes})
         server.nodes.replies["enrol 3"] = content
@@ -601,9 +601,7 @@ def assert_harmless(line: str) -> None:
 def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.enrol()
-    request = read(
-        server.rounds.request("train", server.rounds.roster.seats[0], 1, NoFields()).content
-    )
+    request = server.rounds.request("train", server.rounds.roster.seats[0], 1, NoFields())
     told = failure(request.header, "no data:\n  row 1\n  row 2" + "\n" * 500 + "x" * 3000)
     server.nodes.replies["train 1"] = write(told)
     assert server.train() == [1]
@@ -635,7 +633,7 @@ def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     status = {"status": "failed"} if "reason" in fields else {}
     content = write(MessageBody(request.header.model_copy(update=status)))
     content["fields"] = ConfigRecord(fields)
@@ -674,7 +672,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
     tmp_path: Path, told: str, who: str, why: str
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
     server.enrol()
     assert server.rounds.roster.refused == {who: why}
@@ -684,7 +682,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
 
 def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "b", 2: "a"})
-    request = read(server.rounds.request("enrol", Seat(-1, "", 2), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 2), 0, NoFields())
     server.nodes.replies["enrol 2"] = write(
         failure(request.header, refusal("a", "the node's configuration is wrong"))
     )
@@ -715,7 +713,7 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     read_headers = list[bytes]()
     monkeypatch.setattr("espalier.messages.ledger.data_bytes", read_headers.append)
     monkeypatch.setattr("espalier.messages.contract.tensor_specs", read_headers.append)
-    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields()).content)
+    request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     content = write(MessageBody(request.header, ENROLMENT.model_dump()))
     content["blobs"] = ArrayRecord(
         {f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)}

@@ -1,7 +1,7 @@
 """Members that a method may override: at most 15, and none derives from another method."""
 
 from espalier.settings.methods import METHODS, part
-from strategies.averaging.tuning import Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.base.method import Method
 
 

@@ -1,6 +1,5 @@
 """Rewards of a round by hand, and all cases in which a term is not a number."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -8,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import EspalierError
 from strategies.fedspine.reward import (
+    GAIN_ROUNDS,
     LARGEST_REWARD,
     Outcome,
-    UsualGains,
     gain,
+    large_gain,
     literal_rewards,
     scaled_rewards,
+    with_gains,
 )
 
 PLAIN = Outcome(
     loss_before=2.0, loss_after=1.5, pruned_before=0.1, pruned=0.15, importance=3.0, seconds=10.0
 )
-MOST = UsualGains(quantile=1.0)
 ANY = st.one_of(
     st.floats(), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324])
 )
@@ -44,7 +43,7 @@ def test_scaled_on_paper() -> None:
             seconds=12.0,
         ),
     }
-    found = scaled_rewards(outcomes, MOST.and_of(outcomes), target=0.5, largest_step=0.1)
+    found = scaled_rewards(outcomes, large=0.25, target=0.5, largest_step=0.1)
     assert found == {0: pytest.approx(1 * 0.5 * 0.5 / 3), 1: pytest.approx(0.5 * 1 * 1 / 3)}
 
 
@@ -59,7 +58,7 @@ def test_literal_on_paper() -> None:
 def test_bad_cases_of_the_scaled_reward() -> None:
     def one(**changed: float) -> float:
         outcomes = {0: replace(PLAIN, **changed)}
-        return scaled_rewards(outcomes, MOST.and_of({0: PLAIN}), 0.5, 0.05)[0]
+        return scaled_rewards(outcomes, gain(PLAIN), 0.5, 0.05)[0]
 
     assert one() == pytest.approx(1)
     assert one(loss_after=2.5) == 0
@@ -76,16 +75,12 @@ def test_bad_cases_of_the_scaled_reward() -> None:
     assert one(seconds=-1.0) == 0
     assert one(seconds=0.0) == pytest.approx(1), "all are as fast"
     assert one(importance=0.0) == pytest.approx(1), "nobody's modules are worth anything yet"
-    assert scaled_rewards({}, MOST, 0.5, 0.1) == {}
+    assert scaled_rewards({}, 0.25, 0.5, 0.1) == {}
 
 
 def test_a_gain_where_none_was_usual_is_a_whole_one() -> None:
-    usual = UsualGains(quantile=0.0).and_of({0: PLAIN, 1: replace(PLAIN, loss_after=2.0)})
-    assert usual.large == 0
-    assert scaled_rewards({0: PLAIN, 1: replace(PLAIN, loss_after=2.0)}, usual, 0.5, 0.05) == {
-        0: pytest.approx(1),
-        1: 0,
-    }
+    outcomes = {0: PLAIN, 1: replace(PLAIN, loss_after=2.0)}
+    assert scaled_rewards(outcomes, 0.0, 0.5, 0.05) == {0: pytest.approx(1), 1: 0}
 
 
 def test_bad_cases_of_the_literal_reward() -> None:
@@ -112,10 +107,11 @@ def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(
     outcomes: dict[int, Outcome],
 ) -> None:
     backwards = dict(reversed(outcomes.items()))
-    usual = UsualGains().and_of(outcomes)
-    assert usual == UsualGains().and_of(backwards)
-    found = scaled_rewards(outcomes, usual, 0.5, 0.1)
-    assert found == scaled_rewards(backwards, usual, 0.5, 0.1)
+    gains = with_gains([], outcomes)
+    assert gains == with_gains([], backwards)
+    large = large_gain(gains)
+    found = scaled_rewards(outcomes, large, 0.5, 0.1)
+    assert found == scaled_rewards(backwards, large, 0.5, 0.1)
     assert all(0 <= reward <= 1 for reward in found.values())
     literal = literal_rewards(outcomes)
     assert literal == literal_rewards(backwards)
@@ -124,36 +120,18 @@ def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(
 
 def test_gains_are_remembered_for_some_rounds() -> None:
     """The 90th percentile of 0, 0.1, ..., 1 is 0.9."""
-    usual = UsualGains(rounds=2)
-    assert usual.large == 0
+    assert large_gain([]) == 0
     ten = {
         number: replace(PLAIN, loss_before=10.0, loss_after=10.0 - number) for number in range(11)
     }
-    usual = usual.and_of(ten)
-    assert usual.large == pytest.approx(0.9)
-    assert UsualGains.from_json(json.loads(json.dumps(usual.to_json()))) == usual
-    usual = usual.and_of({0: replace(PLAIN, loss_after=2.0)})
-    assert len(usual.seen) == 2
-    usual = usual.and_of({0: replace(PLAIN, loss_after=2.0)})
-    assert usual.large == 0
+    gains = with_gains([], ten)
+    assert large_gain(gains) == pytest.approx(0.9)
+    for _ in range(GAIN_ROUNDS):
+        assert gains[0] == [number / 10 for number in range(11)]
+        gains = with_gains(gains, {0: replace(PLAIN, loss_after=2.0)})
+    assert gains == [[0.0]] * GAIN_ROUNDS
 
 
 def test_the_gain() -> None:
     assert gain(PLAIN) == 0.25
     assert gain(replace(PLAIN, loss_after=-9.0)) == 1
-
-
-def test_refusals() -> None:
-    with pytest.raises(EspalierError, match="largest step = nan"):
-        scaled_rewards({0: PLAIN}, MOST, 0.5, math.nan)
-    with pytest.raises(EspalierError, match="smallest gap = 0"):
-        literal_rewards({0: PLAIN}, 0)
-    with pytest.raises(EspalierError, match="at least 1 round"):
-        UsualGains(rounds=0)
-    for bad in (
-        {},
-        {"rounds": 2, "quantile": 0.9, "seen": [["a"]]},
-        {"rounds": 2, "quantile": 0.9, "seen": [[math.nan]]},
-    ):
-        with pytest.raises(EspalierError, match="checkpoint"):
-            UsualGains.from_json(bad)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
-from espalier.settings.training import TrainingSettings
+from espalier.settings.training import BETAS, TrainingSettings
 from strategies.averaging.training_bound import Reach, largest_step
 
 
@@ -33,26 +33,19 @@ def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[f
     return values
 
 
-@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.5, 0.9), (0.95, 0.9), (0.0, 0.99)])
-def test_the_worst_gradients_move_a_number_as_far_as_is_said(beta1: float, beta2: float) -> None:
+def test_the_worst_gradients_move_a_number_as_far_as_is_said() -> None:
     """The Cauchy-Schwarz bound is tight for g_k proportional to (beta1 / beta2)^(t - k)."""
+    beta1, beta2 = BETAS
     steps = 12
     gradients = [1e3 * (beta1 / beta2) ** (steps - k) for k in range(1, steps + 1)]
     values = adamw(gradients, betas=(beta1, beta2))
-    assert abs(values[-1] - values[-2]) == pytest.approx(
-        largest_step(beta1, beta2, steps), rel=1e-6
-    )
+    assert abs(values[-1] - values[-2]) == pytest.approx(largest_step(steps), rel=1e-6)
 
 
 def test_by_hand() -> None:
-    assert largest_step(0.9, 0.999, 1) == pytest.approx(1.0)
-    assert largest_step(0.9, 0.999, 10) == pytest.approx(1.0432, abs=1e-3)
-    assert largest_step(0.9, 0.999, 100_000) == pytest.approx(
-        0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999))
-    )
-    assert largest_step(0.9, 0.0, 1) == 1.0
-    assert largest_step(0.9, 0.0, 2) == math.inf
-    assert largest_step(0.0, 0.0, 7) == pytest.approx(1.0)
+    assert largest_step(1) == pytest.approx(1.0)
+    assert largest_step(10) == pytest.approx(1.0432, abs=1e-3)
+    assert largest_step(100_000) == pytest.approx(0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999)))
 
 
 @settings(max_examples=40, deadline=None)

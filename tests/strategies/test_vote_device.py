@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from espalier.errors import EspalierError
+from strategies.base import public_samples
 from strategies.base.public_samples import require_counting
 
 
@@ -46,11 +47,12 @@ def test_a_device_without_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pruning_kernels.votes import votes
     from pruning_kernels.votes.device_votes import DeviceVotes
 
     monkeypatch.setattr(
-        votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, torch.device("cpu"))
+        public_samples,
+        "vote_counter",
+        lambda shape, voters, _: DeviceVotes(shape, voters, torch.device("cpu")),
     )
     monkeypatch.setattr(
         "pruning_kernels.votes.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()

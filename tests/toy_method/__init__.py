@@ -5,7 +5,6 @@ from espalier.settings.methods import Row
 ROW = Row(
     title="Toy (the mean of a vector)",
     settings="toy_method.contract:ToySettings",
-    contracts="toy_method.contract",
     job="toy_method.client",
     strategy="toy_method.strategy:Toy",
 )

@@ -22,7 +22,7 @@ from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Trained
-from espalier.training.sequences import TokenSequences
+from espalier.training.sequences import Sequences, encoded_sequences
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]
@@ -60,7 +60,7 @@ def llama(directories: dict[str, Path]) -> OpenedModel:
     return OpenedModel(directories["llama"])
 
 
-def sequences() -> TokenSequences:
+def sequences() -> Sequences:
     """Seven sequences with answers of unequal lengths."""
     generator = torch.Generator().manual_seed(2)
     lengths = [(9, 4), (6, 5), (11, 1), (4, 2), (8, 8), (10, 3), (7, 6)]
@@ -68,7 +68,7 @@ def sequences() -> TokenSequences:
         torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length, _ in lengths
     ]
     rows = zip(ids, lengths, strict=True)
-    return TokenSequences(
+    return encoded_sequences(
         tuple(Encoded(tuple(row), min(answer, len(row) - 1)) for row, (_, answer) in rows),
     )
 

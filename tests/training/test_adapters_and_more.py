@@ -22,11 +22,12 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.full_tensors import Names, stored_values
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
-from espalier.training.adapter_training import AdapterTraining, flat_name
+from espalier.training.adapted_model import flat_name
+from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.loss import summed_loss
 from espalier.training.optimizer import Group
-from espalier.training.sequences import TokenSequences, sequences_of_step
+from espalier.training.sequences import Sequences, encoded_sequences, sequences_of_step
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]
@@ -53,14 +54,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
     return OpenedModel(save_model(tmp_path_factory.mktemp("llama"), config))
 
 
-def sequences() -> TokenSequences:
+def sequences() -> Sequences:
     generator = torch.Generator().manual_seed(2)
     lengths = [(9, 4), (6, 5), (11, 1), (4, 2), (8, 7)]
     rows = [
         (torch.randint(VOCABULARY, (length,), generator=generator).tolist(), answer)
         for length, answer in lengths
     ]
-    return TokenSequences(tuple(Encoded(tuple(ids), answer) for ids, answer in rows))
+    return encoded_sequences(tuple(Encoded(tuple(ids), answer) for ids, answer in rows))
 
 
 def settings_of(**changes: Any) -> RunSettings:
@@ -117,7 +118,7 @@ def mean_loss(
         state[adapter.linear.parameter] = weight + adapter.scaling * b @ a
     losses = []
     for number in sequences_of_step(5, 2, step, SEED):
-        one = sequences().encoded[number]
+        one = sequences().parts[0][number]
         logits = functional_call(
             model, state, (), {"input_ids": torch.tensor([one.token_ids])}
         ).logits[0]

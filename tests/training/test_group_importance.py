@@ -90,10 +90,6 @@ class Classified:
             every, torch.ones_like(every), torch.tensor([number % 2 for number in numbers])
         )
 
-    def joined(self, other: Any) -> "Classified":
-        """Raise an error, because no test joins sequences."""
-        raise NotImplementedError
-
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -21,14 +21,10 @@ def test_a_constant_rate() -> None:
     assert rates() == [8.0] * 12
 
 
-def test_it_rises_in_equal_stairs_to_its_highest() -> None:
-    assert rates(warmup_steps=4) == [2.0, 4.0, 6.0] + [8.0] * 9
-
-
 def test_on_a_line_it_would_be_zero_after_the_last_step() -> None:
-    expected = [2.0, 4.0, 6.0, 8.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    assert rates(schedule="linear", warmup_steps=4) == pytest.approx(expected)
-    assert rates(range(12, 14), schedule="linear", warmup_steps=4) == [0.0, 0.0]
+    expected = [8 * (12 - step) / 12 for step in range(12)]
+    assert rates(schedule="linear") == pytest.approx(expected)
+    assert rates(range(12, 14), schedule="linear") == [0.0, 0.0]
 
 
 def test_half_a_cosine() -> None:
@@ -37,10 +33,3 @@ def test_half_a_cosine() -> None:
     assert [found[0], found[4], found[6], found[8]] == pytest.approx([8.0, 6.0, 4.0, 2.0])
     assert found == sorted(found, reverse=True)
     assert rates(range(12, 20), schedule="cosine") == pytest.approx([0.0] * 8)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_a_run_that_is_shorter_than_its_warm_up(schedule: str) -> None:
-    assert rates(schedule=schedule, warmup_steps=16) == pytest.approx(
-        [0.5 * step for step in range(1, 13)]
-    )

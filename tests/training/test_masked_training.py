@@ -11,12 +11,16 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of
+from espalier.methods.sft_p import lora_plan, shape_of
 from espalier.settings.run import parse
+from espalier.training.masked_training import (
+    EMBEDDING,
+    MaskedTraining,
+    first_embedding,
+    first_shared,
+)
 from espalier.training.model_cache import forget_model, kept_model
 from espalier.training.optimizer import Group
-from espalier.training.sft_p.mask_generator import first_embedding
-from espalier.training.sft_p.masked_training import EMBEDDING, Gating, MaskedTraining, first_shared
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 CONFIG = {
@@ -40,9 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
     )
 
 
-def training(
-    model: OpenedModel, share: float = 0.5, conditioned: bool = True, **changes: Any
-) -> MaskedTraining:
+def training(model: OpenedModel, share: float = 0.5, **changes: Any) -> MaskedTraining:
     settings = parse(
         CONFIG | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     )
@@ -53,10 +55,7 @@ def training(
         adapters=lora_plan(model.plan, settings),
         sequences=Sequences(),  # type: ignore[arg-type]
         seed=0,
-        shape=shape_of(settings),
-        gating=Gating(settings.of(SftPSettings).estimator),
         embedding=first_embedding(shape_of(settings), 0, 0),
-        conditioned=conditioned,
     )
     made.target = made.gates.target(share, "blocks")
     return made
@@ -86,7 +85,7 @@ def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
 
 
 def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:
-    one = training(model, conditioned=False)
+    one = training(model, sft_p__conditioned=False)
     assert torch.equal(trained(one)[EMBEDDING], first_embedding(one.shape, 0, 0))
 
 

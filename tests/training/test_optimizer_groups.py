@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 SCHEDULES: dict[str, Callable[[int], float]] = {
     "constant": lambda step: 1.0,
-    "linear": lambda step: 1 - (step - 2) / (TOTAL - 2),
-    "cosine": lambda step: (1 + math.cos(math.pi * (step - 2) / (TOTAL - 2))) / 2,
+    "linear": lambda step: 1 - step / TOTAL,
+    "cosine": lambda step: (1 + math.cos(math.pi * step / TOTAL)) / 2,
 }
-"""Fractions of the learning rate after two steps of warm-up."""
+"""Fractions of the learning rate."""
 
 
 def by_hand(
@@ -33,7 +33,7 @@ def by_hand(
     of_table = torch.optim.AdamW([model.table], weight_decay=decay)
     of_shift = torch.optim.AdamW([model.shift], weight_decay=shift_decay)
     for step in steps:
-        now = (step + 1) / 2 if step < 2 else share(step)
+        now = share(step)
         of_table.param_groups[0]["lr"], of_shift.param_groups[0]["lr"] = (
             RATE * now,
             RATE * shift_rate * now,
@@ -52,7 +52,7 @@ def by_hand(
 )
 def test_each_group_is_trained_as_by_an_optimiser_of_its_own(group: Group, schedule: str) -> None:
     model = Rows()
-    loop = loop_of(model, schedule=schedule, warmup_steps=2, weight_decay=0.3)
+    loop = loop_of(model, schedule=schedule, weight_decay=0.3)
     loop.groups = [group]
     loop.run(0, 8)
     decay = 0.3 if group.weight_decay is None else group.weight_decay
@@ -60,7 +60,7 @@ def test_each_group_is_trained_as_by_an_optimiser_of_its_own(group: Group, sched
     torch.testing.assert_close(model.table, expected.table, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model.shift, expected.shift, rtol=1e-5, atol=1e-6)
     plain = Rows()
-    loop_of(plain, schedule=schedule, warmup_steps=2, weight_decay=0.3).run(0, 8)
+    loop_of(plain, schedule=schedule, weight_decay=0.3).run(0, 8)
     assert (plain.shift - model.shift).abs().max() > 1e-3
 
 

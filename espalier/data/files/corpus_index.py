@@ -13,7 +13,6 @@ An index that was not used for ``keep-days`` is removed, as private state is.
 Does not cover: a file that changes while it is read. The change is reported as an error.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -37,13 +36,8 @@ from espalier.data.passages import digests_are_held_out
 from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError
 from espalier.storage.atomic import replacing, write_json
-from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
-    VERSION_FILE,
-    is_ours,
-    mark_as_ours,
-    private_folder,
-)
+from espalier.storage.client_state import VERSION_FILE, marked_folder
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
 LARGE_BYTES = 1 << 24
 """File size from which rows are stored on disk; rows of smaller files are computed on demand."""
@@ -355,13 +349,8 @@ def _locked(source: Source[Any], root: Path) -> Iterator[Path]:
     """Hold the lock of a file's index folder, and yield the folder."""
     paths = [file.identity() for file in source.files]
     name = hashlib.sha256(json.dumps([paths, source.reading()]).encode()).hexdigest()[:32]
-    folder = private_folder(root, "corpora", name)
-    with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
-        os.utime(file.fileno())
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not is_ours(folder):
-            # Raises an error if the folder holds files of another program.
-            mark_as_ours(folder)
+    folder = marked_folder(root, "corpora", name)
+    with in_turn(folder):
         yield folder
 
 
@@ -386,7 +375,7 @@ def _make(source: Source[T], folder: Path, state: list[list[int]]) -> None:
 
     The order matters: after an interruption, incomplete rows have no document and are not used.
     """
-    for old in (path for path in folder.iterdir() if path.name not in ("lock", VERSION_FILE)):
+    for old in (path for path in folder.iterdir() if path.name not in (LOCK, VERSION_FILE)):
         old.unlink()
     labels = dict[str, int]()
     sha256 = hashlib.sha256()

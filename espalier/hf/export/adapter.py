@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -13,14 +13,16 @@ from espalier.hf.export.model import (
     ExportError,
     logits_of,
     made_whole,
+    reloaded,
     require_close,
     require_finite,
+    weight_reader,
     whole_logits,
     write_card,
 )
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import hush
-from espalier.hf.opening.disk_model import EditedWeights, plain_model, read_when_used
+from espalier.hf.opening.disk_model import Weights, read_when_used
 from espalier.hf.opening.model_files import public_name
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
@@ -30,13 +32,9 @@ from espalier.models.adapters import HEAD_KEY, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.storage.atomic import write_bytes, write_json
 
-if TYPE_CHECKING:
-    from peft import LoraConfig
-
 BlobTensors = Callable[[str], Mapping[str, Tensor]]
 """Function from a blob key to its tensors: float32, by canonical name."""
 
-CPU = torch.device("cpu")
 UPDATE_TOLERANCE = 1e-4
 """Allowed difference of an update, relative to its largest value.
 
@@ -81,32 +79,24 @@ def export_adapter(
             named[f"{path}.lora_A.weight"] = block[adapter.name_a].contiguous()
             named[f"{path}.lora_B.weight"] = block[adapter.name_b].contiguous()
     for name in adapters.head:
-        linear, _, kind = name.rpartition(".")
-        named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[
-            name
-        ].contiguous()
+        path = f"base_model.model.{model.family.parameter_path(name, None)}"
+        named[path] = tensors(HEAD_KEY)[name].contiguous()
     for name, value in named.items():
         require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = public_name(model.directory, model.config)
-        write_json(unfinished / "adapter_config.json", _as_json(config))
+        config.inference_mode = True
+        # Sets are sorted, because peft's own files have them in random order.
+        document = {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in sorted(config.to_dict().items())
+        }
+        write_json(unfinished / "adapter_config.json", document)
         write_bytes(
             unfinished / "adapter_model.safetensors", save(named, metadata={"format": "pt"})
         )
         write_card(unfinished, card)
-
-
-def _as_json(config: "LoraConfig") -> dict[str, Any]:
-    """Return peft's configuration as JSON values, for inference.
-
-    Sets are sorted, because peft's own files have them in random order.
-    """
-    config.inference_mode = True
-    return {
-        key: sorted(value) if isinstance(value, set) else value
-        for key, value in sorted(config.to_dict().items())
-    }
 
 
 @torch.no_grad()
@@ -130,12 +120,8 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tens
         peft cannot load the adapter, it adapts other matrices, or updates or logits differ by more
         than rounding explains.
     """
-    from transformers import AutoModelForCausalLM
-
     computing = stream.computing
-    base = plain_model(
-        AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device
-    )
+    base = reloaded(stream.model.directory, computing.dtype, computing.device)
     try:
         tuned = in_peft(base, target)
     # peft raises errors of many types for files that it cannot load.
@@ -160,75 +146,71 @@ def unrounded(edits: Edits) -> Edits:
 
 @torch.no_grad()
 def check_encoder_adapter(
-    model: OpenedModel,
-    computing: Computing,
-    meant: Any,
-    target: Path,
-    num_classes: int,
+    model: OpenedModel, computing: Computing, edits: Edits, head: Mapping[str, Tensor], target: Path
 ) -> None:
     """Load adapter and head with plain peft on the base encoder, and compare the logits.
+
+    Both models are float32.
 
     Parameters
     ----------
     model : the base encoder
     computing : device of the computation
-    meant : encoder with the adapters and the head, on ``computing.device``: see ``edited_encoder``
+    edits : edits that merge the adapters
+    head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
     target : directory of the adapter
-    num_classes : number of classes of the head
 
     Raises
     ------
     ExportError
         Logits differ by more than rounding explains.
     """
-    tuned = encoder_in_peft(model, target, num_classes, computing.device)
-    exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
-    tokens = a_few_tokens(model).to(computing.device)
-    found = tuned(input_ids=tokens).logits
-    expected = meant(input_ids=tokens).logits
-    require_close([found], [expected], torch.float32 if exact else torch.bfloat16, target)
+    device = computing.device
+    meant = edited_encoder(model, edits, head, device)
+    base = reloaded(model.directory, torch.float32, device, num_classes(head))
+    tokens = a_few_tokens(model).to(device)
+    found = in_peft(base, target)(input_ids=tokens).logits
+    require_close([found], [meant(input_ids=tokens).logits], torch.float32, target)
 
 
-def encoder_in_peft(
-    model: OpenedModel, target: Path, num_classes: int, device: torch.device = CPU
-) -> Any:
-    """Return the base encoder with adapter and head as plain peft loads them.
-
-    The model is float32 and in evaluation mode.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    kind = AutoModelForSequenceClassification
-    base = plain_model(kind, model.directory, torch.float32, device, num_labels=num_classes)
-    return in_peft(base, target)
+def num_classes(head: Mapping[str, Tensor]) -> int:
+    """Return the number of classes of a classification head."""
+    return head["head.out.weight"].shape[0]
 
 
 def edited_encoder(
-    model: OpenedModel,
-    edits: Edits,
-    head: Mapping[str, Tensor],
-    num_classes: int,
-    device: torch.device = CPU,
+    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], device: torch.device
 ) -> Any:
-    """Return the encoder that an export should contain, in float32.
+    """Return the encoder that an export should contain, in float32 without rounding.
 
     Its edited weights are read module by module.
+    """
+    whole = model.new_skeleton(num_classes(head))
+    read_when_used(whole, encoder_weights(model, unrounded(edits), head), device)
+    return whole
+
+
+def encoder_weights(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]) -> Weights:
+    """Return a function that reads one edited weight of an encoder, or one of its head.
 
     Parameters
     ----------
     model : the base encoder
     edits : changes to its weights
-    head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
-    num_classes : number of classes of the head
-    device : device of the computation
+    head : tensors of the head by canonical name, float32
     """
-    whole = model.new_skeleton(num_classes)
-    named = dict[str, Tensor]()
-    for name, value in head.items():
-        linear, _, kind = name.rpartition(".")
-        named[f"{model.family.head_linears[linear]}.{kind}"] = value
-    read_when_used(whole, EditedWeights(model, edits, named), device)
-    return whole
+    named = {model.family.parameter_path(name, None): value for name, value in head.items()}
+    read = weight_reader(model, edits)
+
+    def weight(name: str) -> Tensor:
+        if name in named:
+            return named[name]
+        stored = model.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        return read(stored)
+
+    return weight
 
 
 def in_peft(base: Any, target: Path) -> Any:

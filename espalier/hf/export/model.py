@@ -1,18 +1,18 @@
 """Export of a pruned model as a plain Hugging Face model, and checks that reload it."""
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from espalier.errors import InputError
-from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
-from espalier.hf.opening.disk_model import ReloadError, plain_model
+from espalier.hf.files.checkpoint import INDEX, Checkpoint, bits_of, write_shard
+from espalier.hf.opening.disk_model import load_plain
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import (
@@ -24,7 +24,7 @@ from espalier.hf.stream.block_stream import (
 )
 from espalier.hf.stream.edits import Edits
 from espalier.progress import beats
-from espalier.storage.atomic import replacing, write_bytes, write_json
+from espalier.storage.atomic import write_bytes, write_json
 
 CARD = "README.md"
 """File that the Hugging Face hub shows as the model card."""
@@ -59,7 +59,13 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     """
     with made_whole(target) as unfinished:
         for shard in model.checkpoint.shards:
-            _write_shard(model, shard, unfinished / shard.name, edits)
+            specs = {
+                name: stored
+                for name, stored in model.checkpoint.tensors.items()
+                if stored.shard == shard
+            }
+            tensors = edited_tensors(model, specs, edits, "writing")
+            write_shard(unfinished / shard.name, specs, tensors)
         copy_beside(model.directory, unfinished, () if model.checkpoint.is_sharded else (INDEX,))
         if not model.is_as_stored:
             _describe_anew(model, unfinished)
@@ -85,10 +91,7 @@ def write_card(folder: Path, card: str) -> None:
 def made_whole(target: Path) -> Iterator[Path]:
     """Yield a temporary directory that replaces ``target`` when the context exits without error.
 
-    Raises
-    ------
-    InputError
-        Writing failed.
+    InputError if writing failed.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
@@ -106,89 +109,55 @@ def made_whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
-    stored = {
-        name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard
-    }
-    specs = {
-        name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start)
-        for name, tensor in stored.items()
-    }
-    with replacing(target) as file:
-        writer = ShardWriter(file, specs, {"format": "pt"})
-        for name, value in edited_tensors(model, specs, edits, "writing"):
-            writer.write(name, bits_of(value).numpy().data)
-
-
 def edited_tensors(
-    model: OpenedModel, names: Collection[str], edits: Edits, doing: str = "reading"
+    model: OpenedModel, names: Collection[str], edits: Edits, doing: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of the model as they are exported, one at a time.
+    """Yield tensors of the model as they are exported, and report progress: ``writing tensor``."""
+    read = weight_reader(model, edits)
+    for name in beats(names, f"{doing} tensor"):
+        yield name, read(name)
 
-    The edits of a block are created once for consecutive tensors of the block.
 
-    Parameters
-    ----------
-    model : the dense model
-    names : names of the tensors
-    edits : changes to the weights
-    doing : verb for progress lines, such as ``writing``
-    """
+def weight_reader(model: OpenedModel, edits: Edits) -> Callable[[str], Tensor]:
+    """Return a function that reads one tensor of the files and applies its edit."""
     owner = {
         linear.parameter: (block.index, linear.name)
         for block in model.plan.blocks
         for linear in block.linears
     }
-    block_in_hand = -1
-    block_edits = edits(0)
-    for name in beats(names, f"{doing} tensor"):
+    # Tensors are mostly read block by block.
+    of_block = lru_cache(maxsize=1)(edits)
+
+    def read(name: str) -> Tensor:
         value = model.checkpoint.read(name)
-        if name in owner:
-            index, linear = owner[name]
-            if index != block_in_hand:
-                block_in_hand = index
-                block_edits = edits(index)
-            if linear in block_edits:
-                value = block_edits[linear](value)
-                require_finite(name, value)
-        yield name, value
+        index, linear = owner.get(name, (0, ""))
+        if linear and (edit := of_block(index).get(linear)):
+            value = edit(value)
+            require_finite(name, value)
+        return value
+
+    return read
 
 
 def require_finite(name: str, value: Tensor) -> None:
-    """Refuse a tensor of a result that holds NaN or infinity.
-
-    Raises
-    ------
-    InputError
-        The tensor holds NaN or infinity. The message names the tensor, and float16 if it probably
-        overflowed.
-    """
+    """Raise InputError if a tensor of a result holds NaN or infinity."""
     if value.is_floating_point() and not bool(value.isfinite().all()):
-        half = (
-            "; the base's files hold it in float16, which overflows beyond 65504: name a base in"
-            " bfloat16 or float32"
-        )
-        remedy = (
-            half
-            if value.dtype == torch.float16
-            else "; if it was trained, lower training.learning-rate"
-        )
+        remedy = "if it was trained, lower training.learning-rate"
+        if value.dtype == torch.float16:
+            remedy = (
+                "the base's files hold it in float16, which overflows beyond 65504: name a base in"
+                " bfloat16 or float32"
+            )
         raise InputError(
-            f"the result's tensor {name} holds NaN or infinity, and does not work{remedy}"
+            f"the result's tensor {name} holds NaN or infinity, and does not work; {remedy}"
         )
-
-
-def bits_of(value: Tensor) -> Tensor:
-    """Return the bytes of a tensor as a flat uint8 tensor."""
-    return value.contiguous().view(-1).view(torch.uint8)
 
 
 @torch.no_grad()
 def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
     """Reload an exported model and compare its logits and tensors with the intended ones.
 
-    Plain ``from_pretrained`` loads it. The weights stay in the files and are read module by module,
-    so that models larger than memory can be checked.
+    Plain ``from_pretrained`` loads it, and reads its weights module by module.
 
     Parameters
     ----------
@@ -204,7 +173,8 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tenso
         (edited) dense one.
     """
     check_logits(stream, edits, target, samples)
-    _check_tensors(stream.model, edits, target)
+    model = stream.model
+    require_written(target, edited_tensors(model, model.checkpoint.tensors, edits, "checking"))
 
 
 def check_logits(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:
@@ -214,29 +184,31 @@ def check_logits(stream: BlockStream, edits: Edits, target: Path, samples: Tenso
     """
     dtype = stream.computing.dtype
     device = stream.computing.device
-    reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device)
-    found = whole_logits(reloaded, samples.to(device))
+    found = whole_logits(reloaded(target, dtype, device), samples.to(device))
     require_close(found, logits_of(stream, samples, edits), dtype, target)
 
 
-def reloaded_model(
-    auto_class: Any,
-    target: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    **given: Any,
+def reloaded(
+    directory: Path, dtype: torch.dtype, device: torch.device, num_labels: int | None = None
 ) -> Any:
-    """Load an exported model with ``plain_model``.
+    """Load a model with plain transformers, and require that no tensor is missing.
+
+    The weights stay in the files. Parameters are those of ``load_plain``.
 
     Raises
     ------
     ExportError
-        A tensor is missing.
+        A tensor is missing, other than those of an encoder's new classification head.
     """
-    try:
-        return plain_model(auto_class, target, dtype, device, **given)
-    except ReloadError as error:
-        raise ExportError(f"{target}: {error}; the export is not usable") from error
+    model = OpenedModel(directory)
+    whole, found = load_plain(model, dtype, device, num_labels)
+    new = () if num_labels is None else tuple(model.family.head_linears.values())
+    missing = (name for name in found["missing_keys"] if name.rpartition(".")[0] not in new)
+    if first := min(missing, default=""):
+        raise ExportError(
+            f"{directory}: transformers finds no tensor {first} in it; the model is not usable"
+        )
+    return whole
 
 
 def require_close(
@@ -247,12 +219,17 @@ def require_close(
     Raises
     ------
     ExportError
-        They differ by more than rounding in the compute dtype explains, or the expected ones are
-        not finite.
+        They differ by more than rounding in ``dtype`` explains, or are not finite.
     """
-    meant = _Watched(expected)
-    difference = relative_difference(found, meant)
-    if not meant.finite:
+    finite: list[bool] = []
+
+    def watched() -> Iterator[Tensor]:
+        for piece in expected:
+            finite.append(bool(piece.isfinite().all()))
+            yield piece
+
+    difference = relative_difference(found, watched())
+    if not all(finite):
         is_half = dtype == torch.float16
         half = f"float16 overflows beyond 65504: {FLOAT16_REMEDY}; " if is_half else ""
         raise ExportError(
@@ -265,19 +242,6 @@ def require_close(
             f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the"
             " export is not usable"
         )
-
-
-class _Watched:
-    """Pieces of logits that notes whether all pieces taken so far are finite."""
-
-    def __init__(self, pieces: Iterable[Tensor]) -> None:
-        self._pieces = pieces
-        self.finite = True
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for piece in self._pieces:
-            self.finite &= bool(piece.isfinite().all())
-            yield piece
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -310,10 +274,16 @@ def whole_logits(whole: Any, samples: Tensor) -> Iterator[Tensor]:
         yield from logits_at(whole, batch, None, torch.ones_like(batch, dtype=torch.bool))
 
 
-def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
-    """Raise ExportError unless each exported tensor equals the dense or edited one bit for bit."""
+def require_written(target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Compare tensors, bit for bit, with those of an exported model.
+
+    Raises
+    ------
+    ExportError
+        A tensor is missing or differs.
+    """
     written = Checkpoint(target)
-    for name, expected in edited_tensors(model, model.checkpoint.tensors, edits, "checking"):
+    for name, expected in tensors:
         if name not in written.tensors or not torch.equal(
             bits_of(written.read(name)), bits_of(expected)
         ):

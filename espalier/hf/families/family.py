@@ -101,12 +101,25 @@ class Family:
             else "AutoModelForSequenceClassification"
         )
 
+    @property
+    def head_weight(self) -> str:
+        """Name of the head's matrix, which may be tied to the embedding."""
+        return f"{self.head}.weight"
+
+    @property
+    def embedding_weight(self) -> str:
+        """Name of the embedding's matrix."""
+        return f"{self.embeddings}.weight"
+
     def file_names(self, name: str) -> Iterator[str]:
         """Yield the names that a model's tensor may have in files, the most likely first."""
         names = [name]
         if self.base:
             names += [name.removeprefix(f"{self.base}.")]
-            names += [_old_name(known) for known in names]
+            for known in tuple(names):
+                for new, old in OLD_NORM_NAMES.items():
+                    if known.endswith(new):
+                        names.append(known.removesuffix(new) + old)
         yield from dict.fromkeys(names)
 
     def block_of(self, name: str) -> tuple[str, int, str] | None:
@@ -138,10 +151,3 @@ class Family:
             return f"{self.blocks}.{index}.{path}.{kind}" if path else None
         path = {**self.head_linears, FINAL_NORM: self.final_norm}.get(of)
         return f"{path}.{kind}" if path else None
-
-
-def _old_name(name: str) -> str:
-    for new, old in OLD_NORM_NAMES.items():
-        if name.endswith(new):
-            return name.removesuffix(new) + old
-    return name

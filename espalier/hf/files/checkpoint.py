@@ -1,52 +1,48 @@
-"""Safetensors shards, read tensor by tensor and written as a stream.
+"""Safetensors files of a model, read tensor by tensor and written as a stream.
 
-No shard is ever in memory completely.
-
-The thread fills memory that its owner allocated and does nothing else; it launches no work on a
-device. Read errors are raised when the tensor is taken.
+No file is ever in memory completely. Opening does not import torch.
 """
 
 import json
-import math
-import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
 
-from espalier.environment.bounded_json import read_json
-from espalier.errors import InputError
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.environment.bounded_json import read_json_object
+from espalier.errors import EspalierError, InputError
+from espalier.messages.tensor_blobs import TensorSpec
+from espalier.storage.atomic import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-"""Allowed dtypes of a model's tensors, by safetensors' name; ``tensor_pieces`` has those of torch."""
+"""Allowed dtypes of a model's tensors, by safetensors' name."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Allowed dtypes of weights."""
 CHUNK = 16 * 1024 * 1024
 
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""Index that names the weight files of a sharded model; ``SINGLE`` takes precedence over it."""
+ADAPTER = "adapter_config.json"
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
+"""Name patterns of weight files that are not read here."""
+WRITE_ANEW = "write the model again with save_pretrained"
+
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """Location of a tensor: its shard, dtype (safetensors' name), shape and byte range."""
+class StoredTensor(TensorSpec):
+    """Dtype, shape and location of a tensor."""
 
     shard: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the data in bytes."""
-        return self.stop - self.start
+    start: int = 0
+    """Offset of the data in the shard, in bytes."""
 
 
 class Checkpoint:
@@ -89,23 +85,18 @@ class Checkpoint:
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor from its file into ``room``, and return it."""
-        return self._fill(name, room, self.tensors[name].stop)
+        return self._fill(name, room, self.tensors[name].start)
 
-    def _fill(self, name: str, room: "Tensor", stop: int) -> "Tensor":
-        """Fill memory with bytes of a tensor's file, up to the offset ``stop`` (exclusive)."""
+    def _fill(self, name: str, room: "Tensor", start: int) -> "Tensor":
+        """Fill memory with bytes of a tensor's file, from the offset ``start`` on."""
         import torch
 
-        stored = self.tensors[name]
-        waiting = room.view(-1).view(torch.uint8).numpy().data
-        with open(stored.shard, "rb", buffering=0) as file:
-            while waiting:
-                # One call may read less than requested.
-                read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
-                if not read:
-                    raise InputError(
-                        f"{stored.shard}: ends before tensor {name}; copy the file again"
-                    )
-                waiting = waiting[read:]
+        shard = self.tensors[name].shard
+        data = room.view(-1).view(torch.uint8).numpy().data
+        with open(shard, "rb") as file:
+            file.seek(start)
+            if file.readinto(data.data) != len(data):
+                raise _too_short(shard, name)
         return room
 
     def read_rows(self, name: str, first: int, last: int) -> "Tensor":
@@ -116,66 +107,29 @@ class Checkpoint:
 
         stored = self.tensors[name]
         room = torch.empty((last - first, *stored.shape[1:]), dtype=TORCH_DTYPES[stored.dtype])
-        row_bytes = (stored.stop - stored.start) // max(1, stored.shape[0])
-        return self._fill(name, room, stored.start + last * row_bytes)
+        row_bytes = stored.num_bytes // max(1, stored.shape[0])
+        return self._fill(name, room, stored.start + first * row_bytes)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of one tensor in pieces of at most 16 MiB."""
         stored = self.tensors[name]
-        handle = os.open(stored.shard, os.O_RDONLY)
-        try:
-            for start in range(stored.start, stored.stop, CHUNK):
-                size = min(CHUNK, stored.stop - start)
-                data = os.pread(handle, size, start)
-                if len(data) != size:
-                    raise InputError(
-                        f"{stored.shard}: ends before tensor {name}; copy the file again"
-                    )
+        with open(stored.shard, "rb") as file:
+            file.seek(stored.start)
+            for left in range(stored.num_bytes, 0, -CHUNK):
+                data = file.read(min(CHUNK, left))
+                if len(data) < min(CHUNK, left):
+                    raise _too_short(stored.shard, name)
                 yield data
-        finally:
-            os.close(handle)
 
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-"""Index that names the weight files of a sharded model.
-
-If both ``SINGLE`` and the index exist, transformers reads ``SINGLE``.
-"""
-ADAPTER = "adapter_config.json"
-EXPLICIT = "transformers_weights"
-"""Key of ``config.json`` that names another weight file."""
-OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
-"""Name patterns of weight files that are not read here."""
+def _too_short(shard: Path, name: str) -> EspalierError:
+    return InputError(f"{shard}: ends before tensor {name}; copy the file again")
 
 
 def _shards(directory: Path) -> list[Path]:
-    """Return the files from which ``from_pretrained`` reads the weights."""
-    require_plain_weights(directory)
-    single = directory / SINGLE
-    index = directory / INDEX
-    # transformers prefers the single file if both exist.
-    if single.is_file() or not index.is_file():
-        if not single.is_file():
-            raise InputError(_no_weights(directory))
-        return [single]
-    shards = [directory / name for name in _names_in_index(index)]
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise InputError(
-            f"{index}: names {', '.join(missing)}, but these files do not exist; copy what is"
-            " missing"
-        )
-    return shards
+    """Return the files from which ``from_pretrained`` reads the weights.
 
-
-def require_plain_weights(directory: Path) -> None:
-    """Refuse a directory from which transformers would load other weights.
-
-    Raises
-    ------
-    InputError
-        The directory holds an adapter or shards of distributed training, or ``config.json`` names a
-        weight file.
+    Refuse a directory from which it would load other weights.
     """
     if (directory / ADAPTER).is_file():
         raise InputError(
@@ -186,203 +140,128 @@ def require_plain_weights(directory: Path) -> None:
     if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
         raise InputError(
             f"{found[0]}: is a shard of distributed training, which transformers would load"
-            f" instead of {SINGLE}; move these shards away, or write the model with"
-            " save_pretrained"
+            f" instead of {SINGLE}; move these shards away, or {WRITE_ANEW}"
         )
-    try:
-        named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
-    except (OSError, ValueError, AttributeError):
-        # Code that opens the configuration reports what is wrong with it.
-        return
-    if named is not None:
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if (directory / INDEX).is_file():
+        return _shards_of_index(directory / INDEX)
+    others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
+    but = f", but {', '.join(others[:3])}" if others else ""
+    raise InputError(f"{directory}: contains neither {SINGLE} nor {INDEX}{but}; {WRITE_ANEW}")
+
+
+def _shards_of_index(index: Path) -> list[Path]:
+    document = read_json_object(index)
+    weight_map = document.get("weight_map")
+    # transformers fails without the key "metadata".
+    if not isinstance(weight_map, dict) or "metadata" not in document:
+        raise InputError(f"{index}: has no 'weight_map' or no 'metadata'; {WRITE_ANEW}")
+    names = {str(name) for name in weight_map.values()}
+    if others := sorted(name for name in names if Path(name).name != name):
         raise InputError(
-            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read only from"
-            f" {SINGLE} or {INDEX}; rename the file, and remove the key"
+            f"{index}: names {others[0]}; the files must be in the directory of the index"
         )
-
-
-def _names_in_index(index: Path) -> list[str]:
-    """Return the sorted names of all shards in an index."""
-    try:
-        document = read_json(index.read_text(encoding="utf-8"))
-        names = set(document["weight_map"].values())
-        # transformers fails without the key "metadata".
-        _ = document["metadata"]
-    except OSError as error:
-        raise InputError(f"{index}: cannot be read: {error.strerror}") from None
-    except KeyError as error:
+    shards = [index.parent / name for name in sorted(names)]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise InputError(
-            f"{index}: has no key {error.args[0]!r}, which an index of safetensors files needs;"
-            f" {WRITE_ANEW}"
-        ) from None
-    except (ValueError, AttributeError, TypeError) as error:
-        why = (
-            f"is not a JSON file ({error})"
-            if isinstance(error, ValueError)
-            else "has no file names in weight_map"
+            f"{index}: names {', '.join(missing)}, but these files do not exist; copy what is"
+            " missing"
         )
-        raise InputError(f"{index}: {why}; copy it again") from None
-    if others := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise InputError(
-            f"{index}: names {others[0]!r}; the files must be in the directory of the index"
-        )
-    return sorted(names)
-
-
-WRITE_ANEW = "write the model again with save_pretrained"
-
-
-def _no_weights(directory: Path) -> str:
-    """Return the error message for a directory without readable weights."""
-    what = f"{directory}: contains neither {SINGLE} nor {INDEX}"
-    found = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
-    if not found:
-        return f"{what}; the model must be stored as safetensors (save_pretrained does this)"
-    files = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    if all(name.endswith(".safetensors") for name in found):
-        return (
-            f"{what}, but {files}: from_pretrained does not read files with such names; if there"
-            f" is only one, rename it to {SINGLE}"
-        )
-    return (
-        f"{what}, but {files}; load the model with transformers and write it as safetensors with"
-        " save_pretrained"
-    )
+    return shards
 
 
 def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the name and the location of each tensor of a file."""
-    size, begun, data = _header_of(shard)
-    for name, entry in data.items():
-        try:
-            dtype = entry["dtype"]
-            shape = tuple(entry["shape"])
-            start, stop = (begun + offset for offset in entry["data_offsets"])
-            known = dtype in DTYPES
-            wrong = known and (
-                min(shape, default=0) < 0
-                or start < begun
-                or stop - start != DTYPE_BYTES[dtype] * math.prod(shape)
-            )
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"{shard}: the header does not say where tensor {name} is; copy the file again"
-            ) from None
-        if not known:
-            raise InputError(
-                f"{shard}: tensor {name} has the unsupported dtype {dtype}; convert the model to"
-                " float32, float16 or bfloat16"
-            )
-        if wrong:
-            raise InputError(
-                f"{shard}: tensor {name}: {stop - start} bytes do not match {dtype}"
-                f" {list(shape)}; copy the file again"
-            )
-        if stop > size:
-            raise InputError(f"{shard}: ends before tensor {name}; copy the file again")
-        yield name, StoredTensor(shard, dtype, shape, start, stop)
-
-
-MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header in bytes, the limit of the safetensors library."""
-
-
-def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
-    """Return the size of a file, the offset of its data, and the header's entries of tensors."""
     try:
-        size = shard.stat().st_size
-        with open(shard, "rb") as file:
-            first = file.read(8)
-            length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-            # A damaged file may claim any length, so it is checked before memory is allocated.
-            text = file.read(length) if length <= min(size - 8, MAX_HEADER_BYTES) else b""
+        # The library checks that the header is well-formed and describes all bytes of the file.
+        with safe_open(shard, "np"):
+            pass
     except OSError as error:
-        raise InputError(f"{shard}: cannot be read: {error.strerror}") from None
-    if not text:
-        remedy = _POINTER if first.startswith(b"version ") else "copy the file again"
-        raise InputError(
-            f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known"
-            f" length; {remedy}"
+        raise InputError(f"{shard}: cannot be read: {error}") from None
+    except SafetensorError as error:
+        with open(shard, "rb") as file:
+            is_pointer = file.read(8) == b"version "
+        remedy = (
+            "it is a Git LFS pointer instead of the file; fetch the file with: git lfs pull"
+            if is_pointer
+            else "copy the file again"
         )
-    try:
-        header = read_json(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{shard}: is not a safetensors file: its header is not JSON ({error}); copy the"
-            " file again"
-        ) from None
-    if not isinstance(header, dict):
-        raise InputError(
-            f"{shard}: is not a safetensors file: its header names no tensors; copy the file again"
-        )
+        raise InputError(f"{shard}: is not a whole safetensors file: {error}; {remedy}") from None
+    with open(shard, "rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(size))
     header.pop("__metadata__", None)
-    return size, 8 + length, header
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            raise InputError(
+                f"{shard}: tensor {name} has the unsupported dtype {entry['dtype']}; convert the"
+                " model to float32, float16 or bfloat16"
+            )
+        start = 8 + size + entry["data_offsets"][0]
+        yield name, StoredTensor(entry["dtype"], tuple(entry["shape"]), shard, start)
 
 
-_POINTER = "it is a Git LFS pointer instead of the file; fetch the file with: git lfs pull"
+FORMAT = {"format": "pt"}
+"""Metadata of a file that transformers reads."""
 
 
-def shard_header(
-    specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
-) -> bytes:
-    """Return the bytes before the data of a safetensors file with these tensors.
-
-    Parameters
-    ----------
-    specs : name -> (safetensors dtype, shape, number of bytes), in file order
-    metadata : content of ``__metadata__``; empty for none
-    """
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+def shard_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] = FORMAT) -> bytes:
+    """Return the bytes before the data of a safetensors file with these tensors, in this order."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name, (dtype, shape, size) in specs.items():
+    for name, spec in specs.items():
         header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.num_bytes],
         }
-        offset += size
+        offset += spec.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     # Padding with spaces aligns the data to 8 bytes.
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-class ShardWriter:
-    """Writer of a safetensors file, tensor by tensor, in the order of the given specifications.
+def write_shard(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    tensors: Iterator[tuple[str, "Tensor"]],
+    metadata: Mapping[str, str] = FORMAT,
+) -> None:
+    """Write a safetensors file atomically, tensor by tensor.
 
     Parameters
     ----------
-    file : open binary file
-    specs : name -> (safetensors dtype, shape, number of bytes)
+    path : the file
+    specs : tensors of the file, in order
+    tensors : the same tensors with their names, in the same order; further ones are not taken
     metadata : content of ``__metadata__``
+
+    Raises
+    ------
+    InputError
+        Writing failed.
+    ValueError
+        A tensor is not the next one, or has another size.
     """
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        specs: Mapping[str, tuple[str, tuple[int, ...], int]],
-        metadata: Mapping[str, str],
-    ) -> None:
+    with replacing(path) as file:
         file.write(shard_header(specs, metadata))
-        self._file = file
-        self._sizes = {name: size for name, (_, _, size) in specs.items()}
-        self._order = iter(specs)
+        for expected, spec in specs.items():
+            name, value = next(tensors)
+            data = bits_of(value)
+            if name != expected or len(data) != spec.num_bytes:
+                raise ValueError(
+                    f"expected {spec.num_bytes} bytes of {expected}, but got {len(data)} of {name}"
+                )
+            file.write(data.numpy().data)
 
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        """Write the bytes of the next tensor.
 
-        Raises
-        ------
-        ValueError
-            The tensor is not the next one, or has another size.
-        """
-        expected = next(self._order)
-        if name != expected or len(data) != self._sizes[name]:
-            raise ValueError(
-                f"expected {self._sizes[expected]} bytes of {expected}, but got {len(data)} of"
-                f" {name}"
-            )
-        self._file.write(data)
+def bits_of(value: "Tensor") -> "Tensor":
+    """Return the bytes of a CPU tensor as a flat uint8 tensor."""
+    import torch
+
+    return value.contiguous().view(-1).view(torch.uint8)
 
 
 class ReadingAhead:
@@ -411,7 +290,7 @@ class ReadingAhead:
             room = self._checkpoint.room(name, self._pinned)
             self._begun[name] = self._thread.submit(self._checkpoint.read_into, name, room)
 
-    def take(self, name: str) -> Tensor:
+    def take(self, name: str) -> "Tensor":
         """Return one tensor when it is read; a tensor that was not requested is read now.
 
         Raises

@@ -8,21 +8,23 @@ or both. If both are there and differ, the head is a matrix of its own, regardle
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from espalier.environment.bounded_json import read_json
 from espalier.errors import EspalierError, InputError
 from espalier.hf.families import Family
-from espalier.hf.files.checkpoint import INDEX, Checkpoint
+from espalier.hf.files.checkpoint import Checkpoint, StoredTensor
 
 if TYPE_CHECKING:
     from espalier.hf.opening.opened import OpenedModel
 
+TIED = "tie_word_embeddings"
+BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")
+"""Configuration keys that give matrices a bias."""
 
-T = TypeVar("T")
 
-
-def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) -> dict[str, T]:
+def with_base_prefix(
+    family: Family, tensors: Mapping[str, StoredTensor], directory: Path
+) -> dict[str, StoredTensor]:
     """Return the tensors under the names of the model with its head, in the same order.
 
     Raises
@@ -36,7 +38,7 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
         for path in (family.blocks, family.embeddings, family.final_norm)
         if "." in path
     }
-    found: dict[str, T] = {}
+    found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
         if full != name and full in tensors:
@@ -48,71 +50,44 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
     return found
 
 
-def head_and_embedding(family: Family) -> tuple[str, str]:
-    """Return the names of the two matrices that may be tied."""
-    return f"{family.head}.weight", f"{family.embeddings}.weight"
-
-
-def under_embedding(family: Family, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the tensors of a tied model with the head's matrix renamed to the embedding."""
-    head, embedding = head_and_embedding(family)
-    return {embedding if name == head else name: tensor for name, tensor in tensors.items()}
-
-
 def has_other_head(family: Family, files: Checkpoint) -> bool:
-    """Return whether the files hold an embedding and a head of other values, dtype or shape."""
-    names = head_and_embedding(family)
-    if not all(name in files.tensors for name in names):
-        return False
+    """Return whether head and embedding, both in the files, differ in values, dtype or shape."""
+    names = (family.head_weight, family.embedding_weight)
     head, embedding = (files.tensors[name] for name in names)
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return True
     return any(one != other for one, other in zip(*map(files.chunks, names), strict=True))
 
 
-TIED = "tie_word_embeddings"
-BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")
-"""Configuration keys that give matrices a bias."""
-
-
 def missing_tensor(model: "OpenedModel", name: str) -> EspalierError:
     """Return the error for a tensor that is missing in the files, with the likely reason."""
     files = model.checkpoint.tensors
-    head, embedding = head_and_embedding(model.family)
-    where = f"{model.directory}: tensor {name} is missing"
-    if name == head and embedding in files:
-        return InputError(
-            f"{where}, and config.json says that the head is not a copy of the embedding ({TIED}"
-            f" is false), so transformers would initialise the head randomly; set {TIED} to true"
-            " if both are one matrix, or name a model with a head"
+    family = model.family
+    tied = {
+        family.head_weight: family.embedding_weight,
+        family.embedding_weight: family.head_weight,
+    }
+    if (other := tied.get(name)) in files:
+        why = (
+            f"the files contain {other}, and config.json does not say that both are one matrix; set"
+            f" {TIED} to true if they are, or name a model that has both"
         )
-    if name == embedding and head in files:
-        return InputError(
-            f"{where}; the files contain {head}, which is also the embedding if config.json says"
-            f" so: set {TIED} to true if both are one matrix"
-        )
-    if name.endswith(".bias") and any(model.config.get(key) for key in BIAS_KEYS):
-        keys = " and ".join(key for key in BIAS_KEYS if model.config.get(key))
-        return InputError(
-            f"{where}, but config.json gives the model biases ({keys}); set the key to its value"
+    elif name.endswith(".bias") and (keys := [key for key in BIAS_KEYS if model.config.get(key)]):
+        why = (
+            f"config.json gives the model biases ({' and '.join(keys)}); set the key to its value"
             " in training"
         )
-    key = model.family.num_blocks_key
-    if name.startswith(f"{model.family.blocks}.") and model.config.get(key) is None:
-        count = model.configured(key)
-        return InputError(
-            f"{where}: config.json has no {key}, so transformers assumes {count}; set {key} to"
-            " its value in training"
+    elif name.startswith(f"{family.blocks}.") and model.config.get(family.num_blocks_key) is None:
+        why = (
+            f"config.json has no {family.num_blocks_key}, so transformers assumes"
+            f" {model.configured(family.num_blocks_key)}; set it to its value in training"
         )
-    if (shard := _shard_in_index(model, name)) is not None:
-        return InputError(
-            f"{where}: according to {INDEX} it is in {shard}, but that file does not contain it;"
-            f" copy {shard} again"
+    else:
+        why = (
+            f"its files contain {len(files)} tensors, such as {min(files, default='none')}; copy"
+            " them again, or name a model whose files and config.json belong together"
         )
-    return InputError(
-        f"{where}: {_what_is_there(model)}; name a model whose files and config.json belong"
-        " together"
-    )
+    return InputError(f"{model.directory}: tensor {name} is missing: {why}")
 
 
 def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> EspalierError:
@@ -122,27 +97,4 @@ def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Esp
         f"{model.directory}: {name} has shape {list(stored.shape)} in {stored.shard.name}, but"
         f" {list(wanted)} according to config.json; files and config.json belong to different"
         " models"
-    )
-
-
-def _shard_in_index(model: "OpenedModel", name: str) -> str | None:
-    """Return the name of the file that holds a tensor according to the index.
-
-    Returns None if the index does not name the tensor, or if there is no index.
-    """
-    if not model.checkpoint.is_sharded:
-        return None
-    try:
-        named = read_json((model.directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return next((named[own] for own in model.family.file_names(name) if own in named), None)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def _what_is_there(model: "OpenedModel") -> str:
-    names = sorted(model.checkpoint.tensors)
-    return (
-        f"its files contain {len(names)} tensors, such as {names[0]}"
-        if names
-        else "its files contain no tensor"
     )

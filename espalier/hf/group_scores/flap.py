@@ -14,13 +14,12 @@ from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.input_statistics import Watched
+from espalier.hf.stream.input_statistics import Watched, pack_statistics, read_statistics
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.flap import FlapSettings, mean_name, squares_name
 from espalier.models.groups import Cut, Groups
-from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.models.plan import BlockPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size
 from espalier.progress import beats
 from pruning_kernels.groups.fluctuation import (
@@ -49,9 +48,6 @@ class InputMoments(Watched):
         seen = moments_of(inputs.flatten(0, -2))
         self._moments[name] = pooled([self._moments[name], seen]) if name in self._moments else seen
 
-    def _forget_last(self) -> None:
-        return
-
     def found(self) -> dict[str, Moments]:  # type: ignore[override]
         """Return the moments by canonical linear name."""
         return self._moments
@@ -61,10 +57,7 @@ class InputMoments(Watched):
 def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, Moments]]:
     """Yield the moments of one client's inputs, block by block, in the dense model.
 
-    Parameters
-    ----------
-    stream : the dense model
-    samples : (num_samples, sequence_length), int64, calibration samples
+    ``samples`` are (num_samples, sequence_length), int64.
     """
     activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
@@ -80,19 +73,16 @@ def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, 
 
 def pack_moments(moments: BlockMoments) -> bytes:
     """Serialise the moments of a block, float32."""
-    arrays = {mean_name(name): found.mean for name, found in moments.items()}
-    arrays |= {squares_name(name): found.squares for name, found in moments.items()}
-    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in arrays.items()})
+    means = {mean_name(name): found.mean for name, found in moments.items()}
+    squares = {squares_name(name): found.squares for name, found in moments.items()}
+    return pack_statistics(means | squares)
 
 
 def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
     """Return the moments of a block from a blob; ``tokens`` is the number of tokens they cover."""
-    arrays = {
-        name: torch.from_numpy(value.copy()).to(torch.float64)
-        for name, value in unpack_tensors(blob).items()
-    }
+    found = read_statistics(blob)
     return {
-        name: Moments(tokens, arrays[mean_name(name)], arrays[squares_name(name)])
+        name: Moments(tokens, found[mean_name(name)], found[squares_name(name)])
         for name in ADDED_BIASES
     }
 
@@ -100,16 +90,10 @@ def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
 def flap_cuts(
     model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
 ) -> Iterator[bytes]:
-    """Choose the prunable groups to remove and yield the blob of each block.
+    """Choose the prunable groups to remove and yield the blob (``blobs.cuts``) of each block.
 
-    The blobs are those of ``espalier.messages.blobs.cuts``.
-
-    Parameters
-    ----------
-    model : the dense model
-    moments : function from a block index to the moments of its inputs; called twice per block if
-        biases are compensated
-    job : settings of FLAP
+    ``moments`` is a function from a block index to the moments of its inputs. It is called twice per
+    block if biases are compensated.
     """
     groups = Groups.of(model.plan)
     scores = {
@@ -160,9 +144,8 @@ def _bias(
     weight = model.checkpoint.read(linear.parameter)[:, columns]
     mean = moments.mean[columns]
     products = [(rows.to(torch.float64) * mean).sum(dim=1) for rows in weight.split(ROWS_AT_ONCE)]
-    return (_own_bias(model, linear) + torch.cat(products)).to(torch.float32).numpy()
-
-
-def _own_bias(model: OpenedModel, linear: LinearPlan) -> Tensor | float:
-    name = linear.parameter.removesuffix("weight") + "bias"
-    return model.checkpoint.read(name).to(torch.float64) if linear.bias else 0.0
+    own: Tensor | float = 0.0
+    if linear.bias:
+        bias = linear.parameter.removesuffix("weight") + "bias"
+        own = model.checkpoint.read(bias).to(torch.float64)
+    return (own + torch.cat(products)).to(torch.float32).numpy()

@@ -19,16 +19,15 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
-from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import AIMS, JOINT, LlmPrunerSettings, equation_places
+from espalier.methods.llm_pruner import LlmPrunerSettings, equation_places
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import READERS, group_size
 from espalier.progress import beats
 from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
-from pruning_kernels.groups.slicing import packed, second_moments, unpacked
+from pruning_kernels.groups.slicing import second_moments
 
 Equations = tuple[Tensor, Tensor]
-"""Normal equations of the kept groups.
+"""Normal equations of the kept groups, float64, on the CPU.
 
 The first tensor is (groups, groups): inner products of the outputs of each two kept groups. The
 second is (groups,): inner product of the output of each kept group with the output of all groups of
@@ -37,10 +36,7 @@ the block.
 
 
 class _Silencing:
-    """Forward pre-hook of a matrix that reads prunable groups.
-
-    It sums the second moments of the input, then sets the input of removed groups to zero.
-    """
+    """Forward pre-hook that sums second moments of the input and silences removed groups."""
 
     def __init__(self, stays: Tensor, watches: bool) -> None:
         self.moments: Tensor | None = None
@@ -62,16 +58,9 @@ def normal_equations(
 
     Parameters
     ----------
-    stream : the dense model
-    samples : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples of the dense model
     cut : removed groups
-    job : settings of the method
     of_samples : number of samples by whose tokens sums are divided; the same for all clients
-
-    Yields
-    ------
-    tuple
-        See ``Equations``; float64, on the CPU
     """
     plan = stream.model.plan
     groups = Groups.of(plan)
@@ -83,7 +72,7 @@ def normal_equations(
         index = block_plan.index
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             linears = stream.linears(index, block)
-            silencing = {}
+            silencing: dict[str, _Silencing] = {}
             staying = {kind: torch.from_numpy(~cut[groups.at(index, kind)]) for kind in READERS}
             for kind in (kind for kind, stay in staying.items() if not stay.all()):
                 linear = linears[READERS[kind]]
@@ -105,23 +94,6 @@ RESCALE_DAMPING = 0.01
 """Strength with which scales are pulled towards 1, relative to the mean square of a group's output."""
 
 
-def pack_equations(equations: Equations) -> bytes:
-    """Serialise the normal equations of one block and kind, float32."""
-    joint, aims = equations
-    return pack_tensors(
-        {JOINT: packed(joint).to(torch.float32).numpy(), AIMS: aims.to(torch.float32).numpy()}
-    )
-
-
-def unpack_equations(blob: bytes) -> Equations:
-    """Return the normal equations from a blob, float64."""
-    tensors = {
-        name: torch.from_numpy(value.copy()).double()
-        for name, value in unpack_tensors(blob).items()
-    }
-    return unpacked(tensors[JOINT], len(tensors[AIMS])), tensors[AIMS]
-
-
 def scales_or_none(equations: Equations) -> Tensor | None:
     """Return the scales of the kept groups, (groups,), float64.
 
@@ -139,17 +111,10 @@ def scaled_cuts(
     scales_of: Callable[[int, str], Tensor | None],
     job: LlmPrunerSettings,
 ) -> Iterator[tuple[bytes, Mapping[str, NDArray[np.float32]]]]:
-    """Yield the blob of each block with scales, and the scales by kind.
+    """Yield the blob (``blobs.cuts``) of each block with scales, and the scales by kind.
 
-    The blobs are those of ``espalier.messages.blobs.cuts``.
-
-    Parameters
-    ----------
-    groups : groups of the model
-    cut : removed groups
-    scales_of : function from block index and kind to the scales of the kept groups; it is called in
-        the order of ``equation_places``. None leaves the scales at 1
-    job : settings of the method
+    ``scales_of`` returns the scales of the kept groups of a block and kind. It is called in the
+    order of ``equation_places``. None leaves the scales at 1.
     """
     places = set(equation_places(groups.plan, cut, job))
     for block in groups.plan.blocks:
@@ -172,10 +137,7 @@ def tuned_by_one(
     job: LlmPrunerSettings,
     of_samples: int,
 ) -> list[bytes]:
-    """Return the blobs of all blocks for the data of a single client.
-
-    The blobs contain scales if the settings ask for them.
-    """
+    """Return the blobs of all blocks, with scales if asked for, for a single client's data."""
     scores = taylor_scores(model, computing, samples, job, of_samples)
     cut = taylor_cut(model, scores, job)
     groups = Groups.of(model.plan)

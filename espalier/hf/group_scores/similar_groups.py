@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from espalier.hf.stream.block_stream import Activations, BlockStream
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.progress import beats
-from pruning_kernels.selection.subset_sums import cheapest_groups
+from pruning_kernels.groups.groups import cheapest_groups
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,10 @@ def angular_distances(
 ) -> list[float]:
     """Return the angular distances between the outputs of blocks that are ``apart`` blocks apart.
 
-    Only pairs with both blocks in the emulator are compared. One block and the hidden states of the
-    last tokens are in memory at a time.
-
-    Parameters
-    ----------
-    stream : the full model
-    samples : (num_samples, sequence_length), int64, without padding, so that the last token is at
-        the end
-    apart : n, at least 0
-    emulator : indices of its blocks
-
-    Returns
-    -------
-    list of float
-        Mean over samples of arccos(cosine) / pi (equation 5), in [0, 1], by the place of the first
-        block in the emulator
+    They are means over samples of arccos(cosine) / pi (equation 5), in [0, 1], by the place of the
+    first block in the emulator. Only pairs with both blocks in the emulator are compared. One block
+    and the hidden states of the last tokens are in memory at a time. ``samples`` are (num_samples,
+    sequence_length), int64, without padding, so that the last token is at the end.
     """
     activations = stream.start(samples)
     outputs = deque[Tensor]()
@@ -61,38 +49,21 @@ def angular_distances(
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
         if index in emulator:
-            outputs.append(latest := _last_tokens(activations))
+            last = [batch[:, -1].to("cpu", torch.float32) for batch in activations.batches()]
+            outputs.append(latest := torch.cat(last))
             if len(outputs) > apart:
-                found.append(_mean_angle(outputs.popleft(), latest))
+                cosines = torch.cosine_similarity(
+                    outputs.popleft().double(), latest.double(), dim=1
+                )
+                found.append(float((cosines.clamp(-1, 1).arccos() / math.pi).mean()))
     return found
-
-
-def _last_tokens(activations: Activations) -> Tensor:
-    return torch.cat([batch[:, -1].to("cpu", torch.float32) for batch in activations.batches()])
-
-
-def _mean_angle(one: Tensor, other: Tensor) -> float:
-    """Return the mean angle between rows, as a fraction of pi."""
-    cosines = torch.cosine_similarity(one.double(), other.double(), dim=1).clamp(-1, 1)
-    return float((cosines.arccos() / math.pi).mean())
 
 
 def similar_groups(distances: Sequence[float], apart: int, number: int, first: int) -> list[int]:
     """Return the first blocks of the groups to drop, as indices of the full model.
 
-    The groups do not overlap and have the smallest sum of distances.
-
-    Parameters
-    ----------
-    distances : result of ``angular_distances``
-    apart : n, the number of blocks that each group loses
-    number : number of groups
-    first : index of the emulator's first block
-
-    Raises
-    ------
-    ValueError
-        The emulator is too short for this number of groups.
+    The groups do not overlap and have the smallest sum of distances. ``first`` is the index of the
+    emulator's first block.
     """
     return [first + place for place in cheapest_groups(distances, apart + 1, number)]
 
@@ -103,26 +74,21 @@ def dropped_of_groups(starts: Sequence[int], apart: int) -> list[int]:
 
 
 def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "down"]) -> list[int]:
-    """Return the blocks of an emulator to drop at even distances (FedOT, FedBiOT).
+    """Return the ``number`` blocks of an emulator to drop at even distances (FedOT, FedBiOT).
 
     The remaining blocks are spread from the first to the last block, both of which stay if more
-    than one does.
-
-    Parameters
-    ----------
-    emulator : indices of its blocks
-    number : number of blocks to drop
-    rounding : rounding of the places of remaining blocks: ``nearest`` as in Offsite-Tuning's code,
-        ``down`` as in FedBiOT's
+    than one does. Their places are rounded to the ``nearest`` number as in Offsite-Tuning's code, or
+    ``down`` as in FedBiOT's.
     """
     stay = len(emulator) - number
+    last = len(emulator) - 1
     kept = set(range(stay))
     if stay > 1 and rounding == "down":
         # The order of operations is that of FedBiOT's code: rounding decides whether 15 becomes 14.
-        stride = (len(emulator) - 1) / (stay - 1)
+        stride = last / (stay - 1)
         kept = {int(place * stride) for place in range(stay)}
     elif stay > 1:
-        kept = {round(place * (len(emulator) - 1) / (stay - 1)) for place in range(stay)}
+        kept = {round(place * last / (stay - 1)) for place in range(stay)}
     return [index for place, index in enumerate(emulator) if place not in kept]
 
 

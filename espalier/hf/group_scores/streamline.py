@@ -16,10 +16,9 @@ from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import Activations, BlockStream
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.full_tensors import stored_values
-from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_streamline import COSINES, layer_shapes
+from espalier.methods.llm_streamline import layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.progress import beats
@@ -27,10 +26,10 @@ from espalier.progress import beats
 
 @torch.no_grad()
 def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_norm: bool) -> Tensor:
-    """Return the cosine between the hidden states before and after each stretch of ``span`` blocks.
+    """Return the mean cosine between the hidden states before and after each stretch of blocks.
 
-    The hidden states of ``span + 1`` places are held, in memory or on disk, depending on the
-    settings.
+    The result is (stretches,), float64, by the first block of the stretch. The hidden states of
+    ``span + 1`` places are held, in memory or on disk, depending on the settings.
 
     The published code reads ``hidden_states`` of transformers, whose last entry is the output of
     the model's final norm. The norm scales each dimension by its own weight, which rotates the
@@ -38,16 +37,10 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
 
     Parameters
     ----------
-    stream : the dense model
-    samples : (num_samples, sequence_length), int64, calibration samples
+    samples : (num_samples, sequence_length), int64, calibration samples of the dense model
     span : number of blocks of a stretch
     after_norm : use the last block's output after the final norm, as the published code does,
         instead of before it
-
-    Returns
-    -------
-    Tensor
-        (stretches,), float64: mean cosine over all tokens, by the first block of the stretch
     """
     activations = stream.start(samples)
     found = list[float]()
@@ -62,23 +55,16 @@ def stretch_cosines(stream: BlockStream, samples: Tensor, span: int, *, after_no
             with (
                 stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity())
             ) as norm:
-                found.append(_sum_of_cosines(before.popleft(), activations, norm) / samples.numel())
+                pairs = zip(before.popleft().batches(), activations.batches(), strict=True)
+                cosines = [
+                    torch.cosine_similarity(one.float(), norm(other).float(), dim=-1)
+                    for one, other in pairs
+                ]
+                total = sum(float(own.double().sum()) for own in cosines)
+                found.append(total / samples.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
             before.append(activations.copied())
     return torch.tensor(found, dtype=torch.float64)
-
-
-def _sum_of_cosines(before: Activations, behind: Activations, norm: nn.Module) -> float:
-    """Return the sum of the cosines of all tokens, in float64.
-
-    The hidden states after the stretch go through ``norm`` first.
-    """
-    total = 0.0
-    for one, other in zip(before.batches(), behind.batches(), strict=True):
-        total += float(
-            torch.cosine_similarity(one.float(), norm(other).float(), dim=-1).double().sum()
-        )
-    return total
 
 
 def likest(cosines: Tensor) -> int:
@@ -86,23 +72,10 @@ def likest(cosines: Tensor) -> int:
     return int(cosines.argmax())
 
 
-def pack_cosines(cosines: Tensor) -> bytes:
-    """Serialise the cosines, float32."""
-    return pack_tensors({COSINES: cosines.to(torch.float32).numpy()})
-
-
-def unpack_cosines(blob: bytes) -> Tensor:
-    """Return the cosines from a blob, float64."""
-    return torch.from_numpy(unpack_tensors(blob)[COSINES].copy()).double()
-
-
 def first_layer(model: OpenedModel, start: int) -> dict[str, Tensor]:
-    """Return the initial values of the replacement layer: the first of the removed blocks.
+    """Return the first of the removed blocks, with which the replacement layer begins.
 
-    Returns
-    -------
-    dict
-        float32 tensors by canonical name
+    It is float32, by canonical name.
     """
     key = block_key(start)
     return stored_values(model, {key: list(layer_shapes(model.plan.blocks[start]))})[key]
@@ -120,15 +93,10 @@ def stays(num_blocks: int, start: int, span: int, replaced: bool) -> list[int]:
 def open_streamlined(
     model: OpenedModel, start: int, span: int, layer: Mapping[str, Tensor] | None
 ) -> OpenedModel:
-    """Open the base without a stretch of blocks.
+    """Open the base without the ``span`` blocks from ``start`` on.
 
-    Parameters
-    ----------
-    model : the base
-    start : first block of the stretch
-    span : number of blocks of the stretch
-    layer : float32 tensors of the layer that replaces the stretch, by canonical name; they are
-        rounded to the dtypes of the files. None for no layer
+    ``layer`` has the float32 tensors of the layer that replaces them, by canonical name; they are
+    rounded to the dtypes of the files. None stands for no layer.
     """
     structure = Structure.whole(model.plan).with_blocks(
         stays(len(model.plan.blocks), start, span, layer is not None)

@@ -15,9 +15,10 @@ from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import samples_per_batch
+from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.structured.selection import in_sequence, lowest
+from espalier.hf.whole.adapters import module_path
 from espalier.hf.whole.model import load_whole
-from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, fisher_name, score_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
@@ -26,10 +27,10 @@ from espalier.progress import beats
 from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.groups.mask_tuning import (
     fisher_factor,
-    packed_factor,
     rearranged,
     unpacked_factor,
 )
+from pruning_kernels.groups.slicing import packed
 
 BlockScores = Mapping[str, Tensor]
 """Scores of a block's prunable groups by kind: (groups,), float64.
@@ -54,18 +55,25 @@ def taylor_scores(
     Parameters
     ----------
     model : the dense model
-    computing : device of the computation
     samples : (num_samples, sequence_length), int64, calibration samples
     job : settings of the method; ``squared`` is the diagonal of the Fisher information of masks
         (Kwon et al. 2022)
     of_samples : number of samples by which the sum of losses is divided. It is the same for all
         clients, so that a client with more samples counts more
-    most_rows : maximum number of rows of a Fisher factor, for which the gradients of all samples
+    max_rows : maximum number of rows of a Fisher factor, for which the gradients of all samples
         are kept; None for the number of samples
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
-    scores = {index: _zeros(model, index) for index in blocks}
+    scores = {
+        index: {
+            kind: torch.zeros(
+                getattr(sizes_of(model.plan, model.plan.blocks[index]), kind)
+            ).double()
+            for kind in GROUP_KINDS
+        }
+        for index in blocks
+    }
     weights = [
         (index, linear, _weight(model, whole, index, linear))
         for index in blocks
@@ -79,8 +87,10 @@ def taylor_scores(
     def collect() -> None:
         for index, linear, weight in weights:
             if weight.grad is not None and squared:
-                of_masks = _mask_gradient(model, linear, weight.detach() * weight.grad)
+                # The gradient of a mask on a group's output is the sum over the matrix that reads it.
                 kind = COLUMNS[linear.name]
+                size = group_size(model.plan, linear.name, kind)
+                of_masks = coupled_sums(weight.detach() * weight.grad, 1, size).cpu()
                 scores[index][kind].add_(of_masks.square() / of_samples)
                 gradients.note(index, kind, of_masks)
             elif weight.grad is not None:
@@ -107,19 +117,10 @@ def taylor_scores(
     return scores
 
 
-def _zeros(model: OpenedModel, index: int) -> dict[str, Tensor]:
-    """Return a score of 0 for each prunable group of a block, by kind."""
-    sizes = sizes_of(model.plan, model.plan.blocks[index])
-    return {kind: torch.zeros(getattr(sizes, kind)).double() for kind in GROUP_KINDS}
-
-
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
     """Return a matrix of the whole model, and enable its gradient."""
-    module = whole.get_submodule(
-        f"{model.family.blocks}.{index}.{model.family.linears[linear.name]}"
-    )
-    weight = module.weight
-    assert isinstance(weight, nn.Parameter)
+    path = module_path(model.family, index, linear.name)
+    weight = whole.get_parameter(f"{path}.weight")
     weight.requires_grad_(True)
     return weight
 
@@ -138,16 +139,6 @@ def _add(
             scores[kind].add_(
                 coupled_sums(products, side, group_size(model.plan, linear.name, kind)).cpu()
             )
-
-
-def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> Tensor:
-    """Return the gradient of the loss with respect to a mask on each group's output.
-
-    The result is (groups,), float64. It is the sum over the matrix that reads the output.
-    """
-    return coupled_sums(
-        products, 1, group_size(model.plan, linear.name, COLUMNS[linear.name])
-    ).cpu()
 
 
 class _Gradients:
@@ -178,24 +169,18 @@ class _Gradients:
 
 def pack_scores(scores: BlockScores) -> bytes:
     """Serialise the scores and Fisher factors of a block, float32."""
-    factors = {
-        name: packed_factor(value) for name, value in scores.items() if name not in GROUP_KINDS
-    }
-    tensors = {score_name(kind): scores[kind] for kind in GROUP_KINDS} | factors
-    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
+    named = {score_name(kind): scores[kind] for kind in GROUP_KINDS}
+    factors = {name: packed(value) for name, value in scores.items() if name not in GROUP_KINDS}
+    return pack_statistics(named | factors)
 
 
 def unpack_scores(blob: bytes, job: LlmPrunerSettings, max_rows: int) -> dict[str, Tensor]:
     """Return the scores and Fisher factors of a block from a blob."""
-    tensors = {
-        name: torch.from_numpy(value.copy()).double()
-        for name, value in unpack_tensors(blob).items()
-    }
+    tensors = read_statistics(blob)
     found = {kind: tensors[score_name(kind)] for kind in GROUP_KINDS}
     for kind in job.rearranged:
-        found[fisher_name(kind)] = read_factor(
-            tensors[fisher_name(kind)], len(found[kind]), max_rows
-        )
+        name = fisher_name(kind)
+        found[name] = read_factor(tensors[name], len(found[kind]), max_rows)
     return found
 
 
@@ -210,15 +195,10 @@ def taylor_cut(
     job: LlmPrunerSettings,
     fisher_of: FisherOf | None = None,
 ) -> Cut:
-    """Choose the prunable groups to remove.
+    """Choose the prunable groups to remove, by the scores of the blocks that may be pruned.
 
-    Parameters
-    ----------
-    model : the dense model
-    scores : scores of the blocks that may be pruned, by number of the block
-    job : settings of the method
-    fisher_of : source of the Fisher factors of kinds that are rearranged, called once per block and
-        kind; None reads them from ``scores``
+    ``fisher_of`` returns the Fisher factors of kinds that are rearranged, and is called once per
+    block and kind; None reads them from ``scores``.
     """
     groups = Groups.of(model.plan, cut_blocks(model.plan, job))
     values = in_sequence(groups, scores)

@@ -86,27 +86,20 @@ REPEATS = 5
 GIGA = 1e9
 
 
+@cache
 def measured_capability(computing: Computing) -> float:
     """Return the speed in billions of multiplications and additions per second.
 
-    The result is the best of five measurements, rounded to two significant digits. Measurements
-    differ from time to time, and so do layer samples that depend on them. A run that must be
-    reproducible states its capabilities in the settings.
+    The result is the best of five measurements, rounded to two significant digits, and is measured
+    once per process. Measurements differ from time to time, and so do layer samples that depend on
+    them. A run that must be reproducible states its capabilities in the settings.
     """
     matrix = torch.ones(SIZE, SIZE, device=computing.device, dtype=computing.dtype)
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        # item() waits for the result, because a CUDA device computes asynchronously.
+        (matrix @ matrix).sum().item()
+        seconds.append(time.perf_counter() - started)
     # The shortest time is least disturbed by other processes.
-    best = min(_seconds(matrix) for _ in range(REPEATS))
-    return float(f"{2 * SIZE**3 / best / GIGA:.1e}")
-
-
-@cache
-def capability_of_this_process(computing: Computing) -> float:
-    """Return ``measured_capability``, measured once per process."""
-    return measured_capability(computing)
-
-
-def _seconds(matrix: torch.Tensor) -> float:
-    started = time.perf_counter()
-    # item() waits for the result, because a CUDA device computes asynchronously.
-    (matrix @ matrix).sum().item()
-    return time.perf_counter() - started
+    return float(f"{2 * SIZE**3 / min(seconds) / GIGA:.1e}")

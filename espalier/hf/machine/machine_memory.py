@@ -11,18 +11,19 @@ Does not cover: memory that a kernel uses while it runs, such as a packed copy o
 tensors that existed before.
 """
 
-import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+OWN = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 LARGEST = 1 << 60
 """Limits from this value on mean "unlimited": version 1 has no other way to say so."""
@@ -33,15 +34,10 @@ def machine_memory() -> tuple[int, int]:
 
     All processes of the same control groups share this memory.
     """
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = page * os.sysconf("SC_AVPHYS_PAGES")
-    for line in (
-        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ()
-    ):
-        if line.startswith("MemAvailable:"):
-            free = 1024 * int(line.split()[1])
-    for most, used in limits(Path("/proc/self/cgroup"), GROUPS):
+    memory = psutil.virtual_memory()
+    total = memory.total
+    free = memory.available
+    for most, used in limits(OWN, GROUPS):
         total = min(total, most)
         free = min(free, max(0, most - used))
     return total, free
@@ -57,64 +53,42 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
     own : file that lists the control groups of this process
     groups : mount point of the control groups; inside a container, its own group is the root
     """
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        # Version 2 has a single hierarchy, whose entry names no controllers.
-        if not controllers:
-            root = groups
-            most = "memory.max"
-            used = "memory.current"
-        elif "memory" in controllers.split(","):
-            root = groups / "memory"
-            most = "memory.limit_in_bytes"
-            used = "memory.usage_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for place in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
-            # The limit of a parent group also applies to its children.
-            limit = _number(place / most)
-            now = _number(place / used)
-            if limit is not None and limit < LARGEST and now is not None:
-                yield limit, max(0, now - _reclaimable(place / "memory.stat"))
+    for folder, version in _memory_groups(own, groups):
+        # The limit of a parent group also applies to its children.
+        limit = _number(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
+        used = _number(folder / ("memory.usage_in_bytes" if version == 1 else "memory.current"))
+        if limit is not None and limit < LARGEST and used is not None:
+            stat = _counts(folder / "memory.stat")
+            reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+            yield limit, max(0, used - reclaimable)
 
 
-def memory_kills(own: Path = Path("/proc/self/cgroup"), groups: Path = GROUPS) -> int | None:
+def memory_kills(own: Path = OWN, groups: Path = GROUPS) -> int | None:
     """Return how many processes of this control group were killed for lack of memory.
 
-    Parameters
-    ----------
-    own, groups : see ``limits``
-
-    Returns
-    -------
-    int or None
-        Number of kills since the group was created; None if the kernel does not report it (Linux
-        does from version 4.13 on)
+    The result is None if the kernel does not report it (Linux does from version 4.13 on).
+    Parameters are those of ``limits``.
     """
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root = groups
-            events = "memory.events"
-        elif "memory" in controllers.split(","):
-            root = groups / "memory"
-            events = "memory.oom_control"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for place in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
-            if (kills := _count(place / events, "oom_kill")) is not None:
-                return kills
+    for folder, version in _memory_groups(own, groups):
+        events = _counts(folder / ("memory.oom_control" if version == 1 else "memory.events"))
+        if "oom_kill" in events:
+            return events["oom_kill"]
     return None
 
 
-def _count(path: Path, name: str) -> int | None:
-    """Return a count from a file that has a name and a number on each line."""
-    try:
-        return int(dict(line.split(maxsplit=1) for line in path.read_text().splitlines())[name])
-    except (OSError, ValueError, KeyError):
-        return None
+def _memory_groups(own: Path, groups: Path) -> Iterator[tuple[Path, int]]:
+    """Yield this process's folder for memory, its parents, and the version of the hierarchy."""
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        # Version 2 has a single hierarchy, whose entry names no controllers.
+        version = 1 if controllers else 2
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = groups / "memory" if controllers else groups
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(root):
+                yield place, version
 
 
 def _number(path: Path) -> int | None:
@@ -125,19 +99,20 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _reclaimable(path: Path) -> int:
-    """Return the bytes of cached files that have not been used for a long time."""
+def _counts(path: Path) -> dict[str, int]:
+    """Return the numbers of a file that has a name and a number on each line."""
     try:
-        stat = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
-        return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-    except (OSError, ValueError):
-        return 0
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split() for line in lines)
+    return {name: int(number) for name, number in pairs if number.isdecimal()}
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds; 0 if the system does not report them."""
-    file = Path("/proc/self/statm")
-    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0
+    """Return the bytes of memory that this process holds."""
+    rss: int = psutil.Process().memory_info().rss
+    return rss
 
 
 class LiveBytes(TorchDispatchMode):

@@ -1,65 +1,42 @@
 """Cache of quantised models on a node.
 
-Each model and quantisation has one file, ``<cache_folder>/<key>/model.safetensors``.
+Each model and quantisation has a folder, ``<cache_folder>/<key>``, with a file for each matrix: the
+SHA-256 of its name and content, then safetensors.
 
 Covers:
 
 - Other users of the machine cannot read the cache (owner-only permissions).
 - A file appears complete or not at all (atomic rename).
-- Two processes that need the same model quantise it once (a lock that ends with its process).
-- A damaged file is detected by its hashes, matrix by matrix, and created again.
+- Of two processes that need a matrix, one quantises it (a lock that ends with its process).
+- A damaged file is detected by its hash and created again.
 - A folder that was not used for as long as the node keeps the state of runs is deleted with that
   state.
 
 Does not cover: an attacker who uses the owner's account and writes matching hashes.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from safetensors.torch import load, save
 
-from espalier.errors import EspalierError
-from espalier.hf.files.checkpoint import Checkpoint, ShardWriter
 from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.checkpoint import held_in_nf4
-from espalier.hf.nf4.matrices import (
-    BLOCK,
-    Nf4Matrix,
-    bitsandbytes,
-    quantise,
-    require_quantisable,
-    tables,
-    tensor_sizes,
-)
+from espalier.hf.nf4.matrices import BLOCK, Nf4Matrix, bitsandbytes, quantise, require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
-from espalier.storage.atomic import replacing
-from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
-    VERSION_FILE,
-    mark_as_ours,
-    private_folder,
-)
+from espalier.storage.atomic import write_bytes
+from espalier.storage.client_state import marked_folder
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
 
-VERSION = 2
+VERSION = 3
 """Version of the file layout and of the quantisation; part of the key."""
-HASH_BYTES = 32
-TABLES = "tables"
-LOCK = "lock"
-
-Sizes = dict[str, tuple[str, tuple[int, ...], int]]
-
-
-class _DamagedError(Exception):
-    """Error for a file that does not hold what was written."""
 
 
 def quantised_linears(
@@ -67,20 +44,15 @@ def quantised_linears(
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     """Yield the matrices of all blocks in NF4, in order, from the node's cache if possible.
 
-    If the cache turns out to be damaged in the middle, all matrices are yielded again from the
-    first one. If the model's files hold all matrices in NF4, these are yielded unchanged: nothing
-    is quantised or cached, and the files determine whether the scales are quantised.
+    If the model's files hold all matrices in NF4, these are yielded unchanged: nothing is quantised
+    or cached, and the files determine whether the scales are quantised. Matrices that were cut,
+    scaled or replaced are not held in NF4.
 
     Parameters
     ----------
     model : source of the weights
     device : device of the result
     cache_folder : cache of the node; None quantises every time
-
-    Yields
-    ------
-    tuple
-        The plan of the linear, and its matrix
 
     Raises
     ------
@@ -89,180 +61,67 @@ def quantised_linears(
         a whole number of blocks.
     """
     require_quantisable(model.plan)
-    if is_held_in_nf4(model):
-        yield from _held(model, device)
-        return
-    if cache_folder is None:
-        yield from _quantised(model, device)
-        return
-    folder = private_folder(cache_folder, cache_key(model))
-    if not (folder / VERSION_FILE).exists():
-        mark_as_ours(folder)
-    with suppress(FileNotFoundError):
-        # The node deletes entries that were not used for its number of days.
-        os.utime(folder / LOCK)
-    try:
-        yield from _kept(model, folder, device)
-    except _DamagedError:
-        with _locked(folder):
-            # Another process may have created the entry while this one waited for the lock.
-            try:
-                yield from _kept(model, folder, device)
-            except _DamagedError:
-                yield from _quantised_and_kept(model, folder, device)
+    linears = [linear for block in model.plan.blocks for linear in block.linears]
+    held = [held_in_nf4(model.checkpoint, linear.parameter) for linear in linears]
+    folder = None
+    if cache_folder is not None and None in held:
+        folder = marked_folder(cache_folder, cache_key(model))
+        with suppress(FileNotFoundError):
+            # The node deletes entries that were not used for its number of days.
+            os.utime(folder / LOCK)
+    for linear, found in zip(beats(linears, "loading matrix"), held, strict=True):
+        if found is not None and None not in held:
+            yield linear, found[0].matrix(found[1], device)
+        elif folder is None:
+            yield linear, _quantised(model, linear, device)
+        else:
+            yield linear, _cached(model, linear, device, folder)
 
 
 def cache_key(model: OpenedModel) -> str:
     """Return the SHA-256 of everything that determines the bits.
 
-    That is the model, the quantisation, and the version of bitsandbytes.
+    That is the model, the quantisation, and the version of bitsandbytes, which has the tables.
     """
-    parts = [
-        VERSION,
-        model.sha256,
-        "nf4",
-        BLOCK,
-        bitsandbytes().__version__,
-    ]
+    parts = [VERSION, model.sha256, "nf4", BLOCK, bitsandbytes().__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def is_held_in_nf4(model: OpenedModel) -> bool:
-    """Return whether the model's files hold all matrices of its blocks in NF4.
-
-    Matrices that were cut, scaled or replaced do not count.
-    """
-    return all(
-        held_in_nf4(model.checkpoint, linear.parameter)
-        for block in model.plan.blocks
-        for linear in block.linears
-    )
+def _quantised(model: OpenedModel, linear: LinearPlan, device: torch.device) -> Nf4Matrix:
+    return quantise(pieces(model.checkpoint, linear.parameter), linear.shape, device)
 
 
-def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    for block in beats(model.plan.blocks, "reading block"):
-        for linear in block.linears:
-            found = held_in_nf4(model.checkpoint, linear.parameter)
-            assert found is not None
-            yield linear, found[0].matrix(found[1], device)
+def _cached(
+    model: OpenedModel, linear: LinearPlan, device: torch.device, folder: Path
+) -> Nf4Matrix:
+    path = folder / linear.parameter
+    data = _read(path)
+    if data is None:
+        with in_turn(folder):
+            # Another process may have written the file while this one waited for the lock.
+            data = _read(path)
+            if data is None:
+                data = save(_quantised(model, linear, device).tensors)
+                # Unfinished files come from killed processes, because this process holds the lock.
+                for unfinished in folder.glob(f".{path.name}.*"):
+                    unfinished.unlink()
+                write_bytes(path, _digest(path.name, data) + data, OWNER_ONLY_FILE)
+    tensors = {name: tensor.to(device) for name, tensor in load(data).items()}
+    return Nf4Matrix(linear.shape, **tensors)
 
 
-def _quantised(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    for block in beats(model.plan.blocks, "quantising block"):
-        for linear in block.linears:
-            yield (
-                linear,
-                quantise(
-                    pieces(model.checkpoint, linear.parameter),
-                    linear.shape,
-                    device,
-                ),
-            )
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file without its hash; None if it is missing or damaged."""
+    with suppress(OSError), open(path, "rb") as file:
+        digest = file.read(hashlib.sha256().digest_size)
+        data = file.read()
+        if digest == _digest(path.name, data):
+            return data
+    return None
 
 
-def _quantised_and_kept(
-    model: OpenedModel, folder: Path, device: torch.device
-) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    path = folder / "model.safetensors"
-    # Unfinished files come from killed processes, because this process holds the lock.
-    for unfinished in folder.glob(f".{path.name}.*"):
-        unfinished.unlink()
-    groups = _groups(model)
-    specs = {
-        f"{group}.{name}": spec
-        for group, sizes in groups.items()
-        for name, spec in _hashed(sizes).items()
-    }
-    with replacing(path, OWNER_ONLY_FILE) as file:
-        writer = ShardWriter(file, specs, {"format": "pt"})
-        _write(writer, TABLES, tables(torch.device("cpu")))
-        for linear, matrix in _quantised(model, device):
-            _write(writer, linear.parameter, matrix.tensors)
-            yield linear, matrix
-
-
-def _kept(
-    model: OpenedModel, folder: Path, device: torch.device
-) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    groups = _groups(model)
-    try:
-        file = Checkpoint(folder)
-        found = _read(file, TABLES, groups[TABLES])
-        # The codes are valid only for these tables, which come from bitsandbytes.
-        if any(
-            not torch.equal(found[name], table)
-            for name, table in tables(torch.device("cpu")).items()
-        ):
-            raise _DamagedError
-        for block in model.plan.blocks:
-            for linear in block.linears:
-                tensors = _read(file, linear.parameter, groups[linear.parameter])
-                yield (
-                    linear,
-                    Nf4Matrix(
-                        linear.shape,
-                        **{name: tensor.to(device) for name, tensor in tensors.items()},
-                    ),
-                )
-    # The file does not exist or is not a safetensors file.
-    except (EspalierError, OSError) as error:
-        raise _DamagedError from error
-
-
-def _groups(model: OpenedModel) -> dict[str, Sizes]:
-    """Return the tensors of the file: lookup tables, and those of each matrix by parameter."""
-    held: Sizes = {
-        name: ("F32", tuple(table.shape), table.nbytes)
-        for name, table in tables(torch.device("cpu")).items()
-    }
-    shapes = {
-        linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
-    }
-    return {TABLES: held} | {
-        name: tensor_sizes(shape, double_quantisation=True) for name, shape in shapes.items()
-    }
-
-
-def _hashed(sizes: Sizes) -> Sizes:
-    return sizes | {"sha256": ("U8", (HASH_BYTES,), HASH_BYTES)}
-
-
-def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
+def _digest(name: str, data: bytes) -> bytes:
     # The hash includes the name, so that matrices cannot be exchanged unnoticed.
-    digest = hashlib.sha256(group.encode())
-    for name, tensor in tensors.items():
-        data = _bytes(tensor)
-        digest.update(data)
-        writer.write(f"{group}.{name}", data)
-    writer.write(f"{group}.sha256", digest.digest())
-
-
-def _read(file: Checkpoint, group: str, sizes: Sizes) -> dict[str, Tensor]:
-    """Read the tensors of a group on the CPU, and compare their bytes with the stored hash."""
-    digest = hashlib.sha256(group.encode())
-    tensors = {}
-    for name, (dtype, shape, _) in _hashed(sizes).items():
-        stored = file.tensors.get(f"{group}.{name}")
-        if stored is None or (stored.dtype, stored.shape) != (dtype, shape):
-            raise _DamagedError
-        tensors[name] = file.read(f"{group}.{name}")
-        if name != "sha256":
-            digest.update(_bytes(tensors[name]))
-    if bytes(_bytes(tensors.pop("sha256"))) != digest.digest():
-        raise _DamagedError
-    return tensors
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of one cached model; other processes wait until it is released.
-
-    The kernel releases the lock of a process that dies.
-    """
-    with open(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    digest = hashlib.sha256(name.encode())
+    digest.update(data)
+    return digest.digest()

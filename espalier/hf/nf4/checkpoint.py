@@ -3,28 +3,29 @@
 Matrices are dequantised as they are read. In addition to the requested values, one stretch of whole
 blocks is in memory. Code that streams, cuts, tunes or evaluates a model therefore works with NF4
 files too. Only code that computes in NF4 reads the codes.
+
+The layout is that of bitsandbytes and transformers. ``config.json`` describes the quantisation
+under ``quantization_config``. A matrix of n weights is stored as ``<parameter>``, shape (n / 2, 1),
+with two codes per byte. Further tensors have the same name with a suffix:
+
+- ``absmax`` and ``quant_map``
+- ``nested_absmax`` and ``nested_quant_map``, with double quantisation
+- ``quant_state.bitsandbytes__nf4``, a JSON text that holds the shape
+
+``Nf4Matrix`` documents the first four. Opening does not import torch.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from espalier.errors import InputError
+from espalier.environment.bounded_json import read_json
+from espalier.errors import EspalierError, InputError
 from espalier.hf.files.checkpoint import Checkpoint, StoredTensor
-from espalier.hf.nf4.layout import (
-    BLOCK,
-    CONFIG_KEY,
-    LONGEST_STATE,
-    NESTED_BLOCK,
-    OTHER_STATE,
-    PARTS,
-    STATE,
-    HeldMatrix,
-    held_matrix,
-    stored_parts,
-)
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
+from espalier.messages.tensor_blobs import TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,27 @@ if TYPE_CHECKING:
 
     from espalier.hf.nf4.matrices import Nf4Matrix
 
+BLOCK = 64
+"""Number of consecutive weights of a row that share a scale."""
+NESTED_BLOCK = 256
+"""Number of scales that share a second-level scale, with double quantisation."""
+LEVELS = 16
+NESTED_LEVELS = 256
+
+CONFIG_KEY = "quantization_config"
+"""Key of ``config.json`` that describes the quantisation."""
+STATE = "quant_state.bitsandbytes__nf4"
+PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE)
+"""Suffixes of the tensors that are stored next to the codes of a matrix."""
+STATE_BYTES = 256
+"""Size in bytes of a quantisation state that Espalier writes.
+
+The JSON text is shorter and is padded with spaces, which JSON allows. The sizes of all tensors are
+therefore known before the first one is quantised, and floats are aligned to multiples of their
+size.
+"""
+LONGEST_STATE = 4096
+"""Maximum size in bytes of a quantisation state that is read."""
 UNIT = BLOCK * NESTED_BLOCK
 """Number of weights that share a second-level scale."""
 STRETCH = 1 << 20
@@ -39,6 +61,62 @@ STRETCH = 1 << 20
 
 In float32 they take 4 MiB.
 """
+
+
+@dataclass(frozen=True)
+class HeldMatrix:
+    """Content of the quantisation state of a matrix."""
+
+    shape: tuple[int, int]
+    """Shape (out_features, in_features)."""
+    offset: float | None
+    """Mean of the scales, representable in float32; None without double quantisation."""
+
+
+def is_doubly_quantised(document: Any, where: str) -> bool:
+    """Return whether a ``quantization_config``, the one of the file ``where``, has double scales.
+
+    Raises
+    ------
+    InputError
+        The model is not quantised to NF4 by bitsandbytes. The message names the key that differs.
+    """
+    known = document if isinstance(document, Mapping) else {}
+    # Files may leave out keys with the default value, for which None stands.
+    wanted: dict[str, tuple[Any, ...]] = {
+        "quant_method": ("bitsandbytes",),
+        "load_in_8bit": (False, None),
+        "load_in_4bit": (True,),
+        "bnb_4bit_quant_type": ("nf4",),
+        "bnb_4bit_quant_storage": ("uint8", None),
+        "bnb_4bit_use_double_quant": (True, False, None),
+    }
+    for key, values in wanted.items():
+        if known.get(key) not in values:
+            raise InputError(
+                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model"
+                " before quantisation, or a model in NF4 of bitsandbytes (load_in_4bit,"
+                " bnb_4bit_quant_type = 'nf4')"
+            )
+    return bool(known.get("bnb_4bit_use_double_quant"))
+
+
+def stored_parts(shape: tuple[int, int], double_quantisation: bool) -> dict[str, TensorSpec]:
+    """Return the tensors that belong to the codes of a matrix, by suffix of the tensor name.
+
+    The quantisation state is not included.
+    """
+    blocks = shape[0] * shape[1] // BLOCK
+    table = TensorSpec("F32", (LEVELS,))
+    if not double_quantisation:
+        return {"absmax": TensorSpec("F32", (blocks,)), "quant_map": table}
+    return {
+        "absmax": TensorSpec("U8", (blocks,)),
+        "quant_map": table,
+        # Rounded up.
+        "nested_absmax": TensorSpec("F32", (-(-blocks // NESTED_BLOCK),)),
+        "nested_quant_map": TensorSpec("F32", (NESTED_LEVELS,)),
+    }
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -64,12 +142,11 @@ class QuantisedCheckpoint(Checkpoint):
         self.files = files
         """Tensors as they are stored."""
         self.double_quantisation = double_quantisation
-        beside = {f".{part}" for part in (*PARTS, OTHER_STATE)}
         of = {
-            name: name.removesuffix(end)
+            name: name.removesuffix(f".{part}")
             for name in files.tensors
-            for end in beside
-            if name.endswith(end)
+            for part in PARTS
+            if name.endswith(f".{part}")
         }
         # Such matrices are reported as incomplete if all other tensors are missing.
         packed = [
@@ -88,7 +165,11 @@ class QuantisedCheckpoint(Checkpoint):
                 " name the files in NF4"
             )
         self.tensors = {
-            name: self._shown(name, stored)
+            name: (
+                StoredTensor("F32", self.matrices[name].shape, stored.shard)
+                if name in self.matrices
+                else stored
+            )
             for name, stored in files.tensors.items()
             if name not in of
         }
@@ -96,79 +177,46 @@ class QuantisedCheckpoint(Checkpoint):
 
     def _held(self, name: str) -> HeldMatrix:
         """Return the quantisation state of a matrix after checking all tensors of the matrix."""
-        tensors = self.files.tensors
-        if f"{name}.{OTHER_STATE}" in tensors:
-            where = tensors[f"{name}.{OTHER_STATE}"].shard
-            raise InputError(
-                f"{where}: {name} is quantised to FP4; name the model before quantisation, or in"
-                " NF4"
-            )
-        state = self._require(name, f"{name}.{STATE}", "U8", None)
-        if state.num_bytes > LONGEST_STATE:
-            what = (
-                f"{state.shard}: tensor {name}.{STATE} has {state.num_bytes} bytes, more than"
-                f" {LONGEST_STATE}"
-            )
-            raise InputError(
-                f"{what}, and was not written by bitsandbytes; quantise the model again"
-            )
+        said = f"{name}.{STATE}"
+        state = self.files.tensors.get(said)
+        if state is None:
+            raise self._wrong(said, "is missing")
         try:
-            held = held_matrix(
-                b"".join(self.files.chunks(f"{name}.{STATE}")), self.double_quantisation
-            )
+            if state.dtype != "U8" or state.num_bytes > LONGEST_STATE:
+                raise ValueError(f"it is no text of at most {LONGEST_STATE} bytes")
+            held = held_matrix(b"".join(self.files.chunks(said)), self.double_quantisation)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = (
-                error
-                if type(error) is ValueError
-                else f"it cannot be read ({type(error).__name__}: {error})"
-            )
-            remedy = "copy the model again, or name the model before quantisation"
-            raise InputError(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
-        self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
-        for part, (dtype, shape, _) in stored_parts(held.shape, self.double_quantisation).items():
-            self._require(name, f"{name}.{part}", dtype, shape)
+            raise self._wrong(said, f"was not written by bitsandbytes: {error}") from None
+        parts = stored_parts(held.shape, self.double_quantisation)
+        wanted = {name: TensorSpec("U8", (math.prod(held.shape) // 2, 1))}
+        wanted |= {f"{name}.{part}": spec for part, spec in parts.items()}
+        for part, spec in wanted.items():
+            stored = self.files.tensors.get(part)
+            if stored is None:
+                raise self._wrong(part, "is missing")
+            if (stored.dtype, stored.shape) != (spec.dtype, spec.shape):
+                raise self._wrong(
+                    part,
+                    f"is {stored.dtype} {list(stored.shape)}, not {spec.dtype} {list(spec.shape)}",
+                )
         return held
 
-    def _require(
-        self, matrix: str, name: str, dtype: str, shape: tuple[int, ...] | None
-    ) -> StoredTensor:
-        """Return a tensor of a matrix after checking its dtype and, unless None, its shape."""
+    def _wrong(self, name: str, what: str) -> EspalierError:
+        """Return the error for a tensor that belongs to a matrix in NF4."""
         stored = self.files.tensors.get(name)
-        if stored is None:
-            near = self.files.tensors.get(matrix)
-            where = near.shard if near else self.shards[0]
-            raise InputError(
-                f"{where}: tensor {name} is missing, which belongs to {matrix} in NF4; copy the"
-                " files of the model again"
-            )
-        if stored.dtype != dtype or shape not in (None, stored.shape):
-            wanted = dtype if shape is None else f"{dtype} {list(shape)}"
-            raise InputError(
-                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, but"
-                f" {matrix} in NF4 needs {wanted}; quantise the model again"
-            )
-        return stored
-
-    def _shown(self, name: str, stored: StoredTensor) -> StoredTensor:
-        if (held := self.matrices.get(name)) is None:
-            return stored
-        return StoredTensor(stored.shard, "F32", held.shape, 0, 4 * math.prod(held.shape))
+        where = stored.shard if stored else self.directory
+        return InputError(
+            f"{where}: tensor {name} of a matrix in NF4 {what}; copy the model again, or name the"
+            " model before quantisation"
+        )
 
     def matrix(self, name: str, device: "torch.device") -> "Nf4Matrix":
-        """Return an NF4 matrix as it is stored, on a device.
-
-        Raises
-        ------
-        InputError
-            The file is too short, or its tables are not those of NF4.
-        """
+        """Return an NF4 matrix as it is stored, on a device."""
         from espalier.hf.nf4.matrices import Nf4Matrix
 
         shape = self.matrices[name].shape
         whole = self._blocks(name, 0, math.prod(shape) // BLOCK)
-        return Nf4Matrix(
-            shape, **{part: tensor.to(device) for part, tensor in whole.tensors.items()}
-        )
+        return Nf4Matrix(shape, **{part: own.to(device) for part, own in whole.tensors.items()})
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor into ``room`` and return it.
@@ -262,11 +310,40 @@ class QuantisedCheckpoint(Checkpoint):
             if stored is not None and not torch.equal(
                 self.files.read(f"{name}.{part}"), self._tables[table]
             ):
-                raise InputError(
-                    f"{stored.shard}: tensor {name}.{part} is not the NF4 table of bitsandbytes;"
-                    " quantise the model again"
-                )
+                raise self._wrong(f"{name}.{part}", "is not the table of bitsandbytes")
         self._right_tables.add(name)
+
+
+def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
+    """Parse the quantisation state of a matrix.
+
+    Raises
+    ------
+    ValueError
+        The state is not a JSON text, or it describes another quantisation than NF4 in blocks of 64.
+    """
+    said = read_json(state)
+    shape = tuple(said["shape"])
+    offset = said.get("nested_offset")
+    if len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
+        raise ValueError("it has no shape")
+    if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
+        raise ValueError(f"it is not NF4 in blocks of {BLOCK}")
+    # Blocks must not continue in the next row; see ``require_whole_blocks``.
+    if shape[1] % BLOCK:
+        raise ValueError(f"its rows are not a multiple of the block size {BLOCK}")
+    if double_quantisation != ("nested_blocksize" in said):
+        raise ValueError(
+            f"{CONFIG_KEY} in config.json disagrees on whether its scales are quantised"
+        )
+    if double_quantisation:
+        if (
+            said["nested_blocksize"] != NESTED_BLOCK
+            or not isinstance(offset, float)
+            or not math.isfinite(offset)
+        ):
+            raise ValueError("its scales are quantised in an unknown way")
+    return HeldMatrix((shape[0], shape[1]), offset if double_quantisation else None)
 
 
 def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint, str] | None:
@@ -279,8 +356,6 @@ def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint,
         if part is None or not part.is_whole or name in checkpoint.given:
             return None
         return held_in_nf4(checkpoint.base, part.source)
-    return (
-        (checkpoint, name)
-        if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices
-        else None
-    )
+    if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices:
+        return checkpoint, name
+    return None

@@ -1,7 +1,7 @@
 """Export of a model whose block linears are in NF4.
 
 Plain ``AutoModelForCausalLM.from_pretrained(folder)`` loads the result, and so does
-``OpenedModel``. The files have the layout of transformers and bitsandbytes (``quantised_layout``).
+``OpenedModel``. The files have the layout of transformers and bitsandbytes (``checkpoint``).
 Embeddings, norms, biases and the head are copied unchanged.
 """
 
@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InputError
-from espalier.hf.export.model import bits_of, made_whole
-from espalier.hf.files.checkpoint import INDEX, ShardWriter
+from espalier.hf.export.model import made_whole
+from espalier.hf.files.checkpoint import INDEX, SINGLE, write_shard
 from espalier.hf.files.tensor_pieces import pieces
-from espalier.hf.nf4.checkpoint import held_in_nf4
-from espalier.hf.nf4.layout import (
+from espalier.hf.nf4.checkpoint import (
     CONFIG_KEY,
     STATE,
     STATE_BYTES,
-    quantisation_config,
+    held_in_nf4,
     stored_parts,
 )
 from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
@@ -29,18 +28,16 @@ from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import LinearPlan
 from espalier.progress import beats
-from espalier.storage.atomic import replacing, write_json
+from espalier.storage.atomic import write_json
 
-WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
 WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
 """Files of the base that are not copied: the export writes its own or needs none."""
 COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Compute dtype by the dtype of the files, for models whose configuration names no dtype."""
-
-Specs = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def write_quantised(
@@ -68,42 +65,51 @@ def write_quantised(
     """
     require_quantisable(model.plan)
     config = quantised_config(model, double_quantisation)
-    dtype = _compute_dtype(model)
+    dtype = getattr(torch, _compute_dtype(model))
     with made_whole(target) as unfinished:
-        with replacing(unfinished / WEIGHTS) as file:
-            writer = ShardWriter(
-                file, quantised_specs(model, double_quantisation), {"format": "pt"}
-            )
-            for name, tensor in _tensors(model, double_quantisation, getattr(torch, dtype), device):
-                writer.write(name, bits_of(tensor).numpy().data)
+        write_shard(
+            unfinished / SINGLE,
+            quantised_specs(model, double_quantisation),
+            _tensors(model, double_quantisation, dtype, device),
+        )
         copy_beside(model.directory, unfinished, WRITTEN_ANEW)
         write_json(unfinished / "config.json", config)
 
 
 def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> dict[str, Any]:
     """Return ``config.json`` of the model in NF4."""
-    said = quantisation_config(double_quantisation, _compute_dtype(model), _other_linears(model))
-    return _plain_config(model) | {CONFIG_KEY: said}
-
-
-def _plain_config(model: OpenedModel) -> dict[str, Any]:
-    if model.structure is None:
-        return dict(model.config)
-    config = plain_config(model.config, model.family, model.plan, model.structure)
+    # These are the keys that transformers writes.
+    said = {
+        "_load_in_4bit": True,
+        "_load_in_8bit": False,
+        "bnb_4bit_compute_dtype": _compute_dtype(model),
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": double_quantisation,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": _other_linears(model),
+        "llm_int8_threshold": 6.0,
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "quant_method": "bitsandbytes",
+    }
+    config: dict[str, Any] | None = model.config
+    if model.structure is not None:
+        config = plain_config(model.config, model.family, model.plan, model.structure)
     if config is None:
         raise InputError(
             f"{model.directory}: the smaller model cannot be written in NF4, because its blocks"
             " differ, or transformers cannot describe their shape; drop only whole blocks"
         )
-    return config
+    return config | {CONFIG_KEY: said}
 
 
 def _compute_dtype(model: OpenedModel) -> str:
     """Return the name of the torch dtype of the hidden states and of all weights outside NF4."""
     named = str(model.configured("dtype")).removeprefix("torch.")
-    if named in COMPUTE_DTYPES.values():
-        return named
-    return COMPUTE_DTYPES.get(model.plan.blocks[0].linears[0].dtype, "float32")
+    stored = COMPUTE_DTYPES.get(model.plan.blocks[0].linears[0].dtype, "float32")
+    return named if named in COMPUTE_DTYPES.values() else stored
 
 
 def _other_linears(model: OpenedModel) -> list[str]:
@@ -123,23 +129,22 @@ def _other_linears(model: OpenedModel) -> list[str]:
     ]
 
 
-def quantised_specs(model: OpenedModel, double_quantisation: bool = True) -> Specs:
-    """Return the tensors of the file, sorted by name: name -> (dtype, shape, number of bytes).
+def quantised_specs(model: OpenedModel, double_quantisation: bool = True) -> dict[str, TensorSpec]:
+    """Return the tensors of the file, sorted by name.
 
     The result does not depend on how the model's own files are sharded.
     """
     linears = _linears(model)
-    found = Specs()
+    found = dict[str, TensorSpec]()
     for name, stored in sorted(model.checkpoint.tensors.items()):
         if name not in linears:
-            found[name] = (stored.dtype, stored.shape, stored.num_bytes)
+            found[name] = stored
             continue
         shape = linears[name].shape
-        codes = shape[0] * shape[1] // 2
-        found[name] = ("U8", (codes, 1), codes)
+        found[name] = TensorSpec("U8", (shape[0] * shape[1] // 2, 1))
         for part, spec in stored_parts(shape, double_quantisation).items():
             found[f"{name}.{part}"] = spec
-        found[f"{name}.{STATE}"] = ("U8", (STATE_BYTES,), STATE_BYTES)
+        found[f"{name}.{STATE}"] = TensorSpec("U8", (STATE_BYTES,))
     return found
 
 

@@ -15,6 +15,7 @@ three steps replace bitsandbytes' ``quantize_4bit``:
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InputError
-from espalier.hf.nf4.layout import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
+from espalier.hf.nf4.checkpoint import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.models.plan import ModelPlan
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
 from pruning_kernels.lora.nf4 import encode
@@ -55,13 +56,8 @@ class Nf4Matrix:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors to store, by name."""
-        kept = {
-            "packed": self.packed,
-            "absmax": self.absmax,
-            "nested_absmax": self.nested_absmax,
-            "offset": self.offset,
-        }
-        return {name: tensor for name, tensor in kept.items() if tensor is not None}
+        names = ("packed", "absmax", "nested_absmax", "offset")
+        return {name: own for name in names if (own := getattr(self, name)) is not None}
 
 
 def hush() -> None:
@@ -78,13 +74,7 @@ def hush() -> None:
 
 
 def bitsandbytes() -> Any:
-    """Import bitsandbytes and return the module.
-
-    Raises
-    ------
-    InputError
-        bitsandbytes is not installed.
-    """
+    """Import bitsandbytes and return the module; InputError if it is not installed."""
     hush()
     try:
         import bitsandbytes as library
@@ -108,11 +98,6 @@ def quantise(
     device : device of the computation and of the result
     double_quantisation : also quantise the scales to 8 bits, in blocks of 256 (QLoRA, section 3,
         "Double Quantization")
-
-    Raises
-    ------
-    InputError
-        See ``require_whole_blocks``.
     """
     require_whole_blocks(shape)
     functional = bitsandbytes().functional
@@ -155,26 +140,14 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
 
 
 def require_quantisable(plan: ModelPlan) -> None:
-    """Refuse a model with a matrix that ``require_whole_blocks`` refuses.
-
-    Raises
-    ------
-    InputError
-        The message names the matrix by its tensor in the files.
-    """
+    """Raise InputError for a model with a matrix that ``require_whole_blocks`` refuses."""
     for block in plan.blocks:
         for linear in block.linears:
             require_whole_blocks(linear.shape, linear.parameter)
 
 
 def tables(device: torch.device) -> dict[str, Tensor]:
-    """Return the values of the codes, float32.
-
-    Returns
-    -------
-    dict
-        ``table`` of the weights, (16,), and ``nested_table`` of the scales, (256,)
-    """
+    """Return the values of the codes, float32: ``table``, (16,), and ``nested_table``, (256,)."""
     functional = bitsandbytes().functional
     return {
         "table": functional.get_4bit_type("nf4", device=device),
@@ -185,14 +158,10 @@ def tables(device: torch.device) -> dict[str, Tensor]:
 def linear_of(
     matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool
 ) -> nn.Module:
-    """Return a ``bitsandbytes.nn.Linear4bit`` with a quantised matrix.
+    """Return a ``bitsandbytes.nn.Linear4bit`` with a quantised matrix; a bias stays on meta.
 
-    Parameters
-    ----------
-    matrix : quantised matrix
-    known : lookup tables, shared by all linears; see ``tables``
-    compute_dtype : dtype of the matrix product
-    bias : True if the linear has a bias, which stays on the meta device
+    ``known`` are the lookup tables, which all linears share; ``compute_dtype`` is the dtype of the
+    matrix product.
     """
     library = bitsandbytes()
     linear = library.nn.Linear4bit(
@@ -233,15 +202,9 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
 
     The scales, one float32 per 64 weights, are dequantised once and kept.
 
-    Parameters
-    ----------
-    packed, state : ``linear.weight.data`` and ``linear.weight.quant_state`` of ``linear_of``
-
-    Returns
-    -------
-    Callable
-        Function of the first row and the end (exclusive). It returns (rows, in_features), float32,
-        on the device of the matrix, bit for bit equal to the rows of ``dequantised``
+    ``packed`` and ``state`` are ``linear.weight.data`` and ``linear.weight.quant_state`` of
+    ``linear_of``. The function takes the first row and the end (exclusive), and returns (rows,
+    in_features), float32, on the device of the matrix, equal to the rows of ``dequantised``.
     """
     functional = bitsandbytes().functional
     in_features = state.shape[1]
@@ -271,11 +234,7 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
 def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
     """Return the ``bitsandbytes.functional.QuantState`` of a matrix, everything but the codes.
 
-    Parameters
-    ----------
-    matrix : quantised matrix
-    known : lookup tables, see ``tables``
-    dtype : dtype of dequantised weights
+    ``dtype`` is that of dequantised weights.
     """
     make = bitsandbytes().functional.QuantState
     nested = None
@@ -298,47 +257,16 @@ def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) ->
     )
 
 
-def tensor_sizes(
-    shape: tuple[int, int], double_quantisation: bool
-) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Return the tensors of ``Nf4Matrix.tensors`` for a shape.
-
-    Returns
-    -------
-    dict
-        Name -> (safetensors dtype, shape, number of bytes)
-    """
-    require_whole_blocks(shape)
-    weights = shape[0] * shape[1]
-    pairs = weights // 2
-    blocks = weights // BLOCK
-    packed = {"packed": ("U8", (pairs, 1), pairs)}
-    if not double_quantisation:
-        return packed | {"absmax": ("F32", (blocks,), 4 * blocks)}
-    nested = -(-blocks // NESTED_BLOCK)
-    scales = {
-        "absmax": ("U8", (blocks,), blocks),
-        "nested_absmax": ("F32", (nested,), 4 * nested),
-        "offset": ("F32", (), 4),
-    }
-    return packed | scales
-
-
-def matrix_bytes(shape: tuple[int, int], double_quantisation: bool = True) -> int:
-    """Return the size in bytes of one matrix in NF4, without the tables.
+def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = True) -> int:
+    """Return the size in bytes of matrices in NF4: codes, scales, offsets and the shared tables.
 
     This is 0.516 bytes per weight with double quantisation, and 0.563 without.
     """
-    return sum(size for _, _, size in tensor_sizes(shape, double_quantisation).values())
-
-
-def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = True) -> int:
-    """Return the size in bytes of matrices in NF4: codes, scales, offsets and the shared tables."""
-    return sum(matrix_bytes(shape, double_quantisation) for shape in shapes) + table_bytes(
-        double_quantisation
-    )
-
-
-def table_bytes(double_quantisation: bool = True) -> int:
-    """Return the size in bytes of the tables, which all matrices share."""
-    return 4 * (LEVELS + NESTED_LEVELS * double_quantisation)
+    total = 4 * (LEVELS + NESTED_LEVELS * double_quantisation)
+    for shape in shapes:
+        require_whole_blocks(shape)
+        blocks = math.prod(shape) // BLOCK
+        total += math.prod(shape) // 2
+        # Scales: float32, or one byte each, a float32 per 256 of them, and the offset.
+        total += blocks + 4 * -(-blocks // NESTED_BLOCK) + 4 if double_quantisation else 4 * blocks
+    return total

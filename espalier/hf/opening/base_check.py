@@ -39,19 +39,15 @@ def require_finite_weights(
     """Refuse a model with a weight that is NaN or infinite, also after a cast to the compute dtype.
 
     Tensors that do not belong to the model, which transformers ignores, may hold any value.
-
-    Parameters
-    ----------
-    model : opened model
-    computing : compute dtype
-    num_labels : number of classes of an encoder; None for a decoder
+    ``num_labels`` is the number of classes of an encoder, and None for a decoder.
 
     Raises
     ------
     InputError
         A weight is not finite. The message names the tensor.
     """
-    used = _used_tensors(model, num_labels)
+    names = model.new_skeleton(num_labels).state_dict()
+    used = {model.stored_name(name) for name in names}
     for name, largest in model.magnitudes.items():
         # The scales of an NF4 matrix have the name of the matrix with a suffix.
         if name not in used and name.rpartition(".")[0] not in used:
@@ -64,30 +60,22 @@ def require_finite_weights(
                 " such values"
             )
         if _overflows(largest, computing.dtype):
+            wider = [repr(own) for own, dtype in DTYPES.items() if not _overflows(largest, dtype)]
+            remedy = (
+                f"set dtype to {' or '.join(wider)}"
+                if wider
+                else "no supported dtype can represent them: name another model"
+            )
             raise InputError(
-                f"{where} contains numbers up to {largest:.4g}, and"
-                f" {_beyond(largest, computing.dtype)}"
+                f"{where} contains numbers up to {largest:.4g}, and dtype ="
+                f" {str(computing.dtype).removeprefix('torch.')!r} overflows beyond"
+                f" {torch.finfo(computing.dtype).max:.5g}; {remedy}"
             )
 
 
 def _overflows(magnitude: float, dtype: torch.dtype) -> bool:
     """Return True if a finite number becomes infinite in a dtype."""
     return bool(torch.tensor(magnitude, dtype=torch.float64).to(dtype).isinf())
-
-
-def _beyond(magnitude: float, dtype: torch.dtype) -> str:
-    """Return the limit of the computing dtype, and the dtypes that hold the number."""
-    name = str(dtype).removeprefix("torch.")
-    ends = f"dtype = {name!r} overflows beyond {torch.finfo(dtype).max:.5g}"
-    wider = [repr(known) for known, other in DTYPES.items() if not _overflows(magnitude, other)]
-    if wider:
-        return f"{ends}; set dtype to {' or '.join(wider)}"
-    return f"{ends}; no supported dtype can represent them: name another model"
-
-
-def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
-    names = model.new_skeleton(num_labels).state_dict()
-    return {stored for name in names if (stored := model.stored_name(name)) is not None}
 
 
 @torch.no_grad()
@@ -98,8 +86,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     ----------
     model : model of a directory, from which nothing was cut
     computing : device and dtype
-    samples : (num_sequences, sequence_length), int64, a few sequences of text; their first
-        ``TOKENS`` tokens are compared
+    samples : (num_sequences, sequence_length), int64; their first ``TOKENS`` tokens are compared
 
     Raises
     ------
@@ -112,10 +99,8 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     stream = BlockStream(model, in_memory)
     samples = samples[:, :TOKENS]
     _require_same_heads(model)
-    from transformers import AutoModelForCausalLM
-
     with explained(str(model.directory)):
-        plain, loading = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device)
+        plain, loading = load_plain(model, computing.dtype, computing.device)
     _require_same_tensors(model, loading)
     found = list(_finite_logits(stream, samples))
     expected = whole_logits(plain, samples.to(computing.device))
@@ -201,17 +186,10 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     InputError
         transformers finds other tensors, or hidden states differ or are not finite.
     """
-    from transformers import AutoModelForSequenceClassification
-
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)
     plain, loading = load_plain(
-        AutoModelForSequenceClassification,
-        model,
-        torch.float32,
-        torch.device("cpu"),
-        in_memory=True,
-        num_labels=num_labels,
+        model, torch.float32, torch.device("cpu"), num_labels, in_memory=True
     )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
     loading["missing_keys"] = {
@@ -241,14 +219,13 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
         One line for each setting that is too large, and one line if the tokenizer has too many
         tokens.
     """
-    lines = []
-    if (positions := model.num_positions) is not None:
-        lines = [
-            f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
-            f" config.json); set it to {positions} or less"
-            for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
-            if tokens > positions
-        ]
+    positions = model.num_positions
+    lines = [
+        f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
+        f" config.json); set it to {positions} or less"
+        for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
+        if positions is not None and tokens > positions
+    ]
     tokens = model.num_tokens
     embeddings = model.num_embeddings
     if embeddings is not None and tokens > embeddings:
@@ -266,15 +243,13 @@ def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
 
     Settings that the run does not use are left out. Encoders do not evaluate on text.
     """
-    data = settings.data
-    evaluation = settings.evaluation
     task = settings.task
     on_items = settings.tunes and task.name != TEXT
     lengths = {}
     if not encoder:
-        lengths["evaluation.sequence-length"] = evaluation.sequence_length
+        lengths["evaluation.sequence-length"] = settings.evaluation.sequence_length
         if not on_items:
-            lengths["data.sequence-length"] = data.sequence_length
+            lengths["data.sequence-length"] = settings.data.sequence_length
     if on_items:
         lengths["task.max-tokens"] = task.max_tokens
         if task.max_test_tokens:

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.hf.families import family_of
-from espalier.hf.files.checkpoint import INDEX, Checkpoint, shard_header
+from espalier.hf.files.checkpoint import INDEX, SINGLE, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import skeleton_of
 from espalier.hf.structured.configuration import STRUCTURE_FILE
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.messages.tensor_blobs import TensorSpec
 
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """safetensors' name of each dtype that a configuration may name."""
@@ -36,21 +36,11 @@ def described(directory: Path) -> Iterator[Path]:
     Raises
     ------
     InputError
-        There are neither weights nor a configuration, the weights are damaged, or the directory
-        holds a pruned model with block shapes of its own, which the configuration does not describe
-        completely.
+        There are neither weights nor a configuration, or the directory holds a pruned model with
+        block shapes of its own, which the configuration does not describe completely.
     """
-    try:
-        Checkpoint(directory)
-    except EspalierError:
-        # Damaged weights must be reported, not replaced by holes.
-        if _has_weights(directory):
-            raise
-        if not (directory / CONFIG).is_file():
-            raise InputError(
-                f"{directory}: has no {CONFIG}; name the directory of a model"
-            ) from None
-    else:
+    # Damaged weights are reported when they are opened; they must not be replaced by holes.
+    if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
         yield directory
         return
     if (directory / STRUCTURE_FILE).exists():
@@ -58,41 +48,26 @@ def described(directory: Path) -> Iterator[Path]:
             f"{directory}: contains a smaller model without its weights; copy the weights there,"
             " or name the model from which it was made"
         )
-    with TemporaryDirectory(prefix="espalier-described-") as folder:
-        copy_beside(directory, Path(folder), (INDEX,))
-        _write_holes(directory, Path(folder))
-        yield Path(folder)
-
-
-def _has_weights(directory: Path) -> bool:
-    """Return whether the directory holds weight files, which may be damaged."""
-    return any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
-
-
-def _write_holes(directory: Path, folder: Path) -> None:
     path = directory / CONFIG
     config = read_config(path)
     family = family_of(config, str(path))
     from transformers import AutoConfig
 
     with explained(str(path)):
-        known = AutoConfig.for_model(
-            **{key: value for key, value in config.items() if key != "quantization_config"}
-        )
+        known = AutoConfig.for_model(**config)
     # Read the dtype first: building the modules changes the configuration's dtype.
     dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
-    skeleton = skeleton_of(
-        known, family, ANY_LABELS if family.kind == "encoder" else None, str(path)
-    )
-    shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    labels = ANY_LABELS if family.kind == "encoder" else None
+    skeleton = skeleton_of(known, family, labels, str(path))
     specs = {
-        name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel())
-        for (name, parameter), shape in zip(
-            skeleton.named_parameters(), shapes.values(), strict=True
-        )
+        name: TensorSpec(dtype, tuple(parameter.shape))
+        for name, parameter in skeleton.named_parameters()
     }
-    header = shard_header(specs, {"format": "pt"})
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(header)
-        # Extending the file makes a hole, which reads as zeros.
-        file.truncate(len(header) + sum(size for _, _, size in specs.values()))
+    header = shard_header(specs)
+    with TemporaryDirectory(prefix="espalier-described-") as folder:
+        copy_beside(directory, Path(folder), (INDEX,))
+        with open(Path(folder) / SINGLE, "wb") as file:
+            file.write(header)
+            # Extending the file makes a hole, which reads as zeros.
+            file.truncate(len(header) + sum(spec.num_bytes for spec in specs.values()))
+        yield Path(folder)

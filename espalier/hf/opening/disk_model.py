@@ -4,14 +4,11 @@
 there, and which tensors are tied. Hooks read a module's weights before its forward pass and drop
 them afterwards. Peak memory is therefore the size of the largest module, regardless of the number
 of blocks.
-An attention implementation that ``config.json`` names is ignored: code of the hub would be
-fetched and run.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,69 +16,33 @@ from torch import Tensor, nn
 
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
-from espalier.hf.opening.opened import OpenedModel, forget_named_code, names_code
-from espalier.hf.stream.edits import Edits
+from espalier.hf.opening.opened import OpenedModel, forget_named_code
 
 ANY_LABELS = 2
 """Number of classes of a skeleton from which only module names are taken."""
 
-
-class ReloadError(RuntimeError):
-    """Error for a directory that lacks something that transformers needs to build its model."""
-
-
-def plain_model(
-    auto_class: Any,
-    directory: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    **given: Any,
-) -> Any:
-    """Load a model with ``load_plain`` and require that no tensor is missing.
-
-    The tensors of an encoder's new classification head may be missing.
-
-    Parameters
-    ----------
-    auto_class, dtype, device, given : see ``load_plain``
-    directory : directory of the model
-
-    Raises
-    ------
-    ReloadError
-        A tensor is missing.
-    """
-    model = OpenedModel(directory)
-    whole, found = load_plain(auto_class, model, dtype, device, **given)
-    head = _own_head(model, given)
-    if missing := sorted(
-        name for name in found["missing_keys"] if name.rpartition(".")[0] not in head
-    ):
-        raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
-    return whole
+Weights = Callable[[str], Tensor]
+"""Function from the full name of a parameter to its value on the CPU."""
 
 
 def load_plain(
-    auto_class: Any,
     model: OpenedModel,
     dtype: torch.dtype,
     device: torch.device,
-    *,
+    num_labels: int | None = None,
     in_memory: bool = False,
-    **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model directory with plain ``from_pretrained``, in evaluation mode.
 
     Parameters
     ----------
-    auto_class : one of transformers' ``AutoModelFor...`` classes
     model : the opened directory
     dtype : dtype of the weights
     device : device of the computation
+    num_labels : number of classes of an encoder's new head; None for a decoder, or to load the head
     in_memory : True loads all weights; False leaves them in the files and reads them when a module
         computes. Weights that the files hold in NF4 are always loaded, in 4 bits, because
         bitsandbytes cannot read them module by module
-    given : further arguments of ``from_pretrained``
 
     Returns
     -------
@@ -89,57 +50,40 @@ def load_plain(
         The model, and the loading information of transformers: ``missing_keys``,
         ``unexpected_keys`` and so on
     """
-    given = {
-        "local_files_only": True,
-        "trust_remote_code": False,
-        "output_loading_info": True,
-        **given,
-    }
-    with quiet():
+    with _quiet():
         if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
-            whole, found = _from_pretrained(auto_class, model, dtype=dtype, **given)
+            whole, found = _from_pretrained(model, num_labels, dtype=dtype)
             return whole.to(device).eval(), found
-        return _on_disk(auto_class, model, dtype, device, given)
+        return _on_disk(model, dtype, device, num_labels)
 
 
-def _from_pretrained(auto_class: Any, model: OpenedModel, **given: Any) -> Any:
-    """Call ``from_pretrained``, without the attention code that the configuration names."""
-    if not names_code(model.config):
-        return auto_class.from_pretrained(model.directory, **given)
-    from transformers import AutoConfig
+def _from_pretrained(model: OpenedModel, num_labels: int | None, **options: Any) -> Any:
+    import transformers
 
-    labels = {"num_labels": given.pop("num_labels")} if "num_labels" in given else {}
-    config = AutoConfig.from_pretrained(
-        model.directory, local_files_only=True, trust_remote_code=False, **labels
-    )
+    known = {"local_files_only": True, "trust_remote_code": False}
+    labels = {} if num_labels is None else {"num_labels": num_labels}
+    config = transformers.AutoConfig.from_pretrained(model.directory, **known, **labels)
     forget_named_code(config)
-    return auto_class.from_pretrained(model.directory, config=config, **given)
-
-
-def _own_head(model: OpenedModel, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the module paths of an encoder's head, which may be new and is then in memory."""
-    return tuple(model.family.head_linears.values()) if "num_labels" in given else ()
+    auto_class = getattr(transformers, model.family.auto_class)
+    return auto_class.from_pretrained(
+        model.directory, config=config, output_loading_info=True, **known, **options
+    )
 
 
 def _on_disk(
-    auto_class: Any,
-    model: OpenedModel,
-    dtype: torch.dtype,
-    device: torch.device,
-    given: Mapping[str, Any],
+    model: OpenedModel, dtype: torch.dtype, device: torch.device, num_labels: int | None
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model in the dtype of its files, with its weights on disk.
 
     transformers reads tensors at load time only to convert them, so no conversion is requested.
     """
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
-    kept = _own_head(model, given)
+    # A new head is in no file.
+    kept = () if num_labels is None else tuple(model.family.head_linears.values())
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
-    parts = [
-        path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))
-    ]
-    device_map = {path: "cpu" if path in kept else "disk" for path in parts}
-    whole, found = _from_pretrained(auto_class, model, dtype=stored, device_map=device_map, **given)
+    skeleton = model.new_skeleton(num_labels or any_labels)
+    device_map = {path: "cpu" if path in kept else "disk" for path, _ in _with_tensors(skeleton)}
+    whole, found = _from_pretrained(model, num_labels, dtype=stored, device_map=device_map)
     # The hooks hold the map of weights, so it is read before they are removed.
     weights = _weights_of(whole)
     _unhook(whole)
@@ -159,7 +103,7 @@ def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
+def _weights_of(whole: nn.Module) -> Weights:
     """Return the tensors in the files by parameter name, as transformers mapped them."""
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
@@ -175,8 +119,8 @@ def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
             # The files hold only one tensor of a tied pair.
             if name not in found.index and other in found.index:
                 found.index[name] = {"weight_name": other, **found.index[other]}
-    tensors: Mapping[str, Tensor] = found
-    return tensors
+    weights: Weights = found.__getitem__
+    return weights
 
 
 def _unhook(whole: nn.Module) -> None:
@@ -191,20 +135,14 @@ def _unhook(whole: nn.Module) -> None:
 
 
 def read_when_used(
-    whole: nn.Module,
-    weights: Mapping[str, Tensor],
-    device: torch.device,
-    kept: tuple[str, ...] = (),
+    whole: nn.Module, weights: Weights, device: torch.device, kept: tuple[str, ...] = ()
 ) -> None:
     """Let each module read its parameters when it is called, and drop them afterwards.
-
-    Between calls each parameter is a single zero on the device, expanded to its shape, because peft
-    asks weights for their device.
 
     Parameters
     ----------
     whole : the model
-    weights : tensors by full parameter name; they are cast to the present dtype of the parameter
+    weights : source of the parameters; they are cast to the present dtype of the parameter
     device : device of the computation
     kept : paths of modules whose parameters are in memory; they are moved to the device and stay
         there
@@ -215,51 +153,40 @@ def read_when_used(
             continue
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
-        _Reader(module, f"{path}." if path else "", weights, device)
+        _read_when_called(module, f"{path}." if path else "", weights, device)
 
 
-class _Reader:
-    """Hooks of one module that read its own parameters before a call and drop them afterwards."""
+def _read_when_called(
+    module: nn.Module, prefix: str, weights: Weights, device: torch.device
+) -> None:
+    placeholders = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        # A single zero on the device, expanded to the shape: peft asks weights for their device.
+        zero = torch.zeros((), dtype=parameter.dtype, device=device)
+        placeholders[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
 
-    def __init__(
-        self, module: nn.Module, prefix: str, weights: Mapping[str, Tensor], device: torch.device
-    ) -> None:
-        self._prefix = prefix
-        self._weights = weights
-        self._device = device
-        self._dtypes = {
-            name: parameter.dtype for name, parameter in module.named_parameters(recurse=False)
-        }
-        self._placeholders: dict[str, nn.Parameter] = {}
-        for name, parameter in module.named_parameters(recurse=False):
-            zero = torch.zeros((), dtype=parameter.dtype, device=device)
-            self._placeholders[name] = nn.Parameter(
-                zero.expand(parameter.shape), requires_grad=False
-            )
-        self.drop(module)
-        module.register_forward_pre_hook(self.read)
-        # always_call drops the weights after an exception too.
-        module.register_forward_hook(self.drop, always_call=True)
-
-    def read(self, module: nn.Module, *_: Any) -> None:
-        """Read the parameters from the files."""
-        for name, dtype in self._dtypes.items():
-            value = self._weights[f"{self._prefix}{name}"].to(dtype).to(self._device)
+    def read(module: nn.Module, *_: Any) -> None:
+        for name, placeholder in placeholders.items():
+            value = weights(f"{prefix}{name}").to(placeholder.dtype).to(device)
             setattr(module, name, nn.Parameter(value, requires_grad=False))
 
-    def drop(self, module: nn.Module, *_: Any) -> None:
-        """Restore the placeholders."""
-        for name, placeholder in self._placeholders.items():
+    def drop(module: nn.Module, *_: Any) -> None:
+        for name, placeholder in placeholders.items():
             setattr(module, name, placeholder)
+
+    drop(module)
+    module.register_forward_pre_hook(read)
+    # always_call drops the weights after an exception too.
+    module.register_forward_hook(drop, always_call=True)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence transformers and accelerate: checks here replace their warnings; no progress bars."""
     from transformers.utils import logging as transformers_logging
 
     accelerate = logging.getLogger("accelerate.big_modeling")
-    before = transformers_logging.get_verbosity(), accelerate.level
+    before = (transformers_logging.get_verbosity(), accelerate.level)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     accelerate.setLevel(logging.ERROR)
@@ -268,44 +195,3 @@ def quiet() -> Iterator[None]:
     finally:
         transformers_logging.set_verbosity(before[0])
         accelerate.setLevel(before[1])
-
-
-class EditedWeights(Mapping[str, Tensor]):
-    """Tensors of an encoder with a classification head, edited when they are read.
-
-    Parameters
-    ----------
-    model : the base encoder
-    edits : changes to its weights
-    head : tensors of the head by transformers' name, such as ``classifier.out_proj.weight``
-    """
-
-    def __init__(self, model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]) -> None:
-        self._model = model
-        self._edits = edits
-        self._head = head
-        self._owner = {
-            own.parameter: (block.index, own.name)
-            for block in model.plan.blocks
-            for own in block.linears
-        }
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Read one tensor and apply its edit."""
-        if name in self._head:
-            return self._head[name]
-        stored = self._model.stored_name(name)
-        if stored is None:
-            raise KeyError(name)
-        value = self._model.checkpoint.read(stored)
-        if stored in self._owner:
-            index, linear = self._owner[stored]
-            edit = self._edits(index).get(linear)
-            value = edit(value) if edit else value
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (*self._model.checkpoint.tensors, *self._head)
-
-    def __len__(self) -> int:
-        return len(self._model.checkpoint.tensors) + len(self._head)

@@ -72,12 +72,10 @@ def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
     return [
         file
         for file in sorted(source.iterdir())
-        if file.is_file() and file.name not in left_out and _belongs(file)
+        if file.is_file()
+        and file.name not in left_out
+        and (file.name in KNOWN or LICENCE.fullmatch(file.name))
     ]
-
-
-def _belongs(file: Path) -> bool:
-    return file.name in KNOWN or LICENCE.fullmatch(file.name) is not None
 
 
 def public_name(directory: Path, config: Mapping[str, Any]) -> str:
@@ -90,17 +88,11 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     """
     # The hub's cache has directories such as models--owner--name/snapshots/<commit>.
     kind, *parts = directory.parent.parent.name.split("--")
-    if (
-        directory.parent.name == "snapshots"
-        and kind == "models"
-        and re.fullmatch(ON_THE_HUB, cached := "/".join(parts))
-    ):
+    cached = "/".join(parts)
+    in_the_cache = directory.parent.name == "snapshots" and kind == "models"
+    if in_the_cache and re.fullmatch(ON_THE_HUB, cached):
         return cached
-    named = config.get("_name_or_path")
-    if (
-        isinstance(named, str)
-        and re.fullmatch(ON_THE_HUB, named)
-        and named.split("/")[-1] == directory.name
-    ):
+    named = str(config.get("_name_or_path"))
+    if re.fullmatch(ON_THE_HUB, named) and named.split("/")[-1] == directory.name:
         return named
     return directory.name

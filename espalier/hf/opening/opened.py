@@ -15,24 +15,20 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.environment.bounded_json import read_json
+from espalier.environment.bounded_json import read_json_object
 from espalier.environment.imports import importing
 from espalier.environment.paths import at_home, require_model
 from espalier.errors import InputError
 from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
-from espalier.hf.files.checkpoint import FLOATING, Checkpoint
+from espalier.hf.files.checkpoint import FLOATING, INDEX, SINGLE, Checkpoint
 from espalier.hf.files.tensor_names import (
     TIED,
     has_other_head,
-    head_and_embedding,
     missing_tensor,
-    under_embedding,
     with_base_prefix,
 )
-from espalier.hf.files.tensor_pieces import magnitude, magnitude_bits
-from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
-from espalier.hf.nf4.layout import CONFIG_KEY, is_doubly_quantised
-from espalier.hf.opening.config_file import CONFIG, explained, first_line, read_config
+from espalier.hf.nf4.checkpoint import CONFIG_KEY, QuantisedCheckpoint, is_doubly_quantised
+from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.structured.configuration import (
     STRUCTURE_FILE,
     WIDTHS,
@@ -63,6 +59,8 @@ TOKENIZER_SETTINGS = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+OTHER_FILE = "transformers_weights"
+"""Key of ``config.json`` that names another weight file."""
 WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of ``config.json`` that do not change what a model in given dtypes computes."""
 
@@ -103,6 +101,11 @@ class OpenedModel:
         path = directory / CONFIG
         self.config: dict[str, Any] = read_config(path)
         """Content of ``config.json``, for exports; use ``configured`` to read values."""
+        if self.config.get(OTHER_FILE) is not None:
+            raise InputError(
+                f"{path}: {OTHER_FILE} = {self.config[OTHER_FILE]!r}: weights are read only from"
+                f" {SINGLE} or {INDEX}; rename the file, and remove the key"
+            )
         self.cut: Structure | None = None
         # All other code sees matrices in float32, and exports must not claim otherwise.
         quantisation = self.config.pop(CONFIG_KEY, None)
@@ -129,38 +132,27 @@ class OpenedModel:
             return
         stored = files.tensors
         files.tensors = with_base_prefix(self.family, stored, self.directory)
-        head, embedding = head_and_embedding(self.family)
-        if head in files.tensors and self._says_tied():
+        head = self.family.head_weight
+        embedding = self.family.embedding_weight
+        said = self.config.get(TIED)
+        if head in files.tensors and (self.configured(TIED) if said is None else said):
             if embedding not in files.tensors:
-                files.tensors = under_embedding(self.family, files.tensors)
+                files.tensors = {
+                    embedding if name == head else name: tensor
+                    for name, tensor in files.tensors.items()
+                }
             # Two different matrices are not tied, even if the configuration says so.
             elif has_other_head(self.family, files):
                 self.config[TIED] = False
                 self.is_as_stored = False
         self.is_as_stored &= list(stored) == list(files.tensors)
 
-    def _says_tied(self) -> bool:
-        """Return whether the configuration ties head and embedding; the files may contradict it."""
-        said = self.config.get(TIED)
-        return bool(self.configured(TIED) if said is None else said)
-
     def _own_structure(self) -> Structure | None:
         """Return the structure of a pruned model in the directory; None for other models."""
         if not str(self.config["model_type"]).startswith(STRUCTURED):
             return None
         path = self.directory / STRUCTURE_FILE
-        try:
-            document = read_json(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(
-                f"{path}: {error.strerror}; without this file the widths of blocks are not"
-                " known; copy it again"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}: is not a JSON file: {first_line(error)}; copy the file again"
-            ) from None
-        structure = Structure.from_json(document, str(path))
+        structure = Structure.from_json(read_json_object(path), str(path))
         if [block.sizes for block in structure.blocks] != [
             sizes_of(self.plan, block) for block in self.plan.blocks
         ]:
@@ -212,8 +204,16 @@ class OpenedModel:
                 " blocks, which transformers would ignore; set it to the number of blocks in"
                 " the files"
             )
-        blocks = tuple(self._block(index) for index in range(num_blocks))
-        parts = self._parts()
+        blocks = tuple(
+            BlockPlan(index, self._linears(index), tuple(sorted(self._beside_linears(index))))
+            for index in range(num_blocks)
+        )
+        family = self.family
+        parts: tuple[str, ...] = ("",)
+        if family.kind == "encoder":
+            # Files of an encoder may also hold heads for other tasks.
+            own = (f"{family.embeddings}.", f"{family.blocks}.")
+            parts = tuple(name for part in own for name in family.file_names(part))
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
@@ -226,11 +226,7 @@ class OpenedModel:
         )
 
     def _heads(self, block: BlockPlan) -> tuple[int, int]:
-        """Return the width of an attention head and the number of query heads per key-value group.
-
-        Both follow from the number of query heads and the rows of the matrices, even if the
-        configuration does not name them.
-        """
+        """Return the width of an attention head and the number of query heads per group."""
         # The number of heads differs between the blocks of a pruned model.
         if isinstance(widths := self.config.get(WIDTHS), dict):
             return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
@@ -249,12 +245,8 @@ class OpenedModel:
         return head_dim, heads // (key_rows // head_dim)
 
     def _count_of(self, key: str) -> int:
-        """Return a count that the plan needs.
-
-        transformers takes seconds to import, so it is asked for its default only if the file has
-        none.
-        """
         said = self.config.get(key)
+        # transformers takes seconds to import, so it is asked only if the file has no value.
         return self._positive({key: self.configured(key) if said is None else said}, key)
 
     def _positive(self, values: Mapping[str, Any], key: str) -> int:
@@ -265,15 +257,8 @@ class OpenedModel:
             )
         return value
 
-    def _block(self, index: int) -> BlockPlan:
-        linears = tuple(self._linears(index))
-        return BlockPlan(index, linears, tuple(sorted(self._beside_linears(index))))
-
     def _beside_linears(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of a block's tensors other than its linears.
-
-        A tensor without a canonical name has its path within the block as name.
-        """
+        """Yield the name, canonical if there is one, and the shape of a block's other tensors."""
         linears = set(self.family.linears.values())
         norms = {path: name for name, path in self.family.norms.items()}
         for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
@@ -281,20 +266,6 @@ class OpenedModel:
                 of, _, kind = name.removeprefix(prefix).rpartition(".")
                 if name.startswith(prefix) and of not in linears:
                     yield f"{norms.get(of, of)}.{kind}", stored.shape
-
-    def _parts(self) -> tuple[str, ...]:
-        """Return the prefixes of the names of the model's tensors.
-
-        Files of an encoder may also hold heads for other tasks.
-        """
-        family = self.family
-        if family.kind == "decoder":
-            return ("",)
-        return tuple(
-            name
-            for part in (family.embeddings, family.blocks)
-            for name in family.file_names(f"{part}.")
-        )
 
     def stored_name(self, name: str) -> str | None:
         """Return the name of a model's tensor in the files; None if they do not hold it."""
@@ -307,21 +278,19 @@ class OpenedModel:
     def num_positions(self) -> int | None:
         """Maximum number of tokens of a sequence; None if the model has no such limit."""
         positions = self.configured("max_position_embeddings")
-        if not isinstance(positions, int) or not self.family.first_position_after_padding:
-            return positions if isinstance(positions, int) else None
-        # Positions are counted from pad_token_id + 1.
         pad = self.configured("pad_token_id")
-        return positions - (pad + 1) if isinstance(pad, int) else positions
+        if not isinstance(positions, int):
+            return None
+        # Positions are counted from pad_token_id + 1.
+        after_padding = self.family.first_position_after_padding and isinstance(pad, int)
+        return positions - (pad + 1) if after_padding else positions
 
     @property
     def positions_key(self) -> str:
         """Description of the configuration value that ``num_positions`` is made of."""
-        key = "max_position_embeddings"
-        return (
-            f"{key} minus the positions up to pad_token_id"
-            if self.family.first_position_after_padding
-            else key
-        )
+        if self.family.first_position_after_padding:
+            return "max_position_embeddings minus the positions up to pad_token_id"
+        return "max_position_embeddings"
 
     @property
     def num_embeddings(self) -> int | None:
@@ -334,7 +303,6 @@ class OpenedModel:
         return getattr(self._transformers_config(), key, None)
 
     def _transformers_config(self) -> "PretrainedConfig":
-        """Return a new configuration object of transformers."""
         with explained(str(self.directory / CONFIG)):
             if self.cut is not None or has_own_code(self.config):
                 return build_config(self.config)
@@ -350,7 +318,7 @@ class OpenedModel:
                 setattr(config, TIED, False)
             return config
 
-    def _linears(self, index: int) -> list[LinearPlan]:
+    def _linears(self, index: int) -> tuple[LinearPlan, ...]:
         linears = []
         for name, module in self.family.linears.items():
             wanted = f"{self.family.blocks}.{index}.{module}.weight"
@@ -368,20 +336,12 @@ class OpenedModel:
             linears.append(
                 LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias)
             )
-        return linears
+        return tuple(linears)
 
     def new_skeleton(self, num_labels: int | None = None) -> Any:
-        """Return the model's modules without weights, in evaluation mode.
+        """Return the model's modules without weights: see ``skeleton_of``.
 
-        Parameters are on the meta device; buffers are real. A decoder has its language-model head,
-        and an encoder has a head for ``num_labels`` classes. Only tuning knows a number of classes,
-        so pruning methods refuse encoders here.
-
-        Raises
-        ------
-        InputError
-            transformers cannot build a model from ``config.json``, or ``num_labels`` does not match
-            the model family.
+        Only tuning knows a number of classes, so pruning methods refuse encoders here.
         """
         where = str(self.directory / CONFIG)
         check_labels(self.family, num_labels, where)
@@ -389,13 +349,7 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """Tokenizer of the model; all models of the same files share it within a process.
-
-        Raises
-        ------
-        InputError
-            The tokenizer cannot be loaded. The message names the file and the reason.
-        """
+        """Tokenizer of the model; all models of the same files share it within a process."""
         if has_own_code(self.config):
             # This registers the classes of a pruned model with transformers.
             self._transformers_config()
@@ -414,15 +368,13 @@ class OpenedModel:
         """
         # A hash as key takes less memory than the text.
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        if (known := self._encoded.get(key)) is None:
+        cache = self._encoded
+        if (known := cache.get(key)) is None:
             known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
             # Drop the oldest entries first.
-            while (
-                self._encoded
-                and len(known) + sum(map(len, self._encoded.values())) > MAX_REMEMBERED
-            ):
-                self._encoded.pop(next(iter(self._encoded)))
-            self._encoded[key] = known
+            while cache and len(known) + sum(map(len, cache.values())) > MAX_REMEMBERED:
+                cache.pop(next(iter(cache)))
+            cache[key] = known
         return known.tolist()
 
     @cached_property
@@ -456,18 +408,19 @@ class OpenedModel:
         model with a cut it covers the hash of the directory's model, the hash of the structure, the
         given tensors, and the matrices whose columns are scaled.
         """
-        if self.cut is not None:
-            assert isinstance(self.checkpoint, CutCheckpoint)
-            scaled = (
-                name for name, part in self.checkpoint.parts.items() if part.scales is not None
-            )
-            given = {
-                name: self._tensor_sha256(name)
-                for name in sorted({*self.checkpoint.given, *scaled})
-            }
-            parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
-            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return self._read_through(lambda name, chunk: None)
+        if self.cut is None:
+            return self._read_through(lambda name, chunk: None)
+        assert isinstance(self.checkpoint, CutCheckpoint)
+        changed = {name for name, part in self.checkpoint.parts.items() if part.scales is not None}
+        given = {}
+        for name in sorted({*self.checkpoint.given, *changed}):
+            stored = self.checkpoint.tensors[name]
+            digest = hashlib.sha256(json.dumps([stored.dtype, list(stored.shape)]).encode())
+            for chunk in self.checkpoint.chunks(name):
+                digest.update(chunk)
+            given[name] = digest.hexdigest()
+        parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _read_through(self, see: Callable[[str, bytes], None]) -> str:
         """Return the hash of the directory's files; ``see`` gets each piece of each tensor."""
@@ -482,31 +435,21 @@ class OpenedModel:
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
-        digest.update(self._computed_by)
-        return digest.hexdigest()
-
-    @property
-    def _computed_by(self) -> bytes:
-        """Keys and values of ``config.json`` that can change what the model computes.
-
-        The text counts, and not transformers' object: its defaults differ between releases.
-        """
+        # The text counts, and not transformers' object: its defaults differ between releases.
         document = read_config(self.directory / CONFIG)
         kept = {
             name: value
             for name, value in document.items()
             if name not in WITHOUT_EFFECT and not _is_of_code(name)
         }
-        return json.dumps(kept, sort_keys=True).encode()
+        digest.update(json.dumps(kept, sort_keys=True).encode())
+        return digest.hexdigest()
 
     @property
     def stored(self) -> Checkpoint:
         """Tensors as the files hold them if nothing is cut: NF4 matrices as codes and scales."""
-        return (
-            self.checkpoint.files
-            if isinstance(self.checkpoint, QuantisedCheckpoint)
-            else self.checkpoint
-        )
+        files = self.checkpoint
+        return files.files if isinstance(files, QuantisedCheckpoint) else files
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
@@ -515,43 +458,36 @@ class OpenedModel:
         The value is NaN or infinity if a number of the tensor is not finite. The files are read
         once for the magnitudes and the hash.
         """
+        import torch
+
+        from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+
+        tensors = self.stored.tensors
         largest = {
-            name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING
+            name: torch.zeros((), dtype=TORCH_DTYPES[stored.dtype])
+            for name, stored in tensors.items()
+            if stored.dtype in FLOATING
         }
 
         def see(name: str, chunk: bytes) -> None:
             if name in largest:
-                largest[name] = max(
-                    largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk)
-                )
+                values = torch.frombuffer(bytearray(chunk), dtype=largest[name].dtype)
+                # torch's maximum propagates NaN.
+                largest[name] = torch.maximum(largest[name], values.abs_().max())
 
         # Fill the cached property, so that the files are not read again for the hash.
         self.__dict__["sha256"] = self._read_through(see)
-        return {
-            name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()
-        }
-
-    def _tensor_sha256(self, name: str) -> str:
-        stored = self.checkpoint.tensors[name]
-        digest = hashlib.sha256()
-        digest.update(json.dumps([stored.dtype, list(stored.shape)]).encode())
-        for chunk in self.checkpoint.chunks(name):
-            digest.update(chunk)
-        return digest.hexdigest()
+        return {name: value.item() for name, value in largest.items()}
 
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return values that change when a file of a directory changes.
-
-    For a dangling link they describe the link itself.
-    """
-    found = [
-        (entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path)))
-        for entry in os.scandir(directory)
-    ]
-    return tuple(
-        sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
-    )
+    """Return values that change when a file of a directory changes."""
+    found = []
+    for entry in os.scandir(directory):
+        # For a dangling link they describe the link itself.
+        stat = entry.stat(follow_symlinks=os.path.exists(entry.path))
+        found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
@@ -560,7 +496,7 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
     Raises
     ------
     InputError
-        ``num_labels`` does not match the model family, or is below 2.
+        ``num_labels`` does not match the model family.
     """
     if family.kind == "encoder" and num_labels is None:
         raise InputError(
@@ -573,16 +509,20 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
             f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned"
             " as language models, not for classification: name an encoder such as RoBERTa"
         )
-    if num_labels is not None and num_labels < 2:
-        raise InputError(f"number of labels = {num_labels}: classification needs at least two")
 
 
 def skeleton_of(
     config: "PretrainedConfig", family: Family, num_labels: int | None, where: str
 ) -> Any:
-    """Return the modules of ``OpenedModel.new_skeleton`` for a configuration of transformers.
+    """Return the modules of a model without weights, in evaluation mode.
 
-    Tied parameters are one parameter.
+    Parameters are on the meta device, and tied ones are one parameter; buffers are real. A decoder
+    has its language-model head, and an encoder has a head for ``num_labels`` classes.
+
+    Raises
+    ------
+    InputError
+        transformers cannot build a model from the configuration.
     """
     with importing():
         import torch
@@ -603,28 +543,14 @@ def skeleton_of(
     return skeleton.eval()
 
 
-def names_code(document: Mapping[str, Any]) -> bool:
-    """Return whether a ``config.json`` names the code that computes attention and the like."""
-    return any(_is_of_code(name) for name in document)
-
-
 def forget_named_code(config: "PretrainedConfig") -> None:
-    """Remove references to attention implementations and the like from a configuration.
-
-    transformers would otherwise download such code from the hub and run it.
-    """
-    for name in [name for name in vars(config) if _is_of_code(name)]:
+    """Remove named attention code and the like, which transformers would download and run."""
+    for name in filter(_is_of_code, list(vars(config))):
         vars(config)[name] = None
 
 
 def _is_of_code(name: str) -> bool:
     return name.endswith(("implementation", "implementation_internal"))
-
-
-def _of_a_run(directory: Path) -> Path:
-    """Return the model directory within a run directory; other directories stay as they are."""
-    is_one = (directory / "run.json").exists() and not (directory / "config.json").exists()
-    return directory / "model" if is_one else directory
 
 
 def open_model(name: str) -> OpenedModel:
@@ -642,7 +568,9 @@ def open_model(name: str) -> OpenedModel:
     """
     if name != "demo":
         require_model(name)
-        return opened_in(_of_a_run(at_home(name).absolute()))
+        directory = at_home(name).absolute()
+        of_a_run = (directory / "run.json").exists() and not (directory / CONFIG).exists()
+        return opened_in(directory / "model" if of_a_run else directory)
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
@@ -654,18 +582,12 @@ def open_model(name: str) -> OpenedModel:
 
 
 def opened_in(directory: Path) -> OpenedModel:
-    """Open the model of a directory.
+    """Open the model of a directory; InputError as for ``OpenedModel``.
 
     Within a process, callers share the same model and its hash as long as the files do not change.
-
-    Raises
-    ------
-    InputError
-        See ``OpenedModel``.
     """
-    return (
-        _opened_in(directory, _stamps(directory)) if directory.is_dir() else OpenedModel(directory)
-    )
+    stamps = _stamps(directory) if directory.is_dir() else ()
+    return _opened_in(directory, stamps)
 
 
 @lru_cache(maxsize=4)

@@ -28,15 +28,9 @@ CODE = Path(modeling_sliced.__file__)
 
 
 def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
-    """Write a sliced model in the dtypes of the base's files.
+    """Write a sliced model in the dtypes of the base's files, one tensor at a time.
 
-    The directory is written atomically: it appears complete or not at all. Tensors are read,
-    rotated and written one at a time.
-
-    Raises
-    ------
-    InputError
-        Writing failed.
+    The directory appears complete or, with ``InputError``, not at all.
     """
     with made_whole(target) as unfinished:
         specs = specs_of(model)
@@ -56,14 +50,7 @@ sliced models exists.
 
 
 def require_sliceable(model: OpenedModel) -> None:
-    """Refuse a model that cannot be sliced.
-
-    Raises
-    ------
-    InputError
-        The residual stream of this model type cannot be rotated, or the files lack the embedding,
-        the final norm or the head.
-    """
+    """Raise ``InputError`` for a model type that cannot be rotated, or a missing outer tensor."""
     found = model.config["model_type"]
     if found not in SLICEABLE:
         raise InputError(
@@ -86,20 +73,12 @@ def is_tied(model: OpenedModel) -> bool:
 def sliced_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
 ) -> dict[str, Any]:
-    """Return the configuration of a sliced model.
+    """Return the configuration of a model whose residual stream is sliced to ``width``.
 
-    Parameters
-    ----------
-    base : ``config.json`` of the dense model
-    family : family of the model
-    plan : plan of the dense model
-    width : width of the sliced residual stream
+    ``base`` is ``config.json`` of the dense model, and ``plan`` its plan.
     """
-    from espalier.hf.sliced import modeling_sliced
-
     classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
     cls = classes[SLICED + base["model_type"]]
-    code = "modeling_sliced"
     return dict(base) | {
         "model_type": cls.config_class.model_type,
         "hidden_size": width,
@@ -110,7 +89,7 @@ def sliced_config(
         "tie_word_embeddings": False,
         "architectures": [cls.__name__],
         "auto_map": {
-            "AutoConfig": f"{code}.{cls.config_class.__name__}",
-            family.auto_class: f"{code}.{cls.__name__}",
+            "AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}",
+            family.auto_class: f"{CODE.stem}.{cls.__name__}",
         },
     }

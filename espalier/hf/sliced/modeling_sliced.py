@@ -68,22 +68,6 @@ def as_before(norm: Any, config: Any) -> None:
     norm.variance_epsilon = config.rms_norm_eps * config.dense_hidden_size / config.hidden_size
 
 
-class SlicedLlamaBlock(_SlicedBlock, LlamaDecoderLayer):
-    """Sliced block of LLaMA."""
-
-
-class SlicedMistralBlock(_SlicedBlock, MistralDecoderLayer):
-    """Sliced block of Mistral."""
-
-
-class SlicedQwen2Block(_SlicedBlock, Qwen2DecoderLayer):
-    """Sliced block of Qwen2."""
-
-
-class SlicedQwen3Block(_SlicedBlock, Qwen3DecoderLayer):
-    """Sliced block of Qwen3."""
-
-
 class _Sliced:
     """Mixin that replaces the blocks of a transformers model by sliced blocks."""
 
@@ -98,80 +82,49 @@ class _Sliced:
         as_before(decoder.norm, config)
 
 
-class SlicedLlamaConfig(LlamaConfig):
-    """Configuration of LLaMA with ``dense_hidden_size``."""
-
-    model_type = "sliced-llama"
-    dense_hidden_size: int | None = None
-
-    def validate_architecture(self) -> None:
-        """Accept any ``hidden_size``: the number of heads need not divide it."""
-
-
-class SlicedMistralConfig(MistralConfig):
-    """Configuration of Mistral with ``dense_hidden_size``."""
-
-    model_type = "sliced-mistral"
-    dense_hidden_size: int | None = None
-
-
-class SlicedQwen2Config(Qwen2Config):
-    """Configuration of Qwen2 with ``dense_hidden_size``."""
-
-    model_type = "sliced-qwen2"
-    dense_hidden_size: int | None = None
-
-
-class SlicedQwen3Config(Qwen3Config):
-    """Configuration of Qwen3 with ``dense_hidden_size``."""
-
-    model_type = "sliced-qwen3"
-    dense_hidden_size: int | None = None
-
-
-class SlicedLlamaForCausalLM(_Sliced, LlamaForCausalLM):
-    """LLaMA with a narrower residual stream."""
-
-    config_class = SlicedLlamaConfig
-    block = SlicedLlamaBlock
-    _no_split_modules: ClassVar = ["SlicedLlamaBlock"]
-
-
-class SlicedMistralForCausalLM(_Sliced, MistralForCausalLM):
-    """Mistral with a narrower residual stream."""
-
-    config_class = SlicedMistralConfig
-    block = SlicedMistralBlock
-    _no_split_modules: ClassVar = ["SlicedMistralBlock"]
-
-
-class SlicedQwen2ForCausalLM(_Sliced, Qwen2ForCausalLM):
-    """Qwen2 with a narrower residual stream."""
-
-    config_class = SlicedQwen2Config
-    block = SlicedQwen2Block
-    _no_split_modules: ClassVar = ["SlicedQwen2Block"]
-
-
-class SlicedQwen3ForCausalLM(_Sliced, Qwen3ForCausalLM):
-    """Qwen3 with a narrower residual stream."""
-
-    config_class = SlicedQwen3Config
-    block = SlicedQwen3Block
-    _no_split_modules: ClassVar = ["SlicedQwen3Block"]
-
-
-CLASSES: tuple[Any, ...] = (
-    SlicedLlamaForCausalLM,
-    SlicedMistralForCausalLM,
-    SlicedQwen2ForCausalLM,
-    SlicedQwen3ForCausalLM,
+FAMILIES: tuple[tuple[Any, Any, Any], ...] = (
+    (LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM),
+    (MistralConfig, MistralDecoderLayer, MistralForCausalLM),
+    (Qwen2Config, Qwen2DecoderLayer, Qwen2ForCausalLM),
+    (Qwen3Config, Qwen3DecoderLayer, Qwen3ForCausalLM),
 )
 
 
+def _class_of(config: Any, layer: Any, model: Any) -> Any:
+    """Return the model class of a family, with its configuration class ``config_class``."""
+    own_config = type(
+        f"Sliced{config.__name__}",
+        (config,),
+        {
+            "__module__": __name__,
+            "__annotations__": {"dense_hidden_size": int | None},
+            "model_type": f"sliced-{config.model_type}",
+            "dense_hidden_size": None,
+            # The number of heads need not divide the hidden size.
+            "validate_architecture": lambda self: None,
+        },
+    )
+    name = f"Sliced{layer.__name__.removesuffix('DecoderLayer')}Block"
+    members = {
+        "__module__": __name__,
+        "config_class": own_config,
+        "block": type(name, (_SlicedBlock, layer), {"__module__": __name__}),
+        "_no_split_modules": [name],
+    }
+    return type(f"Sliced{model.__name__}", (_Sliced, model), members)
+
+
+CLASSES: tuple[Any, ...] = tuple(_class_of(*family) for family in FAMILIES)
+
+
 def register() -> None:
-    """Register the classes with transformers' Auto classes."""
+    """Register the classes with transformers' Auto classes, and under their names here.
+
+    transformers finds the classes of an export by name.
+    """
     for model in CLASSES:
+        globals()[model.__name__] = model
+        globals()[model.config_class.__name__] = model.config_class
         AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
         AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
 

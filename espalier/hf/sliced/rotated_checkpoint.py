@@ -17,7 +17,6 @@ from espalier.hf.export.model import require_finite
 from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.export import is_tied, require_sliceable, sliced_config
-from espalier.messages.tensor_blobs import DTYPE_BYTES
 from espalier.methods.slicegpt import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
 
@@ -35,14 +34,10 @@ SHORTCUTS = ("attn_shortcut", "mlp_shortcut")
 
 
 class RotatedCheckpoint(Checkpoint):
-    """Checkpoint whose tensors are derived from those of another one.
+    """Checkpoint whose tensors are derived from those of a dense model.
 
-    Parameters
-    ----------
-    base : the dense model
-    bases : function from the place of a basis to the basis
-    width : width of the sliced residual stream, the number of columns of each basis
-    tied : True if the base's head is tied to its embedding; the sliced model's head never is
+    ``bases`` have ``width`` columns. ``tied`` is True if the dense model's head is tied to its
+    embedding; the sliced model's head never is.
     """
 
     def __init__(self, base: OpenedModel, bases: Bases, width: int, tied: bool) -> None:
@@ -68,17 +63,19 @@ class RotatedCheckpoint(Checkpoint):
             elif name not in self.tensors:
                 self._copy(name)
         for block in base.plan.blocks:
-            self._add_shortcuts(block.index, block.linear("attn.o").parameter)
-
-    # ----- names and shapes -----
+            like = block.linear("attn.o").parameter
+            for step, name in enumerate(SHORTCUTS):
+                made = partial(self._shortcut, 2 * block.index + step)
+                self._add(
+                    f"{self._family.blocks}.{block.index}.{name}.weight", like, (width, width), made
+                )
 
     def _add(
         self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]
     ) -> None:
         """Add a tensor with the shard and dtype of one of the base's tensors."""
         stored = self._files.tensors[like]
-        size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
-        self.tensors[name] = StoredTensor(stored.shard, stored.dtype, shape, 0, size)
+        self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
         self._made[name] = made
 
     def _copy(self, name: str) -> None:
@@ -94,7 +91,7 @@ class RotatedCheckpoint(Checkpoint):
         head = f"{family.head}.weight"
         norm = f"{family.final_norm}.weight"
         for name, source, place, behind in (
-            (embedding, embedding, 0, ""),
+            (embedding, embedding, 0, None),
             (head, embedding if tied else head, last, norm),
         ):
             shape = (self._files.tensors[source].shape[0], self._width)
@@ -103,21 +100,17 @@ class RotatedCheckpoint(Checkpoint):
         self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
 
     def _add_of_block(self, name: str, index: int, path: str) -> None:
-        stored, (of, _, kind) = self._files.tensors[name], path.rpartition(".")
+        shape = self._files.tensors[name].shape
+        of, _, kind = path.rpartition(".")
         own = self._names.get(of, "")
         if own in READ_BEHIND and kind == "weight":
             place = 2 * index + PLACES[READ_BEHIND[own]]
-            norm = self._norm(index, READ_BEHIND[own])
-            self._add(
-                name, name, (stored.shape[0], self._width), partial(self._reader, name, place, norm)
-            )
+            norm = self._family.parameter_path(f"{READ_BEHIND[own]}.weight", index)
+            made = partial(self._reader, name, place, norm)
+            self._add(name, name, (shape[0], self._width), made)
         elif own in ("attn.o", "mlp.down"):
-            self._add(
-                name,
-                name,
-                (self._width, *stored.shape[1:]),
-                partial(self._writer, name, 2 * index + PLACES[own]),
-            )
+            made = partial(self._writer, name, 2 * index + PLACES[own])
+            self._add(name, name, (self._width, *shape[1:]), made)
         elif own in PLACES:
             # The scale of a norm is merged into the matrices that read its output.
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
@@ -125,21 +118,7 @@ class RotatedCheckpoint(Checkpoint):
             # Biases of reading matrices and norms of heads are not on the residual stream.
             self._copy(name)
 
-    def _add_shortcuts(self, index: int, like: str) -> None:
-        for step, name in enumerate(SHORTCUTS):
-            full = f"{self._family.blocks}.{index}.{name}.weight"
-            self._add(
-                full, like, (self._width, self._width), partial(self._shortcut, 2 * index + step)
-            )
-
-    # ----- values -----
-
-    def _norm(self, index: int | None, name: str) -> str:
-        path = self._family.parameter_path(f"{name}.weight", index)
-        assert path is not None
-        return path
-
-    def _reader(self, name: str, place: int, norm: str) -> Tensor:
+    def _reader(self, name: str, place: int, norm: str | None) -> Tensor:
         """Return a reading matrix in a basis, with the scale of its norm.
 
         The factor sqrt(dense width / width) corrects the norm's mean over fewer dimensions.
@@ -154,8 +133,6 @@ class RotatedCheckpoint(Checkpoint):
 
     def _shortcut(self, place: int) -> Tensor:
         return shortcut(self._basis(place), self._basis(place + 1))
-
-    # ----- reading -----
 
     def read_into(self, name: str, room: Tensor) -> Tensor:
         """Compute one tensor into ``room`` and return it."""
@@ -177,11 +154,7 @@ class RotatedCheckpoint(Checkpoint):
 class SlicedModel(OpenedModel):
     """Base model with a rotated and sliced residual stream (SliceGPT section 3).
 
-    Parameters
-    ----------
-    base : the dense model
-    bases : function from the place of a basis to the basis; see ``rotated_checkpoint``
-    width : number of columns of each basis
+    ``bases`` have ``width`` columns.
 
     Raises
     ------

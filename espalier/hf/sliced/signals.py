@@ -6,19 +6,15 @@ token's signal therefore sum to at most the hidden size.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.slicegpt import BASIS, MOMENTS
 from espalier.progress import beats
 from pruning_kernels.groups.slicing import (
     kept_share,
     normalised,
-    packed,
     principal_basis,
     second_moments,
 )
@@ -44,16 +40,8 @@ class _Watched:
 def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     """Yield the second moments of one client's signals in the dense model, as means over tokens.
 
-    Parameters
-    ----------
-    stream : the dense model
-    samples : (num_samples, sequence_length), int64, calibration samples
-
-    Yields
-    ------
-    Tensor
-        (hidden_size, hidden_size), float64, on the CPU: before attention and feed-forward part of
-        each block, and before the head
+    They are (hidden_size, hidden_size), float64, on the CPU: before attention and feed-forward part
+    of each block, and before the head. ``samples`` are (num_samples, sequence_length), int64.
     """
     activations = stream.start(samples)
     family = stream.model.family
@@ -63,7 +51,8 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
         watched = [_Watched(epsilon) for _ in NORMS]
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             for name, own in zip(NORMS, watched, strict=True):
-                hooks.callback(_hooked(block.get_submodule(family.norms[name]), own).remove)
+                norm = block.get_submodule(family.norms[name])
+                hooks.callback(norm.register_forward_pre_hook(own).remove)
             activations.through(index, block)
         yield from (_mean(own, samples) for own in watched)
     # The input of the head passes the final norm, so its signals are normalised in the same way.
@@ -71,10 +60,6 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     for batch in activations.batches():
         behind(nn.Identity(), (batch,))
     yield _mean(behind, samples)
-
-
-def _hooked(norm: nn.Module, watched: _Watched) -> Any:
-    return norm.register_forward_pre_hook(watched)
 
 
 def _mean(watched: _Watched, samples: Tensor) -> Tensor:
@@ -85,35 +70,7 @@ def _mean(watched: _Watched, samples: Tensor) -> Tensor:
 def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:
     """Return the basis of a place, and the fraction of the signals' squared length that it keeps.
 
-    Parameters
-    ----------
-    moments : (hidden_size, hidden_size), second moments of the signals
-    width : number of columns of the basis
-
-    Returns
-    -------
-    tuple
-        Basis, (hidden_size, width), float32; and the fraction
+    ``moments`` are (hidden_size, hidden_size), and the basis is (hidden_size, width), float32.
     """
     basis = principal_basis(moments, width)
     return basis.to(torch.float32), kept_share(moments, basis)
-
-
-def pack_moments(moments: Tensor) -> bytes:
-    """Serialise the upper triangle of the moments of a place, float32."""
-    return pack_tensors({MOMENTS: packed(moments).to(torch.float32).numpy()})
-
-
-def read_moments(blob: bytes) -> Tensor:
-    """Return the upper triangle of the moments from a blob, float64."""
-    return torch.from_numpy(unpack_tensors(blob)[MOMENTS].copy()).to(torch.float64)
-
-
-def pack_basis(basis: Tensor) -> bytes:
-    """Serialise the basis of a place, float32."""
-    return pack_tensors({BASIS: basis.numpy()})
-
-
-def read_basis(blob: bytes) -> Tensor:
-    """Return a basis from a blob, (hidden_size, width), float32."""
-    return torch.from_numpy(unpack_tensors(blob)[BASIS].copy())

@@ -21,7 +21,6 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit, dense
 from espalier.hf.stream.hidden_states import HiddenStates, hidden_states, memory_of
-from espalier.models.plan import LinearPlan
 from espalier.progress import beats
 
 LOGITS_AT_ONCE = 1 << 24
@@ -43,7 +42,8 @@ def logits_at(
     """Yield the logits of a whole language model at some positions of its input.
 
     The model's own forward pass runs with an empty input for its head. Then the head is called with
-    the hidden states of the requested positions only.
+    the hidden states of the requested positions only. The pieces are (tokens, vocab_size), with up
+    to ``tokens_at_once`` tokens: the positions of the first row, then those of the next.
 
     Parameters
     ----------
@@ -51,12 +51,6 @@ def logits_at(
     input_ids, attention_mask : (B, T), int64, on the model's device; the mask is None if no token
         is padding
     places : (B, T), bool, the positions
-
-    Yields
-    ------
-    Tensor
-        (tokens, vocab_size), with up to ``tokens_at_once`` tokens: the positions of the first row,
-        then those of the next
     """
     head = model.get_output_embeddings()
     wanted: list[Tensor] = []
@@ -92,10 +86,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Relay(nn.Module):
-    """Stand-in for a block: records the call and returns the hidden states.
-
-    If ``answer`` is set, it returns ``answer`` instead.
-    """
+    """Stand-in for a block: records the call and returns ``answer`` or else the hidden states."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -132,11 +123,7 @@ class Activations:
         return sum(len(batch) for batch in self.input_ids)
 
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
-        """Run every batch through a block.
-
-        With ``keep`` the output replaces the hidden states in place; without it the output is
-        dropped.
-        """
+        """Run every batch through a block; with ``keep`` the output replaces the hidden states."""
         for batch, calls in enumerate(self._calls):
             args, kwargs = calls[index]
             output = block(self.hidden[batch], *args, **kwargs)
@@ -158,19 +145,7 @@ class Activations:
             yield self.hidden[batch]
 
     def of_samples(self, numbers: Sequence[int]) -> Tensor:
-        """Return the hidden states of some samples.
-
-        Consecutive samples of the same batch are read together.
-
-        Parameters
-        ----------
-        numbers : indices of the samples
-
-        Returns
-        -------
-        Tensor
-            (len(numbers), sequence_length, hidden_size), in the order of ``numbers``
-        """
+        """Return the hidden states of some samples: (samples, sequence_length, hidden_size)."""
         at_once = samples_per_batch(self.input_ids[0].shape[1])
         rows = list[Tensor]()
         # Hidden states on disk are read one whole batch at a time.
@@ -191,11 +166,6 @@ class Activations:
 
 class BlockStream:
     """Causal language model whose blocks are loaded one at a time.
-
-    Parameters
-    ----------
-    model : model to run
-    computing : device, dtype and threads of the computation
 
     Raises
     ------
@@ -230,12 +200,8 @@ class BlockStream:
     ) -> Iterator[nn.Module]:
         """Load one block on the device, in the compute dtype, and drop its weights on exit.
 
-        Parameters
-        ----------
-        index : index of the block
-        edits : edits of its weights, by canonical linear name
-        following : index of the block that will be loaded next. On a CUDA device it is read while
-            this block computes. Read errors are raised when that block is loaded
+        ``edits`` change its weights, by canonical linear name. On a CUDA device the block with the
+        index ``following`` is read while this one computes; errors are raised when it is loaded.
         """
         block = self._blocks[index]
         weights = {
@@ -253,26 +219,13 @@ class BlockStream:
         finally:
             block.to("meta")
 
-    def stored_weight(self, linear: LinearPlan, edit: WeightEdit | None = None) -> Tensor:
-        """Return one matrix as the files hold it, edited, on the compute device.
-
-        It keeps the dtype of the files and is not rounded to the compute dtype.
-        """
-        value = self.model.checkpoint.read(linear.parameter)
-        return (edit(value) if edit else value).to(self.computing.device)
-
     def linears(self, index: int, block: nn.Module) -> dict[str, nn.Linear]:
         """Return the prunable linears of a block by canonical name."""
         return {name: block.get_submodule(path) for name, path in self.model.family.linears.items()}  # type: ignore[misc]
 
     @torch.no_grad()
     def start(self, samples: Tensor) -> Activations:
-        """Embed token sequences; the result holds the hidden states before the first block.
-
-        Parameters
-        ----------
-        samples : (num_samples, sequence_length), int64
-        """
+        """Return the embeddings of token sequences, (num_samples, sequence_length), int64."""
         batches = list(samples.to(self.computing.device).split(samples_per_batch(samples.shape[1])))
         hidden = hidden_states(self.computing.activations_folder)
         calls = list[list[Call]]()
@@ -292,33 +245,22 @@ class BlockStream:
         return Activations(batches, hidden, calls)
 
     def resume(self, samples: Tensor, kept: BinaryIO) -> Activations:
-        """Restore activations from bytes that ``Activations.pieces`` yielded.
-
-        Parameters
-        ----------
-        samples : (num_samples, sequence_length), int64: the same samples as then
-        kept : open file with the bytes
+        """Restore the activations of the same samples from bytes of ``Activations.pieces``.
 
         Raises
         ------
         InputError
-            The number of bytes does not match these samples in the compute dtype.
+            The number of bytes in the file ``kept`` does not match these samples.
         """
         # This records the calls. The hidden states are overwritten below.
         activations = self.start(samples)
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
-                raise InputError(
-                    "the stored hidden states are too short; remove this client's private state"
-                    " and start again"
-                )
+                raise _wrong_size("short")
             activations.hidden[batch] = hidden.to(self.computing.device)
         if kept.read(1):
-            raise InputError(
-                "the stored hidden states are too long; remove this client's private state and"
-                " start again"
-            )
+            raise _wrong_size("long")
         return activations
 
     @contextmanager
@@ -337,13 +279,9 @@ class BlockStream:
 
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
-        """Apply the final norm and the head to the hidden states after the last block.
+        """Yield the logits of the hidden states after the last block, sample after sample.
 
-        Yields
-        ------
-        Tensor
-            (tokens, vocab_size), with up to ``tokens_at_once`` tokens: all tokens of the first
-            sample, then those of the next
+        The pieces are (tokens, vocab_size), with up to ``tokens_at_once`` tokens.
         """
         last = self._relays[-1]
         with self._without_unused_embeddings() as width, self._loaded("") as skeleton:
@@ -374,10 +312,7 @@ class BlockStream:
 
     @contextmanager
     def _loaded(self, path: str) -> Iterator[Any]:
-        """Load the weights of a submodule outside the blocks, and drop them on exit.
-
-        Such submodules are embeddings, norms and the head.
-        """
+        """Load embeddings, a norm, the head or all of these, and drop their weights on exit."""
         module = self._skeleton.get_submodule(path)
         self._load(module, f"{path}." if path else "", {})
         if not path:
@@ -388,10 +323,7 @@ class BlockStream:
             drop_weights(module)
 
     def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
-        """Assign the values of the checkpoint to a module's parameters and persistent buffers.
-
-        Tied parameters may be missing in the checkpoint.
-        """
+        """Assign the checkpoint's values to a module; it may lack tied parameters."""
         values: dict[str, Tensor] = {}
         for full in self._stored(module, prefix):
             name = full.removeprefix(prefix)
@@ -400,7 +332,10 @@ class BlockStream:
                 if self._ahead is not None
                 else self.model.checkpoint.read(full)
             )
-            values[name] = self._computed(edits[name](value) if name in edits else value)
+            value = edits[name](value) if name in edits else value
+            # The cast happens on the device, because the transfer is smaller in the stored dtype.
+            value = value.to(self.computing.device, non_blocking=True)
+            values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
         module.load_state_dict(values, strict=False, assign=True)
 
     def _stored(self, module: nn.Module, prefix: str) -> list[str]:
@@ -411,19 +346,8 @@ class BlockStream:
             if prefix + name in self.model.checkpoint.tensors
         ]
 
-    def _computed(self, value: Tensor) -> Tensor:
-        """Convert a stored tensor to the compute dtype on the device.
-
-        The cast happens on the device, because the transfer is smaller in the stored dtype.
-        """
-        value = value.to(self.computing.device, non_blocking=True)
-        return value.to(self.computing.dtype) if value.is_floating_point() else value
-
     def _require_tensors(self, module: nn.Module, prefix: str) -> None:
-        """Raise InputError if the checkpoint lacks a tensor of a module or holds it in another shape.
-
-        Only headers are read.
-        """
+        """Raise InputError if the files lack a tensor of a module or hold it in another shape."""
         stored = self.model.checkpoint.tensors
         tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
         for name, wanted in module.state_dict().items():
@@ -434,14 +358,15 @@ class BlockStream:
                 raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
 
 
-def not_finite(stream: BlockStream, what: str) -> EspalierError:
-    """Return the error for hidden states or logits that are not finite.
+def _wrong_size(what: str) -> InputError:
+    return InputError(
+        f"the stored hidden states are too {what}; remove this client's private state and start"
+        " again"
+    )
 
-    Parameters
-    ----------
-    stream : the model
-    what : start of the sentence, such as ``block 1 gives``
-    """
+
+def not_finite(stream: BlockStream, what: str) -> EspalierError:
+    """Return the error for numbers that are not finite; ``what`` is, say, ``block 1 gives``."""
     where = stream.model.directory
     if stream.computing.dtype == torch.float16:
         return InputError(
@@ -483,13 +408,7 @@ def drop_weights(module: nn.Module) -> None:
 
 @torch.no_grad()
 def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tensor]) -> None:
-    """Set the masked weights of a loaded block to zero.
-
-    Parameters
-    ----------
-    linears : linears of the block by canonical name
-    prune_masks : bool masks by canonical name, with the shape of the weights
-    """
+    """Set the masked weights of a loaded block to zero; masks are bool, by canonical name."""
     for name, prune_mask in prune_masks.items():
         weight = linears[name].weight
         weight.masked_fill_(prune_mask.to(weight.device), 0)
@@ -497,15 +416,9 @@ def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tens
 
 @torch.no_grad()
 def run_through(stream: BlockStream, samples: Tensor, edits: Edits = dense) -> Activations:
-    """Pass token sequences through all blocks of the edited model.
+    """Pass token sequences, (num_samples, sequence_length), through the edited model's blocks.
 
     ``BlockStream.logits`` computes the logits of the result.
-
-    Parameters
-    ----------
-    stream : the dense model
-    samples : (num_samples, sequence_length), int64
-    edits : changes to the weights of each block
     """
     activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "passing block"):

@@ -31,27 +31,25 @@ ChoosePruneMask = Callable[[Tensor, Any], Tensor]
 def prune_by_block(
     stream: BlockStream, samples: Tensor, choose: ChoosePruneMask, watch: Watch = InputSquareSums
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Prune every block for one client; the kept weights stay unchanged.
+    """Prune every block of the dense model for one client; yield block indices and prune masks.
+
+    The masks are bool, by canonical linear name, and have the shape of the weights. The kept weights
+    stay unchanged.
 
     Parameters
     ----------
-    stream : the dense model
     samples : (num_samples, sequence_length), int64, the calibration samples of the client
     choose : function that chooses the prune mask of one matrix
     watch : class that collects the input statistics which ``choose`` needs
-
-    Yields
-    ------
-    tuple
-        Block index, and prune masks by canonical linear name: bool, with the shape of the weights
     """
     activations = stream.start(samples)
     for block_plan in beats(stream.model.plan.blocks, "pruning block"):
-        with stream.block(block_plan.index, following=block_plan.index + 1) as block:
-            masks = _choose_in_block(stream, activations, block_plan.index, block, choose, watch)
-            apply_prune_masks(stream.linears(block_plan.index, block), masks)
-            activations.through(block_plan.index, block)
-        yield block_plan.index, masks
+        index = block_plan.index
+        with stream.block(index, following=index + 1) as block:
+            masks = _choose_in_block(stream, activations, index, block, choose, watch)
+            apply_prune_masks(stream.linears(index, block), masks)
+            activations.through(index, block)
+        yield index, masks
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,7 @@ def prune_layers(
 
     Parameters
     ----------
-    stream : the dense model
     samples : (num_samples, sequence_length), int64, the calibration samples of the client
-    pruning : pruning of one matrix
     layers : indices of the blocks to prune; other blocks are only passed
     edits : changes that turn the dense model into the model to prune
     """
@@ -108,10 +104,7 @@ def choose_in_dense_block(
     choose: ChoosePruneMask,
     watch: Watch = InputSquareSums,
 ) -> dict[str, Tensor]:
-    """Return the prune masks of one block for one client.
-
-    The activations must stand before the block, and stay there.
-    """
+    """Return the prune masks of one block; the activations stand before it, and stay there."""
     with stream.block(index) as block:
         return _choose_in_block(stream, activations, index, block, choose, watch)
 
@@ -138,25 +131,20 @@ def _prune_block(
     pruning: LocalPruning,
     edits: Mapping[str, WeightEdit],
 ) -> PrunedLayer:
-    """Prune a loaded block, which then holds the weights that are sent.
-
-    The weights of the model's files are pruned. The block's own weights, in the compute dtype, only
-    pass the activations.
-    """
+    """Prune the weights of the files; the loaded block then holds the weights that are sent."""
     linears = stream.linears(index, block)
+    matrices = {}
     with _refusals_explained(stream, index):
         inputs = _watched(activations, index, block, linears, watch_for(pruning))
-    matrices = {}
-    for plan in stream.model.plan.blocks[index].linears:
-        name = plan.name
-        dtype = TORCH_DTYPES[plan.dtype]
-        with _refusals_explained(stream, index):
-            prune_mask, weight = pruning.prune(
-                stream.stored_weight(plan, edits.get(name)), inputs[name]
-            )
-        # The next block sees the output of the weights that are sent, rounded as in the files.
-        linears[name].weight.copy_(weight.to(dtype))
-        matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
+        for plan in stream.model.plan.blocks[index].linears:
+            name = plan.name
+            dtype = TORCH_DTYPES[plan.dtype]
+            stored = stream.model.checkpoint.read(plan.parameter)
+            stored = edits[name](stored) if name in edits else stored
+            prune_mask, weight = pruning.prune(stored.to(stream.computing.device), inputs[name])
+            # The next block sees the output of the weights that are sent, rounded as in the files.
+            linears[name].weight.copy_(weight.to(dtype))
+            matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
     return PrunedLayer(index, matrices, max(dampings, default=0.0))
 

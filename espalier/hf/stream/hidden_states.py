@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,39 +20,18 @@ from torch import Tensor
 from espalier.errors import InputError
 
 
-class HiddenStates(Protocol):
-    """Batches of shape (samples, sequence_length, hidden_size).
+class HiddenStates:
+    """Batches of shape (samples, sequence_length, hidden_size), on the device of their computation.
 
-    All batches but the last have the same number of samples.
+    All batches but the last have the same number of samples. Assignment copies in place.
     """
-
-    def emptied(self) -> "HiddenStates":
-        """Return a new container of the same kind without batches."""
-
-    def append(self, batch: Tensor) -> None:
-        """Add a batch at the end."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Tensor: ...
-
-    def __setitem__(self, index: int, batch: Tensor) -> None: ...
-
-
-def hidden_states(folder: Path | None) -> HiddenStates:
-    """Return a container in memory, or on the disk of ``folder`` if it is given."""
-    return InMemory() if folder is None else OnDisk(folder)
-
-
-class InMemory:
-    """Batches in memory, on the device where they were computed; assignment copies in place."""
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
-    def emptied(self) -> "InMemory":
+    def emptied(self) -> "HiddenStates":
         """Return a new container of the same kind without batches."""
-        return InMemory()
+        return HiddenStates()
 
     def append(self, batch: Tensor) -> None:
         """Add a batch at the end."""
@@ -69,13 +47,8 @@ class InMemory:
         self._batches[index].copy_(batch)
 
 
-class OnDisk:
-    """Batches in a file; only the batch in use is in memory.
-
-    Parameters
-    ----------
-    folder : existing directory on whose disk the file is created
-    """
+class OnDisk(HiddenStates):
+    """Batches in a file, in the existing directory ``folder``; only one batch is in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,12 +58,10 @@ class OnDisk:
         self._shapes: list[torch.Size] = []
         self._like = torch.empty(0)
 
-    def emptied(self) -> "OnDisk":
-        """Return a new container of the same kind without batches."""
+    def emptied(self) -> "HiddenStates":
         return OnDisk(self.folder)
 
     def append(self, batch: Tensor) -> None:
-        """Add a batch at the end."""
         self._like = batch.new_empty(0)
         self._shapes.append(batch.shape)
         self[len(self) - 1] = batch
@@ -142,3 +113,8 @@ class OnDisk:
 def memory_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a CPU tensor as a memory view, without a copy if it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def hidden_states(folder: Path | None) -> HiddenStates:
+    """Return a container in memory, or on the disk of ``folder`` if it is given."""
+    return HiddenStates() if folder is None else OnDisk(folder)

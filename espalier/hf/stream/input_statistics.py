@@ -1,13 +1,18 @@
-"""Input statistics of linears: sums of squares per channel, or the Gram matrix of all channels."""
+"""Input statistics of linears, and statistics as blobs.
+
+The statistics are sums of squares per channel, or the Gram matrix of all channels.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from pruning_kernels.selection.local import DampingMean, InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
@@ -22,31 +27,29 @@ class Watched(ABC):
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
         self._linears = linears
+        # The last input, and what it led to: linears that share an input are called in sequence.
+        self._last: tuple[Tensor, Any] | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect statistics from every forward pass within this context."""
         hooks = [
-            linear.register_forward_pre_hook(self._hook(name))
+            linear.register_forward_pre_hook(partial(self._hook, name))
             for name, linear in self._linears.items()
         ]
         try:
             yield
         finally:
-            self._forget_last()
+            self._last = None
             for hook in hooks:
                 hook.remove()
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: self._see(name, inputs[0])
+    def _hook(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._see(name, inputs[0])
 
     @abstractmethod
     def _see(self, name: str, inputs: Tensor) -> None:
         """Update the statistics with the input of one linear, (..., channels)."""
-
-    @abstractmethod
-    def _forget_last(self) -> None:
-        """Drop the reference to the last input."""
 
     @abstractmethod
     def found(self) -> Mapping[str, InputStatistics]:
@@ -66,18 +69,17 @@ class InputSquareSums(Watched):
             name: torch.zeros(linear.in_features, dtype=torch.float64, device=linear.weight.device)
             for name, linear in linears.items()
         }
-        self._last_input: Tensor | None = None
-        self._last_sum: Tensor | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
         # Query, key and value share their input, so the last sum is reused.
-        if inputs is not self._last_input or self._last_sum is None:
-            self._last_input = inputs
-            self._last_sum = _square_sum(inputs)
-        self.sums[name] += self._last_sum
-
-    def _forget_last(self) -> None:
-        self._last_input = self._last_sum = None
+        if self._last is None or inputs is not self._last[0]:
+            # A few channels at a time, because torch makes a float64 copy of what it sums.
+            pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
+            sums = [
+                piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces
+            ]
+            self._last = (inputs, torch.cat(sums))
+        self.sums[name] += self._last[1]
 
     def found(self) -> dict[str, Tensor]:
         """Return the sums by canonical linear name, (channels,) each."""
@@ -99,10 +101,8 @@ class InputGrams(Watched):
         """Gram matrices by the name of the first linear that gets an input."""
         self._damping_mean = damping_mean
         self._leader: dict[str, str] = {}
-        self._last: tuple[Tensor, str] | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
-        # Linears with a shared input are called in sequence with the same tensor.
         shares = self._last is not None and inputs is self._last[0]
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:
@@ -111,13 +111,11 @@ class InputGrams(Watched):
             )
         if not shares:
             self._last = (inputs, name)
-            tokens = _tokens(inputs)
+            # OPT flattens samples and tokens itself.
+            tokens = inputs.flatten(0, -2).to(torch.float32)
             if name not in self.grams:
                 self.grams[name] = tokens.new_zeros(tokens.shape[1], tokens.shape[1])
             self.grams[name].addmm_(tokens.T, tokens)
-
-    def _forget_last(self) -> None:
-        self._last = None
 
     def found(self) -> dict[str, Factor]:
         """Return the factor of each linear's Gram matrix by name, and free the matrices."""
@@ -130,27 +128,24 @@ class InputGrams(Watched):
         return {name: factors[self._leader[name]] for name in self._linears}
 
 
-def _square_sum(inputs: Tensor) -> Tensor:
-    """Return the sum of squares over tokens, per channel, float64.
-
-    A few channels are summed at a time, because torch makes a float64 copy of what it sums.
-    """
-    pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
-    return torch.cat(
-        [piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces]
-    )
-
-
-def _tokens(inputs: Tensor) -> Tensor:
-    # OPT flattens samples and tokens itself.
-    return inputs.flatten(0, -2).to(torch.float32)
-
-
 Watch = Callable[[dict[str, nn.Linear]], Watched]
 
 
 def watch_for(pruning: LocalPruning) -> Watch:
     """Return the class that collects the input statistics of a pruning method."""
-    if not pruning.needs_grams:
+    if pruning.metric != "sparsegpt":
         return InputSquareSums
     return partial(InputGrams, damping_mean=pruning.damping_mean)
+
+
+def pack_statistics(tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialise named statistics of a client, float32."""
+    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
+
+
+def read_statistics(blob: bytes) -> dict[str, Tensor]:
+    """Return named statistics from a blob, float64."""
+    return {
+        name: torch.from_numpy(value.copy()).double()
+        for name, value in unpack_tensors(blob).items()
+    }

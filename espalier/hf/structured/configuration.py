@@ -32,9 +32,31 @@ def structured_config(
     cut : structure relative to the base
     structure : structure relative to the original, uncut model
     """
-    return _with_blocks(base, family, cut) | {
+    config = dict(base)
+    # Otherwise transformers derives layer_types from the new block numbers.
+    if config.get("use_sliding_window") and not config.get("layer_types"):
+        config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
+    sources = [block.source for block in cut.blocks]
+    if isinstance(types := config.get("layer_types"), list) and len(types) == len(cut.base):
+        config["layer_types"] = [types[source] for source in sources]
+    sizes = [sizes_of(plan, block) for block in plan.blocks]
+    lanes = [
+        {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS} for block in structure.blocks
+    ]
+    widths = {
+        "head_dim": plan.head_dim,
+        "heads_per_group": plan.heads_per_group,
+        "groups": [own.groups for own in sizes],
+        "channels": [own.channels for own in sizes],
+        "biases": list(structure.added_biases),
+        "lanes": lanes if structure.cuts_residual else None,
+    }
+    if structure.cuts_residual and structure.norm_of_read:
+        widths["norm_of_read"] = True
+    return config | {
+        family.num_blocks_key: len(sources),
         "model_type": STRUCTURED + str(base["model_type"]).removeprefix(STRUCTURED),
-        WIDTHS: _widths(plan, structure),
+        WIDTHS: widths,
     }
 
 
@@ -43,16 +65,11 @@ def plain_config(
 ) -> dict[str, Any] | None:
     """Return the configuration of a pruned model for the classes of the family.
 
-    Returns None if the blocks are not alike, or if the family cannot express their shape.
-
-    Parameters
-    ----------
-    document : result of ``structured_config``
-    family : family of the model
-    plan : plan of the pruned model
-    structure : structure relative to the original, uncut model
+    Returns None if the blocks are not alike, or if the family cannot express their shape. The
+    document is a result of ``structured_config``; plan and structure are those given to it.
     """
-    (sizes, *others), was = {sizes_of(plan, block) for block in plan.blocks}, structure.base[0]
+    sizes, *others = {sizes_of(plan, block) for block in plan.blocks}
+    was = structure.base[0]
     if others or structure.cuts_residual or structure.added_biases:
         return None
     config = {key: value for key, value in document.items() if key not in (WIDTHS, "auto_map")}
@@ -89,32 +106,3 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
         import espalier.hf.sliced.modeling_sliced  # noqa: F401 - registers its classes
 
     return AutoConfig.for_model(**document)
-
-
-def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) -> dict[str, Any]:
-    """Return a configuration with the remaining blocks, also in lists with an entry per block."""
-    config = dict(base)
-    # Otherwise transformers derives layer_types from the new block numbers.
-    if config.get("use_sliding_window") and not config.get("layer_types"):
-        config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
-    sources = [block.source for block in structure.blocks]
-    if isinstance(types := config.get("layer_types"), list) and len(types) == len(structure.base):
-        config["layer_types"] = [types[source] for source in sources]
-    config[family.num_blocks_key] = len(sources)
-    return config
-
-
-def _widths(plan: ModelPlan, structure: Structure) -> dict[str, Any]:
-    sizes = [sizes_of(plan, block) for block in plan.blocks]
-    lanes = [
-        {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS} for block in structure.blocks
-    ]
-    return {
-        "head_dim": plan.head_dim,
-        "heads_per_group": plan.heads_per_group,
-        "groups": [own.groups for own in sizes],
-        "channels": [own.channels for own in sizes],
-        "biases": list(structure.added_biases),
-        "lanes": lanes if structure.cuts_residual else None,
-        **({"norm_of_read": True} if structure.cuts_residual and structure.norm_of_read else {}),
-    }

@@ -1,13 +1,8 @@
-"""Tensors of a pruned model, read from the base model's files.
-
-Parts that are not kept are mostly skipped, and never held in memory. Column scales are applied as a
-matrix is read.
-"""
+"""Tensors of a pruned model, read from the base model's files; other parts are mostly skipped."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.hf.families import Family
@@ -20,10 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 64 * 1024
-"""Maximum number of bytes between two kept rows that are read along and dropped.
-
-A separate read takes as long.
-"""
+"""Maximum number of bytes between two kept rows that are read along; a second read takes as long."""
 
 Stretch = tuple[int, int, int, int]
 """Range of rows in the base (first, end), and range of kept rows in it (first, end)."""
@@ -40,10 +32,7 @@ class Part:
     columns: Sequence[int] | None = None
     """Kept columns; None for all."""
     scales: "Tensor | None" = None
-    """Factors of the kept columns, (kept columns,), float32.
-
-    The product is rounded to the dtype of the tensor.
-    """
+    """Factors of the kept columns, (kept columns,), float32; the product is rounded once."""
 
     @property
     def is_whole(self) -> bool:
@@ -64,9 +53,7 @@ class CutCheckpoint(Checkpoint):
 
     Parameters
     ----------
-    base : checkpoint of the base
-    family : model family
-    plan : plan of the base
+    base, family, plan : checkpoint, model family and plan of the base
     structure : structure to keep of the base; the blocks are renumbered
     given : tensors in memory that replace those of the base or that the base does not have; they
         are never changed
@@ -93,23 +80,17 @@ class CutCheckpoint(Checkpoint):
         self.tensors: dict[str, StoredTensor] = {}
         for name, part in self.parts.items():
             stored = base.tensors[part.source]
-            self._add(name, stored.shard, stored.dtype, part.shape(stored.shape))
+            shape = part.shape(stored.shape)
+            self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
         for name, tensor in self.given.items():
             shard = self.tensors[name].shard if name in self.tensors else base.shards[-1]
-            self._add(name, shard, SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape))
+            dtype = SAFETENSORS_DTYPES[tensor.dtype]
+            self.tensors[name] = StoredTensor(dtype, tuple(tensor.shape), shard)
         used = {stored.shard for stored in self.tensors.values()}
         self.shards = [shard for shard in base.shards if shard in used]
 
-    def _add(self, name: str, shard: Path, dtype: str, shape: tuple[int, ...]) -> None:
-        self.tensors[name] = StoredTensor(
-            shard, dtype, shape, 0, DTYPE_BYTES[dtype] * math.prod(shape)
-        )
-
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
-        """Read one tensor into ``room`` and return it.
-
-        In addition, at most 16 MiB of the base are in memory.
-        """
+        """Read one tensor into ``room`` and return it; at most 16 MiB of the base are in memory."""
         if name in self.given:
             return room.copy_(self.given[name])
         part = self.parts[name]
@@ -151,15 +132,11 @@ class CutCheckpoint(Checkpoint):
             # The stretch contains rows that are not kept.
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
-            piece = piece if columns is None else piece.index_select(1, columns)
-            yield (
-                start,
-                (
-                    piece
-                    if part.scales is None
-                    else (piece.to(torch.float32) * part.scales).to(piece.dtype)
-                ),
-            )
+            if columns is not None:
+                piece = piece.index_select(1, columns)
+            if part.scales is not None:
+                piece = (piece.to(torch.float32) * part.scales).to(piece.dtype)
+            yield start, piece
 
 
 def _parts(
@@ -178,12 +155,11 @@ def _parts(
             continue
         index, block = places[source]
         module, _, kind = path.rpartition(".")
-        linear = linears.get(module)
         rows = columns = None
-        if linear is not None and kind in ("weight", "bias"):
-            rows = kept_indices(plan, structure, block, linear, ROWS)
-        if linear is not None and kind == "weight":
-            columns = kept_indices(plan, structure, block, linear, COLUMNS)
+        if module in linears and kind in ("weight", "bias"):
+            rows = kept_indices(plan, structure, block, linears[module], ROWS)
+        if module in linears and kind == "weight":
+            columns = kept_indices(plan, structure, block, linears[module], COLUMNS)
         yield f"{prefix}{index}.{path}", Part(name, rows, columns)
 
 

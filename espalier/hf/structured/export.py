@@ -19,15 +19,15 @@ from torch import Tensor
 
 from espalier.errors import InputError
 from espalier.hf.export.model import (
-    ExportError,
-    bits_of,
     check_export,
     check_logits,
     edited_tensors,
     made_whole,
+    require_written,
+    weight_reader,
     write_card,
 )
-from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
+from espalier.hf.files.checkpoint import INDEX, write_shard
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
@@ -37,10 +37,10 @@ from espalier.hf.structured import modeling_structured
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
-from espalier.messages.tensor_blobs import DTYPE_BYTES
+from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.groups import Groups
 from espalier.settings.pruning import StructuredSettings
-from espalier.storage.atomic import replacing, write_json
+from espalier.storage.atomic import write_json
 
 Form = Literal["compact", "plain", "zero-filled"]
 FORMS = get_args(Form)
@@ -63,10 +63,7 @@ PARTS = {
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
-    """Return the forms in which a pruned model cannot be written, with the reason.
-
-    The result is empty if all forms are possible.
-    """
+    """Return the forms in which a pruned model cannot be written, with the reason."""
     structure = model.structure
     refused = dict[Form, str]()
     assert structure is not None
@@ -80,7 +77,11 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
         refused["zero-filled"] = (
             f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
         )
-    if len(structure.blocks) < len(structure.base) and not _is_identity_when_zero(model):
+    # A block whose linears are zero returns its input if all norms come before the linears.
+    norms_first = (
+        model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True
+    )
+    if len(structure.blocks) < len(structure.base) and not norms_first:
         refused["zero-filled"] = (
             "a norm stands behind each block, so that one of zeros is not as if it were not there"
         )
@@ -97,12 +98,8 @@ def require_writable(
 ) -> None:
     """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
 
-    Parameters
-    ----------
-    model : the dense model
-    job : settings of the method
-    biases : canonical names of the matrices that get a bias
-    blocks : blocks that may be pruned
+    ``biases`` are the canonical names of the matrices that get a bias, and ``blocks`` those that may
+    be pruned.
 
     Raises
     ------
@@ -123,20 +120,11 @@ def require_writable(
 
 
 def require_form(model: OpenedModel, form: str) -> None:
-    """Refuse a form in which a pruned model cannot be written.
-
-    Raises
-    ------
-    InputError
-        The message begins with the key ``form``.
-    """
-    refused = possible_forms(model)
-    why = {str(other): reason for other, reason in refused.items()}.get(form)
-    if why is not None:
-        others = " or ".join(
-            repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused
-        )
-        raise InputError(f"form = '{form}': {why}; choose {others}")
+    """Raise ``InputError``, with the key ``form``, if a pruned model cannot be written so."""
+    refused = {str(other): why for other, why in possible_forms(model).items()}
+    if form in refused:
+        others = " or ".join(repr(other) for other in ("auto", *FORMS) if other not in refused)
+        raise InputError(f"form = '{form}': {refused[form]}; choose {others}")
 
 
 def export_structured(
@@ -144,30 +132,22 @@ def export_structured(
 ) -> None:
     """Write a pruned model with edited weights, in the dtypes of the base's files.
 
-    The directory is written atomically: it appears complete or not at all. Tensors are read, cut,
-    edited and written one at a time.
-
-    Parameters
-    ----------
-    model : the pruned model
-    edits : changes to its weights
-    target : directory to write
-    form : form of the export
-    card : content of ``README.md``; an empty string writes none
+    The directory ``target`` is written atomically: it appears complete or not at all. Tensors are
+    read, cut, edited and written one at a time. ``card`` is the content of ``README.md``; an empty
+    string writes none.
 
     Raises
     ------
     InputError
         The model cannot be written in this form, or writing failed.
     """
-    if form in (refused := possible_forms(model)):
-        others = " or ".join(repr(other) for other in FORMS if other not in refused)
-        raise InputError(
-            f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}"
-        )
+    require_form(model, form)
     with made_whole(target) as unfinished:
-        specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
-        write_shards(specs(model), tensors(model, edits), unfinished)
+        if form == "zero-filled":
+            write_shards(_filled_specs(model), _filled(model, edits), unfinished)
+        else:
+            specs = specs_of(model)
+            write_shards(specs, edited_tensors(model, list(specs), edits, "writing"), unfinished)
         write_beside(model, unfinished, form, config_of(model, form))
         write_card(unfinished, card)
 
@@ -189,12 +169,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: Form) -> None:
     """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
-    Parameters
-    ----------
-    stream : the pruned model
-    target : directory of the export
-    samples : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
-    form : form of the export
+    ``samples``, (num_sequences, sequence_length), int64, are a few sequences of text.
 
     Raises
     ------
@@ -205,14 +180,7 @@ def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: F
         check_export(stream, dense, target, samples)
         return
     check_logits(stream, dense, target, samples)
-    written = Checkpoint(target)
-    for name, expected in _filled(stream.model, dense):
-        if name not in written.tensors or not torch.equal(
-            bits_of(written.read(name)), bits_of(expected)
-        ):
-            raise ExportError(
-                f"{target}: {name} is not the value to export; the export is not usable"
-            )
+    require_written(target, _filled(stream.model, dense))
 
 
 Specs = dict[str, tuple[str, tuple[int, ...], str]]
@@ -224,24 +192,16 @@ def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Pa
     shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
     for shard in shards:
         own = {
-            name: (dtype, shape, _bytes(dtype, shape))
+            name: TensorSpec(dtype, shape)
             for name, (dtype, shape, at) in specs.items()
             if at == shard
         }
-        with replacing(folder / shard) as file:
-            writer = ShardWriter(file, own, {"format": "pt"})
-            # The tensors arrive in the order of ``specs``.
-            for _ in own:
-                name, value = next(tensors)
-                writer.write(name, bits_of(value).numpy().data)
+        # The tensors arrive in the order of ``specs``.
+        write_shard(folder / shard, own, tensors)
     if shards != ["model.safetensors"]:
-        total = sum(_bytes(dtype, shape) for dtype, shape, _ in specs.values())
+        total = sum(TensorSpec(dtype, shape).num_bytes for dtype, shape, _ in specs.values())
         weight_map = {name: shard for name, (_, _, shard) in specs.items()}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return DTYPE_BYTES[dtype] * torch.Size(shape).numel()
 
 
 def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
@@ -266,9 +226,6 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     return model.config | {"architectures": [cls.__name__], "auto_map": auto}
 
 
-# ----- kept parts -----
-
-
 def specs_of(model: OpenedModel) -> Specs:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
@@ -278,47 +235,48 @@ def specs_of(model: OpenedModel) -> Specs:
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
 
 
-def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    return edited_tensors(model, list(specs_of(model)), edits, "writing")
-
-
 # ----- zeros for everything that was cut -----
 
 
 def _filled_specs(model: OpenedModel) -> Specs:
-    base = OpenedModel(model.directory).checkpoint
-    specs = {
+    """Return the tensors of the base, and biases that a configuration key adds."""
+    structure = model.structure
+    base = OpenedModel(model.directory)
+    assert structure is not None
+    found = {
         name: (stored.dtype, stored.shape, stored.shard.name)
-        for name, stored in base.tensors.items()
+        for name, stored in base.checkpoint.tensors.items()
     }
-    for name in _missing_biases(model):
-        weight = base.tensors[name.removesuffix("bias") + "weight"]
-        specs[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
-    order = [shard.name for shard in base.shards]
-    return dict(sorted(specs.items(), key=lambda entry: order.index(entry[1][2])))
+    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
+    for linear in (linear for block in base.plan.blocks for linear in block.linears):
+        if not linear.bias and any(linear.name in PARTS[key] for key in keys):
+            weight = base.checkpoint.tensors[linear.parameter]
+            name = linear.parameter.removesuffix("weight") + "bias"
+            found[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
+    order = [shard.name for shard in base.checkpoint.shards]
+    return dict(sorted(found.items(), key=lambda entry: order.index(entry[1][2])))
 
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in the base's shapes, with zeros for everything that was cut.
-
-    All linears of a dropped block are zero.
-    """
+    """Yield tensors in the base's shapes, with zeros for everything that was cut."""
     cut = model.checkpoint
-    specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
-    # The pruned model renumbers its blocks, so names are mapped back to the base.
-    sources = (
-        {part.source: name for name, part in cut.parts.items()}
-        if isinstance(cut, CutCheckpoint)
-        else {}
-    )
-    new_names = _given_names(model)
-    for name, (dtype, shape, _) in specs.items():
-        own = sources.get(name) or new_names.get(name)
-        if own is not None:
-            ((_, value),) = edited_tensors(model, [own], edits, "writing")
-            yield name, _spread(model, own, value, shape)
-        elif name in base.tensors and not _is_of_a_linear(model, name):
+    own_names = dict[str, str]()
+    if isinstance(cut, CutCheckpoint) and model.cut is not None:
+        # The pruned model renumbers its blocks, so names are mapped back to the base.
+        own_names = {part.source: name for name, part in cut.parts.items()}
+        for name in cut.given.keys() - cut.parts.keys():
+            if block := model.family.block_of(name):
+                source = model.cut.blocks[block[1]].source
+                own_names[f"{block[0]}{source}.{block[2]}"] = name
+    read = weight_reader(model, edits)
+    for name, (dtype, shape, _) in _filled_specs(model).items():
+        if (own := own_names.get(name)) is not None:
+            yield name, _spread(model, own, read(own), shape)
+        elif name in base.tensors and not (
+            (block := model.family.block_of(name))
+            and block[2].rpartition(".")[0] in model.family.linears.values()
+        ):
             # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
         else:
@@ -338,48 +296,6 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
     return value
 
 
-def _given_names(model: OpenedModel) -> dict[str, str]:
-    """Return the tensors that the base lacks, by their name in the base's block numbering."""
-    cut = model.checkpoint
-    structure = model.cut
-    found = dict[str, str]()
-    if isinstance(cut, CutCheckpoint) and structure is not None:
-        for name in cut.given.keys() - cut.parts.keys():
-            if block := model.family.block_of(name):
-                found[f"{block[0]}{structure.blocks[block[1]].source}.{block[2]}"] = name
-    return found
-
-
-def _missing_biases(model: OpenedModel) -> list[str]:
-    """Return the biases that a configuration key adds, by name in the base's block numbering."""
-    structure = model.structure
-    base = OpenedModel(model.directory)
-    assert structure is not None
-    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
-    return [
-        linear.parameter.removesuffix("weight") + "bias"
-        for block in base.plan.blocks
-        for linear in block.linears
-        if not linear.bias and any(linear.name in PARTS[key] for key in keys)
-    ]
-
-
-def _is_of_a_linear(model: OpenedModel, name: str) -> bool:
-    block = model.family.block_of(name)
-    return block is not None and block[2].rpartition(".")[0] in model.family.linears.values()
-
-
 def _bias_key(model: OpenedModel, name: str) -> str | None:
-    """Return the configuration key that gives a matrix a bias.
-
-    Returns an empty string if the family always has this bias, and None if it cannot have one.
-    """
+    """Return the configuration key that gives a matrix a bias; "" if none is needed, None if none can."""
     return "" if model.family.name in WITH_BIASES else BIAS_KEYS.get((model.family.name, name))
-
-
-def _is_identity_when_zero(model: OpenedModel) -> bool:
-    """Return whether a block whose linears are zero returns its input.
-
-    This holds if all norms come before the linears.
-    """
-    return model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True

@@ -60,10 +60,7 @@ LIKE_BERT = {
     "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
 }  # fmt: skip
 LANES_OF = {"attn": ("input_layernorm", "self_attn"), "mlp": ("post_attention_layernorm", "mlp")}
-"""Norm after which residual dimensions are read, and module whose output is written.
-
-Valid for families like LLaMA.
-"""
+"""Norm after which residual dimensions are read, and module that writes, in models like LLaMA."""
 
 
 class Lanes:
@@ -74,10 +71,8 @@ class Lanes:
         self._known: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the indices as a tensor on a device, (dimensions,), int64.
-
-        The tensor is created at first use, because models are built on the meta device.
-        """
+        """Return the indices as a tensor on a device, (dimensions,), int64."""
+        # Models are built on the meta device, so the tensor is created at first use.
         if device not in self._known:
             self._known[device] = torch.tensor(self.lanes, device=device)
         return self._known[device]
@@ -96,7 +91,8 @@ class NormReadLanes(ReadLanes):
 
     def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Map (..., hidden_size) to (..., dimensions)."""
-        squares, epsilon = inputs[0].float().square(), float(norm.variance_epsilon)  # type: ignore[arg-type]
+        squares = inputs[0].float().square()
+        epsilon = float(norm.variance_epsilon)  # type: ignore[arg-type]
         # The norm has divided by the root mean square of all dimensions; correct its output.
         seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
@@ -126,16 +122,10 @@ def numbers(text: str) -> list[int]:
 
 
 def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width: int) -> None:
-    """Resize the linears of blocks to the widths of a structure, without values.
+    """Resize the linears of blocks, at ``paths``, to the widths of a structure, without values.
 
-    Hooks read and write the residual dimensions.
-
-    Parameters
-    ----------
-    blocks : blocks of the model
-    paths : path within a block of each linear by canonical name
-    structure : value of ``structure`` in ``config.json``
-    width : hidden size of the model
+    ``structure`` is that of ``config.json``, and ``width`` the hidden size of the model. Hooks read
+    and write the residual dimensions.
     """
     for index, block in enumerate(blocks):
         heads = structure["groups"][index] * structure["heads_per_group"]
@@ -156,36 +146,27 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
             "mlp.down": (writes["mlp"], channels),
         }  # fmt: skip
         for name, path in paths.items():
-            _resize(block, path, shapes[name], name in structure["biases"])
+            linear = block.get_submodule(path)
+            bias = linear.bias is not None
+            wanted = bias or name in structure["biases"]
+            if tuple(linear.weight.shape) != shapes[name] or bias != wanted:
+                rows, columns = shapes[name]
+                like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+                block.set_submodule(path, nn.Linear(columns, rows, wanted, **like))
         attention = block.get_submodule(paths["attn.q"].rpartition(".")[0])
         # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
-        if lanes:
-            _route(
-                block, lanes, width, NormReadLanes if structure.get("norm_of_read") else ReadLanes
-            )
-
-
-def _resize(block: nn.Module, path: str, shape: tuple[int, int], bias: bool) -> None:
-    linear: Any = block.get_submodule(path)
-    bias = bias or linear.bias is not None
-    if tuple(linear.weight.shape) != shape or bias != (linear.bias is not None):
-        fresh = nn.Linear(
-            shape[1], shape[0], bias, device=linear.weight.device, dtype=linear.weight.dtype
-        )
-        block.set_submodule(path, fresh)
-
-
-def _route(
-    block: nn.Module, lanes: dict[str, list[int]], width: int, reading: type[ReadLanes]
-) -> None:
-    for part, (norm, module) in LANES_OF.items():
-        if (read := lanes[f"{part}_reads"]) != list(range(width)):
-            block.get_submodule(norm).register_forward_hook(reading(read))
-        if (written := lanes[f"{part}_writes"]) != list(range(width)):
-            block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
+        if not lanes:
+            continue
+        everything = list(range(width))
+        reading = NormReadLanes if structure.get("norm_of_read") else ReadLanes
+        for part, (norm, module) in LANES_OF.items():
+            if (read := lanes[f"{part}_reads"]) != everything:
+                block.get_submodule(norm).register_forward_hook(reading(read))
+            if (written := lanes[f"{part}_writes"]) != everything:
+                block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
 
 
 class _Structured:
@@ -201,143 +182,50 @@ class _Structured:
         narrow(module.get_submodule(self.blocks), self.paths, config.structure, config.hidden_size)
 
 
-class StructuredLlamaConfig(LlamaConfig):
-    """Configuration of LLaMA with ``structure``."""
-
-    model_type = "structured-llama"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredMistralConfig(MistralConfig):
-    """Configuration of Mistral with ``structure``."""
-
-    model_type = "structured-mistral"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredQwen2Config(Qwen2Config):
-    """Configuration of Qwen2 with ``structure``."""
-
-    model_type = "structured-qwen2"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredQwen3Config(Qwen3Config):
-    """Configuration of Qwen3 with ``structure``."""
-
-    model_type = "structured-qwen3"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredOPTConfig(OPTConfig):
-    """Configuration of OPT with ``structure``."""
-
-    model_type = "structured-opt"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredBertConfig(BertConfig):
-    """Configuration of BERT with ``structure``."""
-
-    model_type = "structured-bert"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredRobertaConfig(RobertaConfig):
-    """Configuration of RoBERTa with ``structure``."""
-
-    model_type = "structured-roberta"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredXLMRobertaConfig(XLMRobertaConfig):
-    """Configuration of XLM-RoBERTa with ``structure``."""
-
-    model_type = "structured-xlm-roberta"
-    structure: dict[str, Any] | None = None
-
-
-class StructuredLlamaForCausalLM(_Structured, LlamaForCausalLM):
-    """LLaMA with blocks of different widths."""
-
-    config_class = StructuredLlamaConfig
-    paths = LIKE_LLAMA
-    blocks = "model.layers"
-
-
-class StructuredMistralForCausalLM(_Structured, MistralForCausalLM):
-    """Mistral with blocks of different widths."""
-
-    config_class = StructuredMistralConfig
-    paths = LIKE_LLAMA
-    blocks = "model.layers"
-
-
-class StructuredQwen2ForCausalLM(_Structured, Qwen2ForCausalLM):
-    """Qwen2 with blocks of different widths."""
-
-    config_class = StructuredQwen2Config
-    paths = LIKE_LLAMA
-    blocks = "model.layers"
-
-
-class StructuredQwen3ForCausalLM(_Structured, Qwen3ForCausalLM):
-    """Qwen3 with blocks of different widths."""
-
-    config_class = StructuredQwen3Config
-    paths = LIKE_LLAMA
-    blocks = "model.layers"
-
-
-class StructuredOPTForCausalLM(_Structured, OPTForCausalLM):
-    """OPT with blocks of different widths."""
-
-    config_class = StructuredOPTConfig
-    paths = LIKE_OPT
-    blocks = "model.decoder.layers"
-
-
-class StructuredBertForSequenceClassification(_Structured, BertForSequenceClassification):
-    """BERT with blocks of different widths."""
-
-    config_class = StructuredBertConfig
-    paths = LIKE_BERT
-    blocks = "bert.encoder.layer"
-
-
-class StructuredRobertaForSequenceClassification(_Structured, RobertaForSequenceClassification):
-    """RoBERTa with blocks of different widths."""
-
-    config_class = StructuredRobertaConfig
-    paths = LIKE_BERT
-    blocks = "roberta.encoder.layer"
-
-
-class StructuredXLMRobertaForSequenceClassification(
-    _Structured, XLMRobertaForSequenceClassification
-):
-    """XLM-RoBERTa with blocks of different widths."""
-
-    config_class = StructuredXLMRobertaConfig
-    paths = LIKE_BERT
-    blocks = "roberta.encoder.layer"
-
-
-CLASSES: tuple[Any, ...] = (
-    StructuredLlamaForCausalLM,
-    StructuredMistralForCausalLM,
-    StructuredQwen2ForCausalLM,
-    StructuredQwen3ForCausalLM,
-    StructuredOPTForCausalLM,
-    StructuredBertForSequenceClassification,
-    StructuredRobertaForSequenceClassification,
-    StructuredXLMRobertaForSequenceClassification,
+FAMILIES: tuple[tuple[Any, Any, dict[str, str], str], ...] = (
+    (LlamaConfig, LlamaForCausalLM, LIKE_LLAMA, "model.layers"),
+    (MistralConfig, MistralForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Qwen2Config, Qwen2ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Qwen3Config, Qwen3ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (OPTConfig, OPTForCausalLM, LIKE_OPT, "model.decoder.layers"),
+    (BertConfig, BertForSequenceClassification, LIKE_BERT, "bert.encoder.layer"),
+    (RobertaConfig, RobertaForSequenceClassification, LIKE_BERT, "roberta.encoder.layer"),
+    (XLMRobertaConfig, XLMRobertaForSequenceClassification, LIKE_BERT, "roberta.encoder.layer"),
 )
 
 
+def _class_of(config: Any, model: Any, paths: dict[str, str], blocks: str) -> Any:
+    """Return the model class of a family, with its configuration class ``config_class``."""
+    own_config = type(
+        f"Structured{config.__name__}",
+        (config,),
+        {
+            "__module__": __name__,
+            "__annotations__": {"structure": dict[str, Any] | None},
+            "model_type": f"structured-{config.model_type}",
+            "structure": None,
+        },
+    )
+    members = {
+        "__module__": __name__,
+        "config_class": own_config,
+        "paths": paths,
+        "blocks": blocks,
+    }
+    return type(f"Structured{model.__name__}", (_Structured, model), members)
+
+
+CLASSES: tuple[Any, ...] = tuple(_class_of(*family) for family in FAMILIES)
+
+
 def register() -> None:
-    """Register the classes with transformers' Auto classes."""
+    """Register the classes with transformers' Auto classes, and under their names here.
+
+    transformers finds the classes of a compact export by name.
+    """
     for model in CLASSES:
+        globals()[model.__name__] = model
+        globals()[model.config_class.__name__] = model.config_class
         auto = (
             AutoModelForCausalLM
             if model.__name__.endswith("CausalLM")

@@ -15,10 +15,10 @@ published code normalises first, which keeps the pretrained scale. In the paper'
 divides by the root mean square of the dimensions that are on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from espalier.errors import InputError
 from espalier.hf.families import Family
-from espalier.models.plan import BlockPlan, ModelPlan
+from espalier.models.plan import ModelPlan
 from espalier.models.structure import COLUMNS, RESIDUAL_KINDS, ROWS, Structure, sizes_of
 from pruning_kernels.groups.gates import within_budget
 
@@ -58,11 +58,16 @@ class ResidualGates:
     @cached_property
     def costs(self) -> dict[Gate, int]:
         """Number of weights per residual dimension of each gate."""
-        return {
-            (block.index, kind): residual_cost(block, kind)
-            for block in self.plan.blocks
-            for kind in RESIDUAL_KINDS
-        }
+        costs = dict.fromkeys(self.widths, 0)
+        for block in self.plan.blocks:
+            for linear in block.linears:
+                # A row of the matrix that writes a dimension, a column of each that reads it.
+                for kind, weights in zip(
+                    (ROWS[linear.name], COLUMNS[linear.name]), reversed(linear.shape), strict=True
+                ):
+                    if kind in RESIDUAL_KINDS:
+                        costs[block.index, kind] += weights
+        return costs
 
     @property
     def total(self) -> int:
@@ -72,10 +77,7 @@ class ResidualGates:
     def target(self, share: float, scope: Scope) -> int:
         """Return the number of weights of the blocks' matrices that may stay.
 
-        Parameters
-        ----------
-        share : pruning ratio
-        scope : parameters to which the ratio refers
+        ``share`` is the pruning ratio, and ``scope`` the parameters to which it refers.
 
         Raises
         ------
@@ -95,51 +97,41 @@ class ResidualGates:
         return target
 
     def spent(self, gates: Gates) -> Tensor:
-        """Return T(g), the number of weights of the dimensions that are on.
+        """Return T(g), the number of weights of the dimensions that are on: float32, ().
 
-        The result is a float32 scalar that carries the gradient of the gates.
+        It carries the gradient of the gates.
         """
         sums = [gates[gate].float().sum() * float(cost) for gate, cost in self.costs.items()]
         return torch.stack(sums).sum()
 
     def chosen(self, logits: Gates, target: int | None) -> dict[Gate, Tensor]:
-        """Choose gates deterministically.
+        """Choose gates deterministically: (dimensions,), bool, for each gate.
 
         Parameters
         ----------
         logits : (dimensions,) for each gate
         target : number of weights that may stay; None opens the gates whose logit is not negative,
             and at least one per kind
-
-        Returns
-        -------
-        dict
-            (dimensions,), bool, for each gate
         """
         if target is None:
-            found = {gate: logits[gate].detach().cpu() >= 0 for gate in self.widths}
-            return {
-                gate: own if own.any() else _highest(logits[gate]) for gate, own in found.items()
-            }
+            found = {}
+            for gate in self.widths:
+                own = logits[gate].detach().cpu()
+                found[gate] = (
+                    own >= 0 if (own >= 0).any() else torch.arange(len(own)) == own.argmax()
+                )
+            return found
         flat = torch.cat([logits[gate].detach().double().cpu() for gate in self.widths])
         sizes = torch.tensor(list(self.widths.values()))
         costs = torch.tensor([self.costs[gate] for gate in self.widths]).repeat_interleave(sizes)
         pools = torch.arange(len(sizes)).repeat_interleave(sizes)
-        return dict(
-            zip(
-                self.widths,
-                within_budget(flat, costs, pools, target).split(sizes.tolist()),
-                strict=True,
-            )
-        )
+        chosen = within_budget(flat, costs, pools, target).split(sizes.tolist())
+        return dict(zip(self.widths, chosen, strict=True))
 
     def structure(self, chosen: Gates, *, norm_of_read: bool = False) -> Structure:
-        """Return the structure of the pruned model.
+        """Return the structure of the pruned model with the chosen gates.
 
-        Parameters
-        ----------
-        chosen : gates, see ``ResidualGates.chosen``
-        norm_of_read : True if norms see only the dimensions that are read
+        With ``norm_of_read`` norms see only the dimensions that are read.
         """
         kept = {
             block.index: {
@@ -149,20 +141,6 @@ class ResidualGates:
             for block in self.plan.blocks
         }
         return replace(Structure.whole(self.plan).keeping(kept), norm_of_read=norm_of_read)
-
-
-def residual_cost(block: BlockPlan, kind: str) -> int:
-    """Return the number of weights of a block's matrices per residual dimension of a kind.
-
-    These are a row of the matrix that writes it, or a column of each matrix that reads it.
-    """
-    rows = (linear.shape[1] for linear in block.linears if ROWS[linear.name] == kind)
-    columns = (linear.shape[0] for linear in block.linears if COLUMNS[linear.name] == kind)
-    return sum(rows) + sum(columns)
-
-
-def _highest(logits: Tensor) -> Tensor:
-    return torch.arange(len(logits)) == int(logits.detach().cpu().argmax())
 
 
 MODULES: Mapping[str, tuple[str, str]] = {
@@ -179,17 +157,10 @@ Norm = Literal["all", "read"]
 
 
 class Routing:
-    """Hooks in a whole model; while ``gates`` is None they change nothing.
+    """Hooks in a whole model, with or without adapters; while ``gates`` is None they do nothing.
 
     A backward pass that recomputes activations needs the gates of its forward pass. Training code
     must therefore set ``gates`` and keep them until the backward pass has finished.
-
-    Parameters
-    ----------
-    whole : Hugging Face model, with or without adapters
-    family : model family with residual dimensions that can be removed
-    num_blocks : number of blocks
-    norm : dimensions that norms see
 
     Raises
     ------
@@ -211,9 +182,9 @@ class Routing:
             for kind in RESIDUAL_KINDS:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
-                hook = self._norm_hook if norm == "read" and where == "norms" else self._hook
+                hook = self._switch_norm if norm == "read" and where == "norms" else self._switch
                 self._hooks.append(
-                    whole.get_submodule(path).register_forward_hook(hook((index, kind)))
+                    whole.get_submodule(path).register_forward_hook(partial(hook, (index, kind)))
                 )
 
     def remove(self) -> None:
@@ -221,35 +192,24 @@ class Routing:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
-        def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
-            # A forward hook that returns None leaves the output unchanged.
-            return None if self.gates is None else output * self.gates[gate].to(output.dtype)
+    def _switch(self, gate: Gate, _: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+        # A forward hook that returns None leaves the output unchanged.
+        return None if self.gates is None else output * self.gates[gate].to(output.dtype)
 
-        return switch
-
-    def _norm_hook(self, gate: Gate) -> Callable[..., Tensor | None]:
-        def switch(norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
-            if self.gates is None:
-                return None
-            own = self.gates[gate]
-            squares = inputs[0].float().square()
-            epsilon = float(norm.variance_epsilon)
-            # The norm has divided by the root mean square of all dimensions; correct its output.
-            seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
-            factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
-            return (output * own * factor).to(output.dtype)
-
-        return switch
+    def _switch_norm(self, gate: Gate, norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
+        if self.gates is None:
+            return None
+        own = self.gates[gate]
+        squares = inputs[0].float().square()
+        epsilon = float(norm.variance_epsilon)
+        # The norm has divided by the root mean square of all dimensions; correct its output.
+        seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
+        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
+        return (output * own * factor).to(output.dtype)
 
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:
-        """Route by gates within this context.
-
-        Parameters
-        ----------
-        gates : (dimensions,) for each gate, on the device of the model
-        """
+        """Route by gates, (dimensions,) each, on the model's device, within this context."""
         before = self.gates
         self.gates = gates
         try:

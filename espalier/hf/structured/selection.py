@@ -1,11 +1,11 @@
-"""Structured cuts: choice of the groups to remove, and their removal from trained tensors.
+"""Structured cuts: choice of the groups to remove, trained tensors and models without them.
 
 A LoRA update is ``scaling * B A``. If columns of the matrix are removed, the same columns of A are
 removed. If rows are removed, the same rows of B are removed. The update of the smaller adapter is
 therefore a slice of the update of the larger one, and no value changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.errors import InputError
+from espalier.hf.files.tensor_pieces import TORCH_DTYPES
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.cuts import biases_of, read_cut, scales_of
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, block_key, block_of_key
 from espalier.models.structure import (
     COLUMNS,
     GROUP_KINDS,
+    READERS,
     ROWS,
     BlockStructure,
     Structure,
+    group_size,
     kept_indices,
     structured_plan,
 )
@@ -31,9 +36,9 @@ from pruning_kernels.groups.groups import lowest_groups, searched
 
 
 def in_sequence(groups: Groups, scores: Mapping[int, Mapping[str, Tensor]]) -> Tensor:
-    """Return scores by block and kind as one sequence.
+    """Return scores by block and kind as one sequence: (groups,), float64, on the CPU.
 
-    The result is (groups,), float64, on the CPU, with zeros for blocks without scores.
+    Blocks without scores have zeros.
     """
     flat = torch.zeros(len(groups.costs), dtype=torch.float64)
     for index, own in scores.items():
@@ -49,9 +54,7 @@ def lowest(
 
     Parameters
     ----------
-    groups : groups of the model
     scores : (groups,), float64, on the CPU; those of blocks that lose no groups are not used
-    job : settings of the method
     share : minimum fraction of the cost of the groups that may be removed, exceeded by less than
         one group in each competition; see ``Groups.reachable``
     gone : groups that were removed before. They stay removed regardless of their scores, and count
@@ -134,44 +137,62 @@ def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structur
 def cut_trained(
     tensors: Tensors, plan: ModelPlan, structure: Structure
 ) -> dict[str, dict[str, Tensor]]:
-    """Return the trained tensors of a pruned model.
+    """Return the trained tensors of a pruned model, by blob key and canonical name.
 
-    Parameters
-    ----------
-    tensors : by blob key and canonical name
-    plan : plan of the model with which they were trained
-    structure : structure to keep of it
+    ``plan`` is that of the model with which ``tensors`` were trained, and ``structure`` what is kept
+    of it. Tensors outside the blocks keep their shape.
     """
-    return {
-        key: {name: _cut(value, name, old, plan, structure) for name, value in tensors[old].items()}
-        for old, key in _keys(structure, tensors)
-    }
+    places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, own in tensors.items():
+        source = block_of_key(key)
+        if source is None:
+            found[key] = dict(own)
+        elif source in places:
+            index, block = places[source]
+            found[block_key(index)] = {
+                name: _cut(value, name, plan, structure, block) for name, value in own.items()
+            }
+    return found
 
 
-def _keys(structure: Structure, keys: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return pairs of old and new keys of the remaining blobs."""
-    places = {
-        block_key(block.source): block_key(index) for index, block in enumerate(structure.blocks)
-    }
-    return [
-        (old, places.get(old, old)) for old in keys if old in places or block_of_key(old) is None
-    ]
-
-
-def _cut(value: Tensor, name: str, key: str, plan: ModelPlan, structure: Structure) -> Tensor:
-    """Return the kept part of one tensor of the blob ``key``."""
+def _cut(
+    value: Tensor, name: str, plan: ModelPlan, structure: Structure, block: BlockStructure
+) -> Tensor:
+    """Return the kept part of one tensor of a block; norms keep their shape."""
     linear, _, kind = name.rpartition(".")
-    block = _block(structure, key)
-    # Norms, and tensors outside the blocks, keep their shape.
-    if block is None or linear not in ROWS or kind not in SIDES:
-        return value
-    for side, kinds in enumerate(SIDES[kind]):
+    for side, kinds in enumerate(SIDES.get(kind, ()) if linear in ROWS else ()):
         kept = kept_indices(plan, structure, block, linear, kinds) if kinds is not None else None
         if kept is not None:
             value = value.index_select(side, torch.tensor(kept, device=value.device))
     return value
 
 
-def _block(structure: Structure, key: str) -> BlockStructure | None:
-    source = block_of_key(key)
-    return next((block for block in structure.blocks if block.source == source), None)
+def open_cut(
+    model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]
+) -> OpenedModel:
+    """Open the pruned model that the blobs of ``espalier.messages.blobs.cuts`` describe.
+
+    Scales of groups are applied to the columns of the matrices that read them. The matrices
+    ``biases`` get a bias, which is rounded to the dtype of their weights.
+    """
+    groups = Groups.of(model.plan)
+    structure = groups.structure(read_cut(groups, blob_of), biases)
+    given: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
+    for block, kept in zip(
+        structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
+    ):
+        blob = blob_of(kept.source)
+        values = biases_of(blob, biases)
+        for kind, own in scales_of(blob).items():
+            size = group_size(model.plan, READERS[kind], kind)
+            columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            # Columns with scales of 1 are read unchanged.
+            if not (columns == 1).all():
+                scales[block.linear(READERS[kind]).parameter] = columns
+        for linear in block.linears:
+            if linear.name in values:
+                bias = torch.from_numpy(values[linear.name].copy()).to(TORCH_DTYPES[linear.dtype])
+                given[linear.parameter.removesuffix("weight") + "bias"] = bias
+    return OpenedModel(model.directory, structure, given, scales)

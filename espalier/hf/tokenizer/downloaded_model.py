@@ -18,18 +18,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from espalier.environment.bounded_json import read_json
 from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, _stamps
 from espalier.hf.tokenizer import process as tokenizer_process
-from espalier.hf.tokenizer.process import ARRAYS, LENGTHS
+from espalier.hf.tokenizer.process import NUMBERS_PER_TOKEN
 
-MAX_HEAD = 1 << 20
-HEAD_PER_TEXT = 16
-"""Maximum size of an answer's head in bytes: ``MAX_HEAD``, plus this number per text."""
+MAX_ANSWER = 1 << 20
+BYTES_PER_TOKEN = 32
+"""Maximum size of an answer in bytes: ``MAX_ANSWER``, plus this number per token."""
 TOKENS_PER_CHARACTER = 64
 """Maximum number of tokens per character.
 
@@ -82,37 +80,38 @@ def _tokenizer_in_process(directory: Path, stamps: object) -> "ProcessTokenizer"
 
 
 class ProcessTokenizer:
-    """Tokenizer in another process, with those methods of Hugging Face that clients use."""
+    """Tokenizer in another process, with those methods of Hugging Face that clients use.
+
+    The process starts with the first request, and restarts with the next request after it ended.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._process = TokenizerProcess(directory)
+        self._directory = directory
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., Any] | None = None
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Properties of the tokenizer, such as the number of tokens."""
-        found = self._process.ask({"what": "facts"}, 0)[0]
-        whole = (
-            "num_tokens",
-            "length",
-            *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None),
-        )
+        found = self._ask({"what": "facts"}, 0)
         special = found.get("all_special_ids")
-        if not (
-            isinstance(special, list)
-            and all(type(number) is int for number in (*map(found.get, whole), *special))
-        ):
-            raise self._process.fault("has properties that no tokenizer has")
+        numbers = [found.get("num_tokens"), found.get("length")]
+        ends = [found.get("eos_token_id"), found.get("pad_token_id")]
+        numbers += [end for end in ends if end is not None]
+        if not (_is_row(special) and _is_row(numbers)):
+            raise self._fault("has properties that no tokenizer has")
         return found
 
     @property
     def eos_token_id(self) -> int | None:
         """Token id that ends a text."""
-        return self.facts["eos_token_id"]
+        return self.facts.get("eos_token_id")
 
     @property
     def pad_token_id(self) -> int | None:
         """Token id for padding."""
-        return self.facts["pad_token_id"]
+        return self.facts.get("pad_token_id")
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -129,9 +128,9 @@ class ProcessTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some token ids."""
-        text = self._process.ask({"what": "decode", "ids": list(ids)}, 0)[0].get("text")
+        text = self._ask({"what": "decode", "ids": list(ids)}, 0).get("text")
         if not isinstance(text, str) or len(text) > MAX_DECODED:
-            raise self._process.fault("made more of a token than any tokenizer does")
+            raise self._fault("made more of a token than any tokenizer does")
         return text
 
     def __call__(
@@ -155,132 +154,88 @@ class ProcessTokenizer:
         dict
             ``input_ids``, ``attention_mask`` and, if requested, ``offset_mapping``
         """
-        many = not isinstance(texts, str)
         columns = [
             [column] if isinstance(column, str) else list(column)
             for column in (texts, pairs)
             if column is not None
         ]
-        request = {"what": "encode", "many": many, "texts": columns, "options": options}
-        longest = max((sum(map(len, row)) for row in zip(*columns, strict=True)), default=0)
-        # Padding makes every row as long as the longest one.
-        padded = (
-            max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
-            if options.get("padding")
-            else 0
-        )
-        most = sum(
-            max(TOKENS_PER_CHARACTER * sum(map(len, row)), padded) + MORE_TOKENS
-            for row in zip(*columns, strict=True)
-        )
-        head, data = self._process.ask(request, most)
-        found = self._cut(head, data, len(columns[0]))
-        rows = found if many else {name: of_texts[0] for name, of_texts in found.items()}
-        return _tensors(rows) if return_tensors == "pt" else rows
+        lengths = [sum(map(len, row)) for row in zip(*columns, strict=True)]
+        padded = 0
+        if options.get("padding"):
+            # Padding makes every row as long as the longest one.
+            longest = max(lengths, default=0)
+            padded = max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
+        most = sum(max(TOKENS_PER_CHARACTER * own, padded) + MORE_TOKENS for own in lengths)
+        request = {"what": "encode", "texts": columns, "options": options}
+        found = self._rows(self._ask(request, most), len(lengths))
+        if isinstance(texts, str):
+            found = {name: rows[0] for name, rows in found.items()}
+        if return_tensors != "pt":
+            return found
+        with importing():
+            import torch
+        return {name: torch.tensor(rows, dtype=torch.int64) for name, rows in found.items()}
 
-    def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
-        """Split the numbers of an answer into arrays and texts, after checking that they fit."""
-        # The process is not trusted: check that the parts of the answer fit together.
-        numbers = np.frombuffer(data, np.int32)
-        names = head.get("names")
-        lengths = head.get("lengths")
-        if not (
-            isinstance(names, list)
-            and isinstance(lengths, list)
-            and all(name in ARRAYS for name in names)
-            and len(lengths) == texts
-        ):
-            raise self._process.fault("gave an answer to another question")
-        if not all(type(length) is int and length >= 0 for length in lengths):
-            raise self._process.fault("answered with invalid lengths")
-        widths = [2 if name == "offset_mapping" else 1 for name in names]
-        if (
-            len(numbers) != sum(widths) * sum(lengths)
-            or len(set(names)) < len(names)
-            or "input_ids" not in names
-        ):
-            raise self._process.fault("answered with another number of tokens than it announced")
+    def _rows(self, answer: dict[str, Any], texts: int) -> dict[str, Any]:
+        """Return the rows of numbers of an answer, after checking that they fit together."""
         found = dict[str, Any]()
-        place = 0
-        for name, width in zip(names, widths, strict=True):
-            found[name] = []
-            for length in lengths:
-                row = numbers[place : place + width * length].tolist()
-                place += width * length
-                found[name].append(
-                    row if width == 1 else list(zip(row[::2], row[1::2], strict=True))
-                )
+        ids: Any = answer.get("input_ids")
+        for name, width in NUMBERS_PER_TOKEN.items():
+            if name != "input_ids" and name not in answer:
+                continue
+            rows = answer.get(name)
+            # The process is not trusted.
+            if not (
+                isinstance(rows, list)
+                and len(rows) == texts
+                and all(map(_is_row, rows))
+                and all(len(row) == width * len(own) for row, own in zip(rows, ids, strict=True))
+            ):
+                raise self._fault("gave an answer to another question")
+            if width == 2:
+                rows = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]
+            found[name] = rows
         return found
 
-
-class TokenizerProcess:
-    """Handle of the tokenizer process.
-
-    The process starts with the first request, and restarts with the next request after it ended.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._lock = Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[..., Any] | None = None
-
-    def ask(self, request: dict[str, Any], max_tokens: int) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return the head and the numbers of the answer.
-
-        The answer may hold up to four int32 numbers per token: id, mask and two offsets.
-
-        Parameters
-        ----------
-        request : JSON values
-        most_tokens : maximum number of tokens of the answer
+    def _ask(self, request: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        """Send a request and return the answer, which is about ``max_tokens`` tokens at most.
 
         Raises
         ------
         InputError
             The process ended, could not answer the request, or returned too much.
         """
-        line = json.dumps(request).encode() + b"\n"
-        texts = sum(map(len, request.get("texts", ())))
+        most = MAX_ANSWER + BYTES_PER_TOKEN * max_tokens
         with self._lock:
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
-            try:
-                process.stdin.write(line)
+            line = b""
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
-                lengths = process.stdout.read(LENGTHS.size)
-                if len(lengths) < LENGTHS.size:
-                    raise BrokenPipeError
-                of_head, of_data = LENGTHS.unpack(lengths)
-                if (
-                    of_head > MAX_HEAD + HEAD_PER_TEXT * texts
-                    or of_data > 4 * 4 * max_tokens
-                    or of_data % 4
-                ):
-                    raise self.fault("made more tokens than any tokenizer makes from such a text")
-                head = read_json(process.stdout.read(of_head))
-                data = process.stdout.read(of_data)
-                if len(data) < of_data:
-                    raise BrokenPipeError
-            except (BrokenPipeError, ValueError) as error:
-                if isinstance(error, EspalierError):
-                    raise
-                raise self.fault(_why(self._stop(DYING_SECONDS))) from None
-        if not isinstance(head, dict) or "error" in head:
-            raise self.fault(
-                "cannot be used"
-                f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
-            )
-        # A InputError is answered with its text; other errors only with their type.
-        if "input_error" in head:
+                line = process.stdout.readline(most)
+            if len(line) == most:
+                raise self._fault("made more tokens than any tokenizer makes from such a text")
+            if not line.endswith(b"\n"):
+                raise self._fault(_why(self._stop(DYING_SECONDS)))
+        try:
+            answer = read_json(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._fault("cannot be used (no answer)")
+        if "error" in answer:
+            raise self._fault(f"cannot be used ({str(answer['error'])[:64]})")
+        # An InputError is answered with its text; other errors only with their type.
+        if "input_error" in answer:
             self._stop()
             # The local path tells the user nothing about the server's model.
-            reason = str(head["input_error"]).replace(f"{self._directory}/", "")
+            reason = str(answer["input_error"]).replace(f"{self._directory}/", "")
             raise InputError(f"the model that the run's server sent: {reason}")
-        return head, data
+        return answer
 
-    def fault(self, what: str) -> EspalierError:
+    def _fault(self, what: str) -> EspalierError:
         """End the process and return an error that describes what the tokenizer did."""
         self._stop()
         return InputError(
@@ -346,7 +301,6 @@ def _why(returncode: int) -> str:
     return f"ended its process ({returncode}); it may have needed more than its {most} of memory"
 
 
-def _tensors(rows: dict[str, Any]) -> dict[str, Any]:
-    with importing():
-        import torch
-    return {name: torch.tensor(of_texts, dtype=torch.int64) for name, of_texts in rows.items()}
+def _is_row(row: Any) -> bool:
+    """Return whether a value is a list of integers of 32 bits."""
+    return isinstance(row, list) and all(type(one) is int and abs(one) < 1 << 31 for one in row)

@@ -4,15 +4,12 @@ transformers reports little about missing or damaged files. If it finds no vocab
 a tokenizer that encodes every text as an empty sequence.
 """
 
-import json
-from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.environment.bounded_json import read_json_object
 from espalier.environment.imports import importing
 from espalier.errors import INTERRUPTS, EspalierError, InputError
 
@@ -20,16 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
-JSON_FILES = (
-    "tokenizer.json",
-    SETTINGS_FILE,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "tekken.json",
-)
-PAIR = ("vocab.json", "merges.txt")
-"""Files that need each other if there is no tokenizer.json."""
+OTHER_FILES = (SETTINGS_FILE, "special_tokens_map.json", "added_tokens.json")
 VOCABULARIES = (
     "tokenizer.json",
     "*.model",
@@ -40,9 +28,12 @@ VOCABULARIES = (
     "*.tiktoken",
 )
 """Name patterns of files that hold a vocabulary."""
+PAIR = {"vocab.json", "merges.txt"}
+"""Files that need each other if there is no tokenizer.json."""
 LARGE_FILE_POINTER = b"version https://git-lfs"
 MAX_OF_A_REASON = 200
 """Maximum number of characters that are shown of a library's error message."""
+COPY = "copy it again from where the model came from"
 
 
 @lru_cache(maxsize=4)
@@ -75,10 +66,10 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
     own = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
     if (
         own
-        and not any(_holding_vocabularies(directory))
+        and not _vocabularies(directory)
         and not any((directory / name).exists() for name in own)
     ):
-        raise _refused(directory, _nothing_there())
+        raise _refused(directory, NOTHING_THERE)
     return tokenizer
 
 
@@ -86,141 +77,76 @@ def _refused(directory: Path, reason: str) -> EspalierError:
     return InputError(f"{directory}: the tokenizer cannot be loaded: {reason}")
 
 
+NOTHING_THERE = (
+    f"no file with a vocabulary exists ({', '.join(VOCABULARIES)}); copy the tokenizer's files from"
+    " where the model came from, or write them with the tokenizer's save_pretrained"
+)
+
+
+def _vocabularies(directory: Path) -> set[str]:
+    """Return the names of the files that hold a vocabulary."""
+    paths = (path for pattern in VOCABULARIES for path in directory.glob(pattern))
+    return {path.name for path in paths if path.is_file()}
+
+
 def _reason(directory: Path, error: BaseException) -> str:
     """Return why loading failed: a damaged file if one is found, else the library's error."""
+    found = _vocabularies(directory)
     # A damaged file explains more than the message of the library.
-    damaged = next(_damages(directory), "")
-    if damaged:
-        return f"{damaged}; copy the file again from where the model came from"
-    found = {path.name for path in _holding_vocabularies(directory)}
-    if own_code := _own_code(directory, error):
+    for name in sorted({*found, *VOCABULARIES, *OTHER_FILES}):
+        if damage := _damage(directory / name):
+            return damage
+    # transformers names this option in its message if it refuses remote code.
+    if "trust_remote_code" in str(error):
+        settings = read_json_object(directory / SETTINGS_FILE)
         return (
-            f"{SETTINGS_FILE} names the tokenizer's own code ({own_code}), which is not"
+            f"{SETTINGS_FILE} names the tokenizer's own code ({_own_code(settings)}), which is not"
             " executed; use a model with a tokenizer class of transformers, or save this"
             " tokenizer as tokenizer.json and remove auto_map"
         )
     if not found:
-        return _nothing_there()
-    if "tokenizer.json" not in found and len(lacking := set(PAIR) - found) == 1:
-        (there,) = set(PAIR) - lacking
-        return f"{there} exists without {lacking.pop()}; copy both from where the model came from"
-    return _reason_of_library(directory, found, error)
-
-
-def _nothing_there() -> str:
-    return (
-        f"no file with a vocabulary exists ({', '.join(VOCABULARIES)}); copy the tokenizer's"
-        " files from where the model came from, or write them with the tokenizer's"
-        " save_pretrained"
-    )
-
-
-def _reason_of_library(directory: Path, found: set[str], error: BaseException) -> str:
-    reason = _first_line(error)
+        return NOTHING_THERE
+    if "tokenizer.json" not in found and len(lacking := PAIR - found) == 1:
+        return f"{lacking.pop()} is missing; {COPY}"
+    why = f"{type(error).__name__}: {error}".strip()[:MAX_OF_A_REASON]
     if "tokenizer.json" in found:
-        if broken := _broken(directory / "tokenizer.json"):
-            return (
-                "tokenizer.json is damaged, or was written by a newer version of the library"
-                f" tokenizers than {version('tokenizers')} ({broken}); copy it again, or install"
-                " the version that wrote it"
-            )
         return (
-            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({reason}); copy both from where"
-            " the model came from"
-        )
-    vocabulary = ", ".join(sorted(found))
-    sentencepiece = any(name.endswith(".model") for name in found)
-    if isinstance(error, ImportError) or (sentencepiece and find_spec("sentencepiece") is None):
-        return (
-            f"reading {vocabulary} needs the library sentencepiece or tiktoken, which is not"
-            f" installed ({reason}); install it, or write a tokenizer.json with the tokenizer's"
-            " save_pretrained on a machine that has it"
+            f"tokenizer.json and {SETTINGS_FILE} cannot be read together ({why}); copy both again"
+            " from where the model came from, or install the version of the library tokenizers"
+            f" that wrote them (here: {version('tokenizers')})"
         )
     return (
-        f"{vocabulary} cannot be read ({reason}); copy the tokenizer's files again from where the"
-        " model came from"
+        f"{', '.join(sorted(found))} cannot be read ({why}); copy the tokenizer's files again, or"
+        " write a tokenizer.json with its save_pretrained on a machine that has the library"
+        " (sentencepiece or tiktoken) for these files"
     )
 
 
-def _broken(path: Path) -> str:
-    """Return why the tokenizers library cannot read a file; an empty string if it can."""
-    from tokenizers import Tokenizer
-
-    try:
-        Tokenizer.from_file(str(path))
-    except INTERRUPTS:
-        raise
-    except BaseException as error:
-        return _first_line(error)
-    return ""
-
-
-def _first_line(error: BaseException) -> str:
-    reason = (str(error).strip().splitlines() or [""])[0][:MAX_OF_A_REASON]
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-
-
-def _holding_vocabularies(directory: Path) -> Iterator[Path]:
-    return (path for pattern in VOCABULARIES for path in directory.glob(pattern) if path.is_file())
-
-
-def _own_code(directory: Path, error: BaseException) -> str:
-    """Return the tokenizer class that needs remote code, if that is why transformers refused.
-
-    Returns an empty string for other errors.
-    """
-    try:
-        named: Any = read_json((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
-    except (OSError, ValueError, AttributeError):
-        return ""
-    # transformers names this option in its message if it refuses remote code.
-    if "trust_remote_code" not in str(error):
-        return ""
+def _own_code(settings: dict[str, Any]) -> str:
+    """Return the names of the tokenizer classes that need remote code."""
+    named = settings.get("auto_map")
     classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
     classes = classes if isinstance(classes, list) else [classes]
     return ", ".join(str(name)[:MAX_OF_A_REASON] for name in classes if name) or "auto_map"
 
 
-def _damages(directory: Path) -> Iterator[str]:
-    """Yield a sentence for each tokenizer file whose content does not match its name."""
-    names = {
-        *JSON_FILES,
-        *PAIR,
-        *(path.name for pattern in VOCABULARIES for path in directory.glob(pattern)),
-    }
-    for path in sorted(directory / name for name in names):
-        if path.is_symlink() and not path.exists():
-            yield f"{path.name} is a link to a missing file"
-        elif path.exists() and (damage := _damage(path)):
-            yield f"{path.name} {damage}"
-
-
 def _damage(path: Path) -> str:
+    """Return what is wrong with a file; an empty string if nothing is, or there is no file."""
+    if path.is_symlink() and not path.exists():
+        return f"{path.name} is a link to a missing file; {COPY}"
+    if not path.exists():
+        return ""
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            begin = file.read(len(LARGE_FILE_POINTER))
+        if not begin:
+            return f"{path.name} is empty; {COPY}"
+        if begin == LARGE_FILE_POINTER:
+            return f"{path.name} is a Git LFS pointer instead of the file; fetch it: git lfs pull"
+        if path.suffix == ".json":
+            read_json_object(path)
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    if not data.strip():
-        return "is empty"
-    if data.startswith(LARGE_FILE_POINTER):
-        return "is a Git LFS pointer instead of the file (git lfs pull fetches the file)"
-    return _json_damage(data) if path.suffix == ".json" else ""
-
-
-def _json_damage(data: bytes) -> str:
-    try:
-        document = read_json(data.decode())
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 (byte {error.start})"
-    except json.JSONDecodeError as error:
-        ends = (
-            "ends too early, or "
-            if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
-            else ""
-        )
-        return f"{ends}is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
-    except UnboundedJsonError as error:
-        return f"cannot be read as JSON ({error})"
-    except (ValueError, RecursionError) as error:
-        return f"cannot be read as JSON ({type(error).__name__})"
-    return "" if isinstance(document, dict) else "contains no JSON object"
+        return f"{path.name} cannot be read ({error.strerror}); {COPY}"
+    except InputError as error:
+        return str(error)
+    return ""

@@ -1,7 +1,6 @@
 """Process of a downloaded tokenizer: it loads the tokenizer and answers requests one by one.
 
-A request is a line of JSON. An answer consists of two lengths, a head in JSON, and token ids, masks
-and offsets as int32.
+A request is a line of JSON, and so is its answer.
 
 Covers: each request may use a limited number of seconds of CPU time, and the process may use a
 fixed amount of memory in addition to its libraries. The kernel kills a process that uses more time,
@@ -11,13 +10,10 @@ and refuses it more memory. The process writes no files, and it ends when its st
 import json
 import os
 import resource
-import struct
 import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 MEMORY = 4 << 30
 """Bytes of address space for tokenizer and texts; allocators reserve more than they use."""
@@ -26,8 +22,8 @@ LOADING_SECONDS = 180
 REQUEST_SECONDS = 30
 CHARACTERS_PER_SECOND = 10_000
 """Characters of a request per second of CPU time in addition to ``REQUEST_SECONDS``."""
-LENGTHS = struct.Struct("<QQ")
-ARRAYS = ("input_ids", "attention_mask", "offset_mapping")
+NUMBERS_PER_TOKEN = {"input_ids": 1, "attention_mask": 1, "offset_mapping": 2}
+"""Parts of an encoding that are answered, each as a flat row of numbers per text."""
 
 
 def allow_seconds(seconds: int) -> None:
@@ -81,47 +77,24 @@ def load(directory: Path) -> Any:
     return tokenizer
 
 
-def facts_of(tokenizer: Any) -> dict[str, Any]:
-    """Return the properties of a tokenizer that are requested in addition to encodings."""
-    return {
-        "num_tokens": 1 + max(tokenizer.get_vocab().values(), default=-1),
-        "length": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "all_special_ids": list(tokenizer.all_special_ids),
-    }
-
-
-def answer(tokenizer: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the head and the rows of the answer to a request."""
+def answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request."""
     if request["what"] == "facts":
-        return facts_of(tokenizer), []
+        return {
+            "num_tokens": 1 + max(tokenizer.get_vocab().values(), default=-1),
+            "length": len(tokenizer),
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "all_special_ids": list(tokenizer.all_special_ids),
+        }
     if request["what"] == "decode":
-        return {"text": tokenizer.decode(request["ids"])}, []
-    texts = request["texts"]
-    encoded = tokenizer(
-        *(texts if request["many"] else [column[0] for column in texts]), **request["options"]
-    )
-    names = [name for name in ARRAYS if name in encoded]
-    rows = [
-        list(map(_flat, encoded[name] if request["many"] else [encoded[name]])) for name in names
-    ]
-    return {"names": names, "lengths": [len(row) for row in rows[0]]}, list(chain(*rows))
-
-
-def _flat(row: list[Any]) -> list[int]:
-    return (
-        [number for pair in row for number in pair]
-        if row and isinstance(row[0], tuple | list)
-        else row
-    )
-
-
-def _write(answers: BinaryIO, head: dict[str, Any], rows: list[list[int]]) -> None:
-    text = json.dumps(head).encode()
-    data = np.fromiter(chain(*rows), np.int32).tobytes()
-    answers.write(LENGTHS.pack(len(text), len(data)) + text + data)
-    answers.flush()
+        return {"text": tokenizer.decode(request["ids"])}
+    encoded = tokenizer(*request["texts"], **request["options"])
+    found = {name: encoded[name] for name in NUMBERS_PER_TOKEN if name in encoded}
+    if "offset_mapping" in found:
+        # Pairs of numbers become numbers.
+        found["offset_mapping"] = [list(chain(*row)) for row in found["offset_mapping"]]
+    return found
 
 
 def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
@@ -140,17 +113,16 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
             if tokenizer is None:
                 tokenizer = load(directory)
             allow_seconds(REQUEST_SECONDS + len(line) // CHARACTERS_PER_SECOND)
-            head, rows = answer(tokenizer, request)
+            found = answer(tokenizer, request)
         except INTERRUPTS:
             raise
         except EspalierError as error:
-            head = {"input_error": str(error)[:1000]}
-            rows = []
+            found = {"input_error": str(error)[:1000]}
         except BaseException as error:
-            head = {"error": type(error).__name__}
-            rows = []
-        _write(answers, head, rows)
-        if "input_error" in head or "error" in head:
+            found = {"error": type(error).__name__}
+        answers.write(json.dumps(found, separators=(",", ":")).encode() + b"\n")
+        answers.flush()
+        if "input_error" in found or "error" in found:
             return
 
 

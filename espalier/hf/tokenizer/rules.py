@@ -9,46 +9,33 @@ a process with limits.
 """
 
 import re
+from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.bounded_json import read_json
+from espalier.environment.bounded_json import read_json_object
 from espalier.errors import InputError
 
-NORMALIZERS = frozenset(
-    ("Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt",
-     "Precompiled", "Prepend", "Replace", "Strip", "StripAccents")
-)  # fmt: skip
-PRE_TOKENIZERS = frozenset(
-    ("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength",
-     "Metaspace", "Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
-)  # fmt: skip
-POST_PROCESSORS = frozenset(
-    ("Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
-)
-DECODERS = frozenset(
-    (
-        "Sequence",
-        "BPEDecoder",
-        "ByteFallback",
-        "ByteLevel",
-        "CTC",
-        "Fuse",
-        "Metaspace",
-        "Replace",
-        "Strip",
-        "WordPiece",
-    )
-)
-MODELS = frozenset(("BPE", "Unigram", "WordLevel", "WordPiece"))
 KINDS = {
-    "normalizer": NORMALIZERS,
-    "pre_tokenizer": PRE_TOKENIZERS,
-    "post_processor": POST_PROCESSORS,
-    "decoder": DECODERS,
-    "model": MODELS,
-}
+    "normalizer": (
+        "Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt",
+        "Precompiled", "Prepend", "Replace", "Strip", "StripAccents",
+    ),
+    "pre_tokenizer": (
+        "Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength",
+        "Metaspace", "Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit",
+    ),
+    "post_processor": (
+        "Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing",
+    ),
+    "decoder": (
+        "Sequence", "BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace",
+        "Replace", "Strip", "WordPiece",
+    ),
+    "model": ("BPE", "Unigram", "WordLevel", "WordPiece"),
+}  # fmt: skip
 """Allowed types of each section of the file."""
 
 KNOWN_PATTERNS = (
@@ -104,6 +91,10 @@ MAX_ADDED = 1 << 16
 MAX_ADDED_CHARACTERS = 4096
 MAX_CHARSMAP = 1 << 21
 """Maximum number of characters of SentencePiece's normalisation table."""
+MAX_MAPPED = 32
+"""Maximum number of characters of a string in this table; NFKC makes up to 18 of one."""
+ONCE = ("ByteLevel", "Precompiled")
+"""Normalizers of which a tokenizer has one at most: each further one could double the text."""
 MAX_PADDING = 1 << 20
 MAX_WORDPIECE = 1000
 """Maximum number of characters of a word for WordPiece, whose time grows with their square."""
@@ -194,11 +185,7 @@ def require_known_tokenizer(directory: Path) -> None:
     path = directory / "tokenizer.json"
     if not path.exists():
         return
-    try:
-        document = read_json(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path}: cannot be read as JSON: {error}; copy the model again") from None
-    require_known_parts(document, str(path))
+    require_known_parts(read_json_object(path), str(path))
 
 
 class _Fault(Exception):
@@ -214,26 +201,12 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
         return
     # Older files have no type; the library tries the types one by one.
     if section == "model" and "type" not in part:
-        part = {
-            **part,
-            "type": (
-                "BPE"
-                if "merges" in part
-                else "Unigram"
-                if isinstance(part["vocab"], list)
-                else "WordLevel"
-            ),
-        }
+        words = "Unigram" if isinstance(part["vocab"], list) else "WordLevel"
+        part = {**part, "type": "BPE" if "merges" in part else words}
     yield part
     if part["type"] == "Sequence":
-        within: list[Any] = next(
-            (
-                part[key]
-                for key in ("normalizers", "pretokenizers", "processors", "decoders")
-                if key in part
-            ),
-            [],
-        )
+        keys = ("normalizers", "pretokenizers", "processors", "decoders")
+        within: list[Any] = next((part[key] for key in keys if key in part), [])
         if len(within) > MAX_PARTS:
             raise _Fault(
                 section, f"a sequence has {len(within)} parts; at most {MAX_PARTS} are allowed"
@@ -249,31 +222,35 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
     for name in ("content", "prepend", "replacement"):
         if len(str(part.get(name) or "")) > MAX_WORD:
             raise _Fault(section, f"{name} has more than {MAX_WORD} characters")
-    if len(part.get("precompiled_charsmap") or "") > MAX_CHARSMAP:
-        raise _Fault(section, f"precompiled_charsmap has more than {MAX_CHARSMAP} characters")
+    _require_short_results(section, part.get("precompiled_charsmap") or "")
     if part.get("dropout"):
         raise _Fault(section, f"dropout = {part['dropout']}: tokens would be drawn at random")
     if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MAX_WORDPIECE:
         raise _Fault(section, f"max_input_chars_per_word is more than {MAX_WORDPIECE}")
-    templates = (
-        [part.get(name) or [] for name in ("single", "pair")]
-        if part["type"] == "TemplateProcessing"
-        else []
-    )
-    tokens = (
-        [token["ids"] for token in (part.get("special_tokens") or {}).values()] if templates else []
-    )
-    if max(map(len, (*templates, *tokens)), default=0) > MAX_PARTS or len(tokens) > MAX_PARTS:
-        raise _Fault(section, f"a template has more than {MAX_PARTS} parts or tokens")
+    if part["type"] == "TemplateProcessing":
+        tokens = [token["ids"] for token in (part.get("special_tokens") or {}).values()]
+        lists = [part.get("single") or [], part.get("pair") or [], tokens, *tokens]
+        if max(map(len, lists)) > MAX_PARTS:
+            raise _Fault(section, f"a template has more than {MAX_PARTS} parts or tokens")
+
+
+def _require_short_results(section: str, table: str) -> None:
+    """Refuse a normalisation table that is large, or makes a long string of one character."""
+    if len(table) > MAX_CHARSMAP:
+        raise _Fault(section, f"precompiled_charsmap has more than {MAX_CHARSMAP} characters")
+    # The table: size of a trie in bytes, the trie in words of 4 bytes, strings that end with NUL.
+    data = b64decode(table)
+    start = 4 + int.from_bytes(data[:4], "little") // 4 * 4
+    longest = max(map(len, data[start:].decode(errors="replace").split("\0")))
+    if longest > MAX_MAPPED:
+        raise _Fault(section, f"precompiled_charsmap has a string of {longest} characters")
 
 
 def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
     if isinstance(pattern, str):
-        word = pattern
-        expression = ""
-    else:
-        word = pattern.get("String", "")
-        expression = pattern.get("Regex", "")
+        pattern = {"String": pattern}
+    word = pattern.get("String", "")
+    expression = pattern.get("Regex", "")
     if len(word) > MAX_WORD:
         raise _Fault(section, f"a pattern has more than {MAX_WORD} characters")
     if expression and not is_known_pattern(expression):
@@ -283,7 +260,14 @@ def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
 def _require_growth(document: Mapping[str, Any]) -> None:
     """Refuse normalizers that together could turn a short text into a long one."""
     growth = 1.0
-    for part in _parts(document.get("normalizer"), "normalizer"):
+    parts = list(_parts(document.get("normalizer"), "normalizer"))
+    number = Counter(part["type"] for part in parts)
+    if repeated := [kind for kind in ONCE if number[kind] > 1]:
+        raise _Fault("normalizer", f"has the type {repeated[0]!r} {number[repeated[0]]} times")
+    for part in parts:
+        # It stands before each stretch between two added tokens, which may be one character.
+        if part["type"] == "Prepend":
+            growth *= 1 + len(part["prepend"])
         if part["type"] == "Replace":
             pattern = part["pattern"]
             found = len(pattern["String"]) if "String" in pattern else 1

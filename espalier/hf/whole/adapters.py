@@ -7,7 +7,8 @@ With ``W`` the stored matrix and ``M`` its mask of non-zero weights, the forward
 takes additional memory of the size of the adapted matrices, and additional time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from espalier.hf.families import Family
 from espalier.hf.nf4.matrices import hush
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits, WeightEdit
-from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from pruning_kernels.lora.factors import Factors
 
@@ -43,13 +44,6 @@ def lora_config(
     ``target_modules`` holds module names if all blocks are adapted in the same way, and whole paths
     otherwise. It also holds paths if a name is the suffix of another module's path, such as BERT's
     ``output.dense`` and ``attention.output.dense``: peft would adapt both.
-
-    Parameters
-    ----------
-    family : model family
-    adapters : adapters of the run
-    num_blocks : number of blocks of the model
-    dropout : dropout probability of the input of the adapters
     """
     hush()
     with importing():
@@ -68,48 +62,31 @@ def lora_config(
         module_path(family, index, adapter.linear.name): adapter for index, adapter in adapters
     }
     usual = next(iter(paths.values()))
+    alpha = usual.scaling * usual.rank
+    # peft always saves ``classifier`` with all its submodules.
+    saved = {
+        path.split(".")[0] if path.startswith("classifier") else path
+        for path in family.head_linears.values()
+    }
     return LoraConfig(
         task_type="CAUSAL_LM" if family.kind == "decoder" else "SEQ_CLS",
         r=usual.rank,
-        lora_alpha=_alpha(usual),
+        # Other readers of peft's files expect an int.
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,
         target_modules=chosen if alike and unmistakable else list(paths),
         lora_dropout=dropout,
-        modules_to_save=(
-            sorted(set(map(_saved_whole, family.head_linears.values()))) if adapters.head else None
-        ),
+        modules_to_save=sorted(saved) if adapters.head else None,
         bias="none",
     )
-
-
-def _saved_whole(path: str) -> str:
-    """Return the module of a head that peft saves completely.
-
-    peft always takes ``classifier`` with all its submodules.
-    """
-    return path.split(".")[0] if path.startswith("classifier") else path
-
-
-def _alpha(adapter: Adapter) -> float:
-    """Return peft's ``lora_alpha``, which peft divides by the rank.
-
-    A whole number is returned as int, because other readers of peft's files expect one.
-    """
-    alpha = adapter.scaling * adapter.rank
-    return int(alpha) if alpha.is_integer() else alpha
 
 
 def put_in(
     whole: nn.Module, family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Insert adapters into a whole model and return their parameters.
+    """Insert adapters into a whole model; return float32 parameters by key and canonical name.
 
     The values are random values of peft; ``set_values`` sets others. Global random generators keep
     their state. A classification head that was trainable stays trainable.
-
-    Returns
-    -------
-    dict
-        Trainable float32 parameters by blob key and canonical name
     """
     hush()
     with importing():
@@ -129,27 +106,17 @@ def put_in(
     for index, adapter in adapters:
         module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
         block = parameters.setdefault(block_key(index), {})
-        for name, factor in (
-            (adapter.name_a, module.lora_A[NAME]),
-            (adapter.name_b, module.lora_B[NAME]),
-        ):
-            factor.to(torch.float32)
-            block[name] = factor.weight
+        block[adapter.name_a] = module.lora_A[NAME].to(torch.float32).weight
+        block[adapter.name_b] = module.lora_B[NAME].to(torch.float32).weight
     return parameters
 
 
 @torch.no_grad()
 def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Tensors) -> None:
-    """Copy tensors into parameters with the same blob keys, names and shapes.
-
-    Raises
-    ------
-    ValueError
-        A tensor has another shape. ``copy_`` would broadcast the single row of an adapter of rank
-        1.
-    """
+    """Copy tensors into parameters with the same blob keys, names and shapes, or else ValueError."""
     for key, block in parameters.items():
         for name, parameter in block.items():
+            # ``copy_`` would broadcast the single row of an adapter of rank 1.
             if (found := tensors[key][name]).shape != parameter.shape:
                 raise ValueError(
                     f"{key} {name} has shape {list(found.shape)}, but its parameter has"
@@ -178,67 +145,47 @@ def factors_of(
     }
 
 
-def merged(
-    block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False
-) -> Edits:
-    """Return edits that add the adapters' updates to the dense weights: ``W + scaling * B A``.
+def merged(adapters: AdapterPlan, tensors: Tensors) -> Edits:
+    """Return edits that add the adapters' updates to the dense weights; see ``updated``.
 
-    The sum is computed in float32 and rounded to the dtype of the weight. With ``keep_zeros``
-    weights that are zero stay zero.
+    Blocks without tensors are not changed.
     """
 
     def edits(index: int) -> dict[str, WeightEdit]:
-        return {
-            name: _Merging(factors, keep_zeros) for name, factors in block_factors(index).items()
-        }
+        own = tensors.get(block_key(index))
+        factors = {} if own is None else factors_of(adapters, index, own)
+        return {name: partial(updated, one, adapters.keep_zeros) for name, one in factors.items()}
 
     return edits
 
 
-class _Merging:
-    def __init__(self, factors: Factors, keep_zeros: bool) -> None:
-        self._factors = factors
-        self._keep_zeros = keep_zeros
+@torch.no_grad()
+def updated(factors: Factors, keep_zeros: bool, weight: Tensor) -> Tensor:
+    """Return ``W + scaling * B A``, computed in float32, in the dtype of the weight.
 
-    @torch.no_grad()
-    def __call__(self, weight: Tensor) -> Tensor:
-        b, a = (
-            factor.to(weight.device, torch.float32) for factor in (self._factors.b, self._factors.a)
-        )
-        updated = torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(
-            weight.dtype
-        )
-        return updated.masked_fill_(weight == 0, 0) if self._keep_zeros else updated
+    With ``keep_zeros`` weights that are zero stay zero.
+    """
+    b = factors.b.to(weight.device, torch.float32)
+    a = factors.a.to(weight.device, torch.float32)
+    exact = torch.addmm(weight.to(torch.float32), b, a, alpha=factors.scaling)
+    found = exact.to(weight.dtype)
+    return found.masked_fill_(weight == 0, 0) if keep_zeros else found
 
 
 def keep_zeros(model: OpenedModel, whole: nn.Module, adapters: AdapterPlan) -> None:
-    """Mask the updates of all adapters in a whole model.
-
-    Parameters
-    ----------
-    model : source of the matrices with their zeros
-    whole : model in memory with adapters inserted
-    adapters : adapters of the run
-    """
+    """Mask the updates of all adapters in a whole model where the files of ``model`` have zeros."""
     for index, adapter in adapters:
         module: Any = whole.get_submodule(module_path(model.family, index, adapter.linear.name))
         zeros = model.checkpoint.read(adapter.linear.parameter) == 0
-        module.forward = _MaskedForward(module, zeros.to(module.lora_A[NAME].weight.device))
+        module.forward = partial(
+            _masked_forward, module, zeros.to(module.lora_A[NAME].weight.device)
+        )
 
 
-class _MaskedForward:
-    """Replacement of peft's forward pass of one matrix."""
-
-    def __init__(self, module: Any, zeros: Tensor) -> None:
-        self._module = module
-        self._zeros = zeros
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features), in the dtype of the base's output."""
-        module = self._module
-        b = module.lora_B[NAME].weight
-        a = module.lora_A[NAME].weight
-        update = (module.scaling[NAME] * (b @ a)).masked_fill(self._zeros, 0)
-        found: Tensor = module.base_layer(inputs)
-        dropped = module.lora_dropout[NAME](inputs).to(update.dtype)
-        return found + nn.functional.linear(dropped, update).to(found.dtype)
+def _masked_forward(module: Any, zeros: Tensor, inputs: Tensor) -> Tensor:
+    """Do what peft's forward pass of one matrix does, with a masked update."""
+    product = module.lora_B[NAME].weight @ module.lora_A[NAME].weight
+    update = (module.scaling[NAME] * product).masked_fill(zeros, 0)
+    found: Tensor = module.base_layer(inputs)
+    dropped = module.lora_dropout[NAME](inputs).to(update.dtype)
+    return found + nn.functional.linear(dropped, update).to(found.dtype)

@@ -22,12 +22,7 @@ Names = Mapping[str, Iterable[str]]
 
 
 def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tensor]]:
-    """Return the values in the model's files, from which training starts.
-
-    Returns
-    -------
-    dict
-        float32 tensors on the CPU by blob key and canonical name
+    """Return the values in the model's files: float32, on the CPU, by blob key and canonical name.
 
     Raises
     ------
@@ -47,14 +42,9 @@ def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tenso
 def trained_whole(
     model: OpenedModel, whole: nn.Module, names: Names
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Make tensors of a model trainable and return their parameters.
+    """Make tensors of a model trainable and return their float32 parameters, by key and name.
 
     Call it before adapters are inserted. A head is trained as it is, because it is float32 already.
-
-    Returns
-    -------
-    dict
-        float32 parameters with the values of the model, by blob key and canonical name
 
     Raises
     ------
@@ -71,10 +61,7 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
     try:
         found = whole.get_parameter(path)
     except AttributeError:
-        raise InputError(
-            f"{model.directory}: the model has no {name} of {key}; choose another tensor for"
-            " full training"
-        ) from None
+        raise _no_such_tensor(model, key, name) from None
     if not found.dtype.is_floating_point:
         raise InputError(
             f"training.base = 'nf4': {key} {name} is stored in 4 bits and cannot be trained as a"
@@ -107,17 +94,18 @@ class _Rounded(nn.Module):
 def _path(model: OpenedModel, key: str, name: str) -> str:
     path = model.family.parameter_path(name, block_of_key(key))
     if path is None:
-        raise InputError(
-            f"{key} {name}: models of the family {model.family.name} have no such tensor"
-        )
+        raise _no_such_tensor(model, key, name)
     return path
 
 
 def _stored(model: OpenedModel, key: str, name: str) -> str:
     stored = model.stored_name(_path(model, key, name))
     if stored is None:
-        raise InputError(
-            f"{model.directory}: contains no {name} of {key}; choose another tensor for full"
-            " training"
-        )
+        raise _no_such_tensor(model, key, name)
     return stored
+
+
+def _no_such_tensor(model: OpenedModel, key: str, name: str) -> InputError:
+    return InputError(
+        f"{model.directory}: contains no {name} of {key}; choose another tensor for full training"
+    )

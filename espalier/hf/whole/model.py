@@ -38,10 +38,8 @@ def load_whole(
 
     Parameters
     ----------
-    model : model to load
     computing : device; with ``nf4`` also the dtype of the forward pass and of the weights that are
         not quantised
-    base : dtype of the weights, or ``nf4``
     num_labels : number of classes of an encoder; None for a decoder
     seed : seed of a new classification head. The head is always float32 and is trained; see
         ``head_parameters``
@@ -64,11 +62,7 @@ def load_whole(
     """
     whole = model.new_skeleton(num_labels)
     sources = _sources(model, whole)
-    dtype = (
-        computing.dtype
-        if base == "nf4"
-        else {"float32": torch.float32, "bfloat16": torch.bfloat16}[base]
-    )
+    dtype = computing.dtype if base == "nf4" else getattr(torch, base)
     # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
         _quantise_linears(model, whole, computing, cache_folder)
@@ -92,10 +86,7 @@ def head_parameters(family: Family, whole: nn.Module) -> dict[str, nn.Parameter]
 
 
 def _sources(model: OpenedModel, whole: nn.Module) -> dict[str, str]:
-    """Return the name in the files of each parameter of the base, after comparing shapes.
-
-    Only headers are read.
-    """
+    """Return the name in the files of each parameter of the base, after comparing shapes."""
     head = tuple(f"{path}." for path in model.family.head_linears.values())
     sources = {}
     for name, wanted in whole.named_parameters():
@@ -160,15 +151,7 @@ def first_head(
 
     Values are random as in BERT: normal weights, zero biases. If the files hold a dense layer, its
     values are used. The last layer is always new, because the classes of a model that was tuned
-    before are not those of the task.
-
-    Parameters
-    ----------
-    model : opened model
-    whole : the model or its skeleton, for the shapes and the standard deviation of the normal
-        distribution
-    seed : seed of the random values
-    device : device of the result
+    before are not those of the task. ``whole`` is the model or its skeleton.
     """
     generator = torch.Generator().manual_seed(seed)
     found = dict[str, Tensor]()
@@ -178,15 +161,11 @@ def first_head(
             torch.randn(linear.weight.shape, generator=generator) * whole.config.initializer_range
         )
         values = {"weight": fresh, "bias": torch.zeros(linear.bias.shape)}
-        stored = {kind: model.stored_name(f"{path}.{kind}") for kind in values}
-        for kind, source in stored.items():
-            if (
-                name == "head.dense"
-                and source
-                and model.checkpoint.tensors[source].shape == values[kind].shape
-            ):
-                values[kind] = converted(model.checkpoint, source, torch.float32, device)
-            found[f"{name}.{kind}"] = values[kind].to(device)
+        for kind, value in values.items():
+            source = model.stored_name(f"{path}.{kind}") if name == "head.dense" else None
+            if source and model.checkpoint.tensors[source].shape == value.shape:
+                value = converted(model.checkpoint, source, torch.float32, device)
+            found[f"{name}.{kind}"] = value.to(device)
     return found
 
 

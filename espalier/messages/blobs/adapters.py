@@ -34,14 +34,10 @@ def pack_adapters(
 
     Parameters
     ----------
-    tensors
-        Values or differences, float32, by canonical name.
-    payload
-        Wire dtype.
-    residuals
-        Rounding errors of earlier messages, float32, by canonical name. A missing one counts as
-        zero, and so do all if this is None. If the rank of a tensor has changed, rows and columns
-        that no longer exist are dropped, and new ones start at zero.
+    tensors : values or differences, float32, by canonical name
+    residuals : rounding errors of earlier messages, float32, by canonical name. A missing one
+        counts as zero, and so do all if this is None. If the rank of a tensor has changed, rows and
+        columns that no longer exist are dropped, and new ones start at zero.
 
     Returns
     -------
@@ -100,14 +96,9 @@ def read_adapter(
 
     Parameters
     ----------
-    read
-        Function that returns a stored tensor by its name in the blob.
-    name
-        Canonical name of the adapter tensor.
-    shape
-        Shape of the adapter tensor.
-    payload
-        Wire dtype.
+    read : function that returns a stored tensor by its name in the blob
+    name : canonical name of the adapter tensor
+    shape : shape of the adapter tensor
 
     Raises
     ------
@@ -162,12 +153,8 @@ def read_layer(
 
     Parameters
     ----------
-    blobs
-        Blob of each tensor by canonical name.
-    first
-        Layer at the beginning of the run. Rounded wire dtypes carry differences from it.
-    federation
-        Settings of the federation.
+    blobs : blob of each tensor by canonical name
+    first : layer at the beginning of the run. Rounded wire dtypes carry differences from it.
 
     Raises
     ------

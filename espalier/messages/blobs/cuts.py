@@ -57,12 +57,8 @@ def cut_specs(
 
     Parameters
     ----------
-    plan
-        Plan of the model.
-    biases
-        Canonical names of matrices that get a bias, float32.
-    scaled
-        Kinds whose prunable groups get a scale, float32.
+    biases : canonical names of matrices that get a bias, float32
+    scaled : kinds whose prunable groups get a scale, float32
     """
     specs = {}
     for block in plan.blocks:
@@ -90,16 +86,8 @@ def pack_cut(
 
     Parameters
     ----------
-    groups
-        Prunable groups of the model.
-    cut
-        Removed groups.
-    index
-        Number of the block.
-    biases
-        Biases by canonical name of their matrix.
-    scales
-        Scales of the block's groups by kind.
+    biases : biases by canonical name of their matrix
+    scales : scales of the block's groups by kind
     """
     return pack_tensors(
         {
@@ -115,10 +103,7 @@ def read_cut(groups: Groups, blob_of: Callable[[int], bytes]) -> Cut:
 
     Parameters
     ----------
-    groups
-        Prunable groups of the model.
-    blob_of
-        Function that returns the blob of a block by its number.
+    blob_of : function that returns the blob of a block by its number
     """
     cut = groups.none
     for block in groups.plan.blocks:
@@ -194,10 +179,7 @@ def delivery_of_cuts(
     require_result_wanted(run)
     plan = plan_of()
     specs = cut_specs(plan, biases, scaled)
-    delivery = Delivery(
-        specs=specs,
-        check_values=SomeOfEachKindStays(plan),
-    )
+    delivery = Delivery(specs=specs, check_values=SomeOfEachKindStays(plan))
     return delivery.contract(request, run)
 
 
@@ -250,16 +232,10 @@ def require_step(groups: Groups, before: Cut, after: Cut, share: float, job: Cut
 
     Parameters
     ----------
-    groups
-        Prunable groups of the model.
-    before
-        Cut before the round.
-    after
-        Cut after the round.
-    share
-        Requested pruning ratio.
-    job
-        Settings of the cut.
+    before : cut before the round
+    after : cut after the round
+    share : requested pruning ratio
+    job : settings of the cut
 
     Raises
     ------

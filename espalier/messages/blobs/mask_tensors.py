@@ -38,10 +38,8 @@ def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tens
 
     Parameters
     ----------
-    votes
-        Number of votes to prune each weight, with the shape of the weights.
-    num_voters
-        Number of voters m.
+    votes : number of votes to prune each weight, with the shape of the weights
+    num_voters : number of voters m
 
     Returns
     -------

@@ -7,7 +7,6 @@ matrix takes 16.
 
 from collections.abc import Mapping
 
-import numpy as np
 from numpy.typing import NDArray
 
 from espalier import amounts
@@ -30,6 +29,14 @@ def mask_name(linear: str) -> str:
     return f"{linear}.prune_mask"
 
 
+def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
+    """Return the specs of a block's blob of masks: a flat packed mask per matrix."""
+    return {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
+
+
 def require_exact_sparsity(
     key: str, linear: LinearPlan, words: Words, sparsity: float, group: str
 ) -> None:
@@ -37,16 +44,10 @@ def require_exact_sparsity(
 
     Parameters
     ----------
-    key
-        Key of the blob, for errors.
-    linear
-        Plan of the matrix.
-    words
-        Packed mask: 1 = pruned.
-    sparsity
-        Fraction of the weights that are pruned.
-    group
-        Comparison group: "layer", "row" or a pattern such as "2:4".
+    key : key of the blob, for errors
+    words : packed mask: 1 = pruned
+    sparsity : fraction of the weights that are pruned
+    group : comparison group: "layer", "row" or a pattern such as "2:4"
 
     Raises
     ------
@@ -61,17 +62,18 @@ def require_exact_sparsity(
             f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for"
             f" {expected}"
         )
+    if group == "layer":
+        return
     per_group = pruned_per_group(linear.shape, sparsity, group)
-    if group != "layer" and (_pruned_by_group(words, linear.shape, group) != per_group).any():
+    found = (
+        count_rows(words, linear.shape)
+        if group == "row"
+        else pruned_by_group(unpack(words, linear.shape), group)
+    )
+    if (found != per_group).any():
         raise ProtocolError(
             f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights"
         )
-
-
-def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
-    return (
-        count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
-    )
 
 
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
@@ -88,16 +90,9 @@ def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, Tenso
 
     Parameters
     ----------
-    block
-        Plan of the block.
-    num_kept
-        Number of weights that each matrix keeps, by canonical name.
+    num_kept : number of weights that each matrix keeps, by canonical name
     """
-    specs = {
-        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
-        for linear in block.linears
-    }
-    return specs | {
+    return mask_specs(block) | {
         kept_name(linear.name): TensorSpec(linear.dtype, (num_kept[linear.name],))
         for linear in block.linears
     }

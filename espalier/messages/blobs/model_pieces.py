@@ -12,16 +12,15 @@ Does not cover: a model that was made to do harm. A site's owner limits its size
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from espalier.errors import ProtocolError
-from espalier.messages.message import Fields
+from espalier.messages.message import Fields, validate
 from espalier.messages.parts import Sha256
 from espalier.messages.tensor_blobs import TensorSpec
 
@@ -35,29 +34,44 @@ MAX_FILES = 1000
 """Maximum number of files."""
 MAX_BYTES_BESIDE_WEIGHTS = 1 << 27
 """Maximum size in bytes of a file without weights; the largest tokenizers have a third of it."""
+MIN_PIECE_BYTES = 1024
+"""Minimum size of a piece, that of ``part-bytes``: a stored piece takes a block of the disk."""
 PIECE = "piece"
 """Key of the blob of a piece."""
 BYTES = "bytes"
 """Name of the tensor in the blob of a piece."""
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """Content of a folder: its files, joined and cut into pieces.
+class Manifest(Fields):
+    """Content of a folder, and fields of its offer: its files, joined and cut into pieces.
 
     All pieces except the last have ``piece_bytes``.
     """
 
-    names: tuple[str, ...]
+    what: Literal["model"] = "model"
+    names: list[Annotated[str, Field(max_length=64)]] = Field(min_length=1)
     """Names of the files, ascending."""
-    sizes: tuple[int, ...]
+    sizes: list[Annotated[int, Field(ge=0)]]
     """Size of each file in bytes."""
-    file_sha256: tuple[str, ...]
+    file_sha256: list[Sha256]
     """Hexadecimal SHA-256 of each file."""
-    piece_bytes: int
+    piece_bytes: int = Field(ge=MIN_PIECE_BYTES)
     """Size of a piece in bytes."""
-    piece_sha256: tuple[str, ...]
+    piece_sha256: list[Sha256]
     """Hexadecimal SHA-256 of each piece."""
+
+    @staticmethod
+    def offered(fields: Mapping[str, Any]) -> "Manifest":
+        """Read the fields of an offer.
+
+        Raises
+        ------
+        ProtocolError
+            See ``require_sound``.
+        """
+        found = validate(Manifest, fields)
+        found.require_sound()
+        return found
 
     @cached_property
     def sha256(self) -> str:
@@ -89,7 +103,7 @@ class Manifest:
                 f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
                 f" {len(self.file_sha256)} hashes"
             )
-        if list(self.names) != sorted(set(self.names)) or not all(
+        if self.names != sorted(set(self.names)) or not all(
             FILES.fullmatch(name) for name in self.names
         ):
             raise ProtocolError(
@@ -107,46 +121,6 @@ class Manifest:
             raise ProtocolError(
                 f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes"
             )
-
-
-class Offer(Fields):
-    """Fields of the offer of a model."""
-
-    what: Literal["model"] = "model"
-    names: list[Annotated[str, Field(max_length=64)]] = Field(min_length=1)
-    sizes: list[Annotated[int, Field(ge=0)]]
-    file_sha256: list[Sha256]
-    piece_bytes: int = Field(ge=1)
-    piece_sha256: list[Sha256]
-
-    @staticmethod
-    def of(manifest: Manifest) -> "Offer":
-        """Return the offer of a folder."""
-        return Offer(
-            names=list(manifest.names),
-            sizes=list(manifest.sizes),
-            file_sha256=list(manifest.file_sha256),
-            piece_bytes=manifest.piece_bytes,
-            piece_sha256=list(manifest.piece_sha256),
-        )
-
-    def manifest(self) -> Manifest:
-        """Return the description of the offered folder.
-
-        Raises
-        ------
-        ProtocolError
-            See ``Manifest.require_sound``.
-        """
-        found = Manifest(
-            tuple(self.names),
-            tuple(self.sizes),
-            tuple(self.file_sha256),
-            self.piece_bytes,
-            tuple(self.piece_sha256),
-        )
-        found.require_sound()
-        return found
 
 
 class Lacking(Fields):

@@ -3,16 +3,18 @@
     python -m espalier.settings.reference.page
 
 Both list every setting with its default, allowed values and meaning. They are written to the
-checkout that contains this package.
+checkout that contains this package. Flower accepts only keys that pyproject.toml declares.
 """
 
+import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.app_config import read_by, with_app_config
 from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_a_run
+from espalier.settings.run import concerns
 
 PAGE = "docs/settings.md"
 INTRODUCTION = """# Settings
@@ -43,6 +45,17 @@ and [privacy](privacy-reference.md#site-policy) the decisions of its owner.
 """
 
 
+BEGIN = (
+    "# >>> settings of a run, written by `python -m espalier.settings.reference.page` from the schema in"
+    " espalier/settings; do not edit"
+)
+END = "# <<< settings of a run"
+"""Last marker line; the block is between the two marker lines in pyproject.toml."""
+
+WIDTH = 128
+"""Maximum number of characters per line."""
+
+
 def settings_page() -> str:
     """Return the page as Markdown: a section per table, a row per key."""
     sections = [INTRODUCTION]
@@ -57,21 +70,75 @@ def _head(name: str) -> Iterator[str]:
         yield from ("## run", "", "Top-level keys, read by every method.", "")
         return
     about = f" See also [the page of the method](methods/{name}.md)." if name in METHODS else ""
-    yield from (f"## {name}", "", f"Table `[{name}]`, {read_by(name)}.{about}", "")
+    yield from (f"## {name}", "", f"Table `[{name}]`, {_read_by(name)}.{about}", "")
 
 
 def _rows(keys: Sequence[Key]) -> Iterator[str]:
     yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
     for key in keys:
         allowed = key.allowed or "text"
+        default = "" if key.default == "" else f"`{as_text(key.default)}`"
         yield (
-            f"| `{key.dotted}` | {_default(key)} | {allowed} |"
+            f"| `{key.dotted}` | {default} | {allowed} |"
             f" {key.description.replace('|', chr(92) + '|')} |"
         )
 
 
-def _default(key: Key) -> str:
-    return "" if key.default == "" else f"`{as_text(key.default)}`"
+def app_config() -> str:
+    """Return ``[tool.flwr.app.config]`` and its tables as TOML.
+
+    Each key has its default value, below a comment with its description.
+    """
+    lines = [
+        "# Presets in conf/ and `--run-config` override these defaults. docs/settings.md has them"
+        " as tables."
+    ]
+    for name, table in tables_of_a_run().items():
+        heading = f"[tool.flwr.app.config.{name}]  # {_read_by(name)}"
+        lines += ["", heading if name else "[tool.flwr.app.config]"]
+        for key in keys_of(table, name):
+            value = key.default
+            text = json.dumps(value) if isinstance(value, str) else as_text(value)
+            lines += [*_comment(key), f"{key.name} = {text}"]
+    return "\n".join(lines) + "\n"
+
+
+def with_app_config(pyproject: str) -> str:
+    """Return the text of a pyproject.toml with the current block between the two marker lines.
+
+    Raises
+    ------
+    ValueError
+        A marker line is missing or occurs twice.
+    """
+    if pyproject.count(f"{BEGIN}\n") != 1 or pyproject.count(f"{END}\n") != 1:
+        raise ValueError(f"pyproject.toml: needs one line {BEGIN!r} and one line {END!r}")
+    before, _, rest = pyproject.partition(f"{BEGIN}\n")
+    after = rest.partition(f"{END}\n")[2]
+    return f"{before}{BEGIN}\n{app_config()}{END}\n{after}"
+
+
+def _read_by(table: str) -> str:
+    """Return which methods read a table, in words."""
+    readers = [method for method in METHODS if concerns(table, method)]
+    everybody = len(readers) == len(METHODS)
+    return "read by every method" if everybody else f"read by {', '.join(readers)}"
+
+
+def _comment(key: Key) -> list[str]:
+    choices = (
+        f" [{' | '.join(map(as_text, key.choices))}]"
+        if key.choices and not isinstance(key.default, bool)
+        else ""
+    )
+    return textwrap.wrap(
+        key.description + choices,
+        WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def main() -> None:

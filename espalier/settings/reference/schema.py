@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from espalier.settings.federation import FederationSettings
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import RunSettings, concerns, tables
+from espalier.settings.run import RunSettings, tables
 from espalier.settings.table import Table
 from espalier.settings.task import TEXT, TaskSettings, tasks
 
@@ -47,25 +47,19 @@ def keys_of(table: type[Table], name: str = "") -> list[Key]:
 
     Parameters
     ----------
-    table : schema of the table
     name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
-    return [_key(table, name, key, field) for key, field in fields.items() if not _is_table(field)]
+    return [
+        _key(table, name, key, field)
+        for key, field in fields.items()
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
+    ]
 
 
 def keys_of_a_run() -> list[Key]:
     """Return all keys of a run's settings, in the order of the schema."""
     return [key for name, table in tables_of_a_run().items() for key in keys_of(table, name)]
-
-
-def readers_of(table: str) -> list[str]:
-    """Return the methods that read a table; the empty name stands for the top-level keys."""
-    return [method for method in METHODS if concerns(table, method)]
-
-
-def _is_table(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Table)
 
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:

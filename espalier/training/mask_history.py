@@ -26,17 +26,11 @@ LOOKED_AT = 10
 def note_round(
     state: PrivateState, server_round: int, spent: Sequence[float], perplexity: float | None
 ) -> None:
-    """Store a round's spending relative to the budget and the perplexity after it.
-
-    The perplexity is that of the client's own model.
-    """
+    """Store a round's spending relative to the budget, and the perplexity of the client's model."""
     kept = load(state)
+    own = {"round": server_round, "spent": list(spent), "perplexity": perplexity}
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
-    kept["rounds"] = [
-        *earlier,
-        {"round": server_round, "spent": list(spent), "perplexity": perplexity},
-    ]
-    state.save_lasting(HISTORY, kept)
+    state.save_lasting(HISTORY, kept | {"rounds": [*earlier, own]})
 
 
 def note_fit(state: PrivateState, spent: Sequence[float]) -> None:

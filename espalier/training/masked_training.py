@@ -1,48 +1,47 @@
-"""Joint training of masks and adapters (SFT-P, equations 12 to 14).
+"""Joint training of masks and adapters (SFT-P, equations 10 to 14).
 
-Gates from the mask generator route the residual stream of the frozen model. They are drawn once per
-step, for all its batches, and the budget term uses the same draw as the model.
+The mask generator, a network that all clients share, maps a client's own embedding to the logits of
+all gates. The gates route the residual stream of the frozen model. They are drawn once per step,
+for all its batches, and the budget term uses the same draw as the model.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
-from espalier.hf.structured.residual_gates import Gate, Norm, ResidualGates, Routing
+from espalier.hf.structured.residual_gates import Gate, ResidualGates, Routing
 from espalier.methods.sft_p import BIAS, WEIGHT_DECAY, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import Tensors
-from espalier.models.mask_generator import GeneratorShape
+from espalier.models.mask_generator import (
+    CODES,
+    GENERATOR_KEY,
+    NORM,
+    NORM_BIAS,
+    TRUNK,
+    TRUNK_BIAS,
+    GeneratorShape,
+    head_name,
+)
 from espalier.models.plan import ModelPlan
+from espalier.models.structure import RESIDUAL_KINDS
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
-from espalier.training.adapted_model import AdaptedModel
-from espalier.training.adapter_training import AdapterTraining, flat_name
+from espalier.training.adapted_model import AdaptedModel, flattened
+from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import summed_loss
 from espalier.training.optimizer import Group
-from espalier.training.sft_p.mask_generator import first_generator, gate_logits
-from pruning_kernels.groups.gates import Estimator, gumbel_gates, log_ratio, reinmax_gates
+from pruning_kernels.groups.gates import gumbel_gates, log_ratio, reinmax_gates
 
 EMBEDDING = "embedding"
 """Name of the client's embedding among the trained parameters; it is in no blob."""
-
-
-@dataclass(frozen=True)
-class Gating:
-    """Settings of the gates and of the budget term."""
-
-    estimator: Estimator = "reinmax"
-    tau: float = 1.0
-    strength: float = 16.0
-    """Weight of the budget term (lambda)."""
-    norm: Norm = "all"
-    """Residual dimensions that norms see."""
 
 
 @dataclass
@@ -53,16 +52,22 @@ class MaskedTraining(AdapterTraining):
     together.
     """
 
-    shape: GeneratorShape = field(default_factory=lambda: GeneratorShape(32, 32, 32, "per-gate"))
-    gating: Gating = field(default_factory=Gating)
     embedding: Tensor = field(default_factory=lambda: torch.zeros(32))
     """(embedding,), float32: the initial embedding, replaced by the trained one."""
-    conditioned: bool = True
-    """True if the embedding is trained."""
     target: int = 0
     """Budget: number of the blocks' weights that may be active."""
     spent: list[float] = field(default_factory=list)
     """T(g) of every step's draw, divided by the target."""
+
+    @cached_property
+    def job(self) -> SftPSettings:
+        """Settings of the method."""
+        return self.settings.of(SftPSettings)
+
+    @cached_property
+    def shape(self) -> GeneratorShape:
+        """Shape of the generator."""
+        return shape_of(self.settings)
 
     @cached_property
     def gates(self) -> ResidualGates:
@@ -86,9 +91,9 @@ class MaskedTraining(AdapterTraining):
     def masked(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``; return the trained tensors and the result of the loop.
+        """Train LoRA and generator from ``start``; return them and the result of the loop.
 
-        Both sets of tensors have LoRA and generator. ``embedding`` and ``spent`` change in place.
+        ``embedding`` and ``spent`` change in place.
 
         Raises
         ------
@@ -109,42 +114,35 @@ class MaskedTraining(AdapterTraining):
         with_shared: bool,
     ) -> Trained:
         adapted = self.adapted
-        chosen = self.settings.training
         adapted.set(start)
         embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
-        flat = {
-            flat_name(key, name): value
-            for key, block in adapted.parameters.items()
-            for name, value in block.items()
-        }
-        trained = (flat if with_shared else {}) | (
-            {EMBEDDING: embedding} if self.conditioned else {}
-        )
-        total = self.total_steps if with_shared else steps
-        loop = Loop(
-            adapted.whole,
-            trained,
-            chosen,
-            len(self.sequences),
-            self.sequences.batch,
-            self.seed,
-            total,
-        )
+        trained = flattened(adapted.parameters) if with_shared else {}
+        if self.job.conditioned:
+            trained[EMBEDDING] = embedding
         of_groups = (
             (group, [name for name in group.names if name in trained]) for group in self.groups
         )
-        loop.groups = [replace(group, names=names) for group, names in of_groups if names]
         draw = _Draw(self, embedding, first_step)
         routing = Routing(
-            adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm
+            adapted.whole, self.model.family, len(self.model.plan.blocks), self.job.norm
         )
-        loop.penalty = draw.penalty
 
         def routed(model: Any, batch: Batch, device: torch.device) -> Tensor:
             routing.gates = draw.for_batch()
             return summed_loss(model, batch, device)
 
-        loop.loss = routed
+        loop = Loop(
+            adapted.whole,
+            trained,
+            self.settings.training,
+            len(self.sequences),
+            self.sequences.batch,
+            self.seed,
+            self.total_steps if with_shared else steps,
+            penalty=draw.penalty,
+            loss=routed,
+            groups=[replace(group, names=names) for group, names in of_groups if names],
+        )
         try:
             outcome = loop.run(first_step, steps, moments)
         finally:
@@ -162,14 +160,8 @@ class MaskedTraining(AdapterTraining):
         InputError
             No step was finite, or the model cannot be loaded or routed.
         """
-        frozen = [value for block in self.adapted.parameters.values() for value in block.values()]
-        for value in frozen:
-            value.requires_grad_(False)
-        try:
+        with self.adapted.frozen(self.adapted.parameters):
             return self._run(shared, 0, steps, None, with_shared=False)
-        finally:
-            for value in frozen:
-                value.requires_grad_(True)
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
         """Return the logits of all gates, with the constant added, on the CPU."""
@@ -178,24 +170,13 @@ class MaskedTraining(AdapterTraining):
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
-    """Return the parameter group of generator and embedding.
-
-    It has its own learning rate, weight decay and schedule.
-
-    Parameters
-    ----------
-    names : names of the generator's and the embedding's parameters
-    """
-    job = settings.of(SftPSettings)
-    schedule = job.schedule if job.schedule == "constant" else None
-    return Group(names, job.learning_rate / settings.training.learning_rate, WEIGHT_DECAY, schedule)
+    """Return the group of generator and embedding, with its own constant rate and weight decay."""
+    rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
+    return Group(names, rate, WEIGHT_DECAY, "constant")
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
-    """Return the initial generator and LoRA by blob key.
-
-    Every party computes the same values from the run's seed.
-    """
+    """Return the initial generator and LoRA by blob key, which follow from the run's seed."""
     values = first_generator(plan, shape_of(run), run.seed)
     for key, tensors in initial_adapters(lora_plan(plan, run), run.seed).items():
         values.setdefault(key, {}).update(tensors)
@@ -232,27 +213,105 @@ class _Draw:
 
     def _gates(self) -> dict[Gate, Tensor]:
         training = self._training
-        gating = self._training.gating
+        job = training.job
         logits = gate_logits(
             training.model.plan, training.shape, training.adapted.parameters, self._embedding
         )
-        make: Callable[[Tensor, Tensor], Tensor] = (
-            _reinmax(gating.tau) if gating.estimator == "reinmax" else _gumbel(gating.tau)
-        )
-        return {gate: make(own + BIAS, self._uniform[gate]) for gate, own in logits.items()}
+        gates = {}
+        for gate, own in logits.items():
+            biased = own + BIAS
+            uniform = self._uniform[gate]
+            if job.estimator == "reinmax":
+                drawn = (uniform < torch.sigmoid(biased)).to(biased.dtype)
+                gates[gate] = reinmax_gates(biased, drawn, job.tau)
+            else:
+                gates[gate] = gumbel_gates(biased, uniform, job.tau)
+        return gates
 
     def penalty(self) -> Tensor:
         """Return the budget term lambda R(T(g), target) of the step (equations 13 and 14)."""
-        spent = self._training.gates.spent(self._gates())
-        self._training.spent.append(float(spent.detach()) / self._training.target)
-        return self._training.gating.strength * log_ratio(spent, self._training.target)
+        training = self._training
+        spent = training.gates.spent(self._gates())
+        training.spent.append(float(spent.detach()) / training.target)
+        return training.job.strength * log_ratio(spent, training.target)
 
 
-def _reinmax(tau: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda logits, uniform: reinmax_gates(
-        logits, (uniform < torch.sigmoid(logits)).to(logits.dtype), tau
+EMBEDDING_STD = 0.1
+"""Standard deviation of initial embeddings and codes; the paper does not give it.
+
+Both have the same, so that neither dominates the other.
+"""
+HEAD_STD = 0.02
+"""Standard deviation of the heads' initial values.
+
+It is small, so that at first the constant decides and nearly all residual dimensions are active.
+"""
+
+
+def first_generator(
+    plan: ModelPlan, shape: GeneratorShape, seed: int
+) -> dict[str, dict[str, Tensor]]:
+    """Return the generator's initial values: float32, by blob key and canonical name.
+
+    Every party computes the same values from the run's seed.
+    """
+    return {
+        key: {
+            name: _first(
+                name, size, np.random.default_rng(derive_seed(seed, f"generator/{key}/{name}"))
+            )
+            for name, size in own.items()
+        }
+        for key, own in shape.shapes(plan).items()
+    }
+
+
+def _first(name: str, size: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+    if name == NORM:
+        return torch.ones(size)
+    if name in (NORM_BIAS, TRUNK_BIAS):
+        return torch.zeros(size)
+    if name == TRUNK:
+        # The initialisation of torch.nn.Linear.
+        bound = size[1] ** -0.5
+        return torch.from_numpy(generator.uniform(-bound, bound, size).astype(np.float32))
+    std = EMBEDDING_STD if name == CODES else HEAD_STD
+    return torch.from_numpy(generator.normal(0.0, std, size).astype(np.float32))
+
+
+def first_embedding(shape: GeneratorShape, seed: int, client: int | None) -> Tensor:
+    """Return a client's initial embedding, (embedding,), float32.
+
+    With ``client = None`` it is the constant that replaces embeddings if clients are not
+    distinguished.
+    """
+    name = "embedding" if client is None else f"embedding/{client}"
+    generator = np.random.default_rng(derive_seed(seed, name))
+    return torch.from_numpy(
+        generator.normal(0.0, EMBEDDING_STD, shape.embedding).astype(np.float32)
     )
 
 
-def _gumbel(tau: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda logits, uniform: gumbel_gates(logits, uniform, tau)
+def gate_logits(
+    plan: ModelPlan,
+    shape: GeneratorShape,
+    tensors: Tensors | Mapping[str, Mapping[str, nn.Parameter]],
+    embedding: Tensor,
+) -> dict[Gate, Tensor]:
+    """Return the logits of all gates, without the constant that is added to them.
+
+    Each is (dimensions,), float32 (equations 10 and 11). ``tensors`` are those of the generator, by
+    blob key and canonical name, and ``embedding`` is (embedding,), on their device.
+    """
+    common = tensors[GENERATOR_KEY]
+    codes = common[CODES]
+    inputs = torch.cat([embedding.expand(len(codes), -1), codes], dim=1)
+    hidden = nn.functional.linear(inputs, common[TRUNK], common[TRUNK_BIAS])
+    hidden = nn.functional.gelu(
+        nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
+    )
+    gates = [(block.index, kind) for block in plan.blocks for kind in RESIDUAL_KINDS]
+    return {
+        (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ own
+        for (index, kind), own in zip(gates, hidden, strict=True)
+    }

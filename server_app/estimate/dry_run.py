@@ -1,35 +1,36 @@
 """Run of a method's strategy without clients and tensors: the messages of a run before it starts.
 
 The strategy itself decides who is asked for what. ``DryRounds`` answers each request from its
-contract and records the sizes of both. What a strategy computes from replies is replaced in one
-place, ``DryRun.fold``, by an assumption of what the computation leads to. Assumptions on data or
-chance may differ between ``CASES``: the fewest bytes, the usual number, the most bytes.
+contract and records the sizes of both: values and names, as the ledger counts them. What a strategy
+computes from replies is replaced in one place, ``DryRun.fold``, by an assumption of what the
+computation leads to. If sizes depend on data or chance, there are two runs: with the fewest and
+with the most bytes.
 
 Covers: a run in which no client fails and no message is repeated. Enrolment is not part of it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import NO_LINEAGE
+from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
-from espalier.messages.message import MessageBody
-from espalier.messages.records import read, write
+from espalier.messages.message import Fields, Header, Kind, MessageBody
+from espalier.messages.records import num_bytes, write
+from espalier.messages.tensor_blobs import packed_bytes
 from espalier.settings.run import RunSettings
-from server_app.estimate.exchange import HASH, Exchange, fields_of_reply
-from strategies.base.evaluation import ClientEvaluation, ClientFigures
+from server_app.public_tests import PublicTests
 from strategies.base.federation import Federation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method
@@ -39,8 +40,27 @@ from strategies.base.rounds import FollowUp, Patience, Rounds
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 
-Case = Literal["least", "usual", "most"]
-CASES: tuple[Case, ...] = get_args(Case)
+Case = Literal["least", "most"]
+HASH = "0" * 64
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Bytes of a request and of its reply."""
+
+    kind: Kind
+    server_round: int
+    """Round number.
+
+    A message after the last round has that round's number, or the next one.
+    """
+    down: int
+    up: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.down + self.up
 
 
 class DryRun(Method):
@@ -48,19 +68,17 @@ class DryRun(Method):
 
     A subclass inherits from this class first and then from a strategy. The run takes place when an
     object is made; ``exchanges`` has its messages.
-
-    Parameters
-    ----------
-    texts : request of the evaluation at clients
     """
 
     def __init__(
-        self, settings: RunSettings, model: OpenedModel, texts: Texts, case: Case = "usual"
+        self, settings: RunSettings, model: OpenedModel, tests: PublicTests, case: Case = "most"
     ) -> None:
         self.case = case
+        self.exchanges: dict[int, list[Exchange]] = defaultdict(list)
+        """Exchanges with each client, in order."""
         silent = SimpleNamespace(**dict.fromkeys(("begin", "step", "note"), lambda *_, **__: None))
         computing = Computing(torch.device("cpu"), torch.float32, 1)
-        run = SimpleNamespace(
+        given = SimpleNamespace(
             settings=settings,
             model=model,
             lineage=NO_LINEAGE,
@@ -72,12 +90,12 @@ class DryRun(Method):
             progress=silent,
             checkpoint=SimpleNamespace(blobs=MemoryBlobs()),
         )
-        self.exchanges: dict[int, list[Exchange]] = defaultdict(list)
-        """Exchanges with each client, in order."""
-        run.rounds = DryRounds(cast(Run, run), self.exchanges, self.known_fields, self.known_blobs)
-        super().__init__(cast(Run, run), _Evaluation(cast(Run, run), texts))
-        self._federation = DryFederation(self)
-        self._federation.carry_out()
+        run = cast(Run, given)
+        given.rounds = DryRounds(run, self)
+        # Only real sites refuse short texts; lengths of texts that were not read are assumed.
+        tolerant = cast(Run, SimpleNamespace(**{**vars(given), "simulation": True}))
+        super().__init__(run, tests.evaluation(tolerant))
+        DryFederation(self).carry_out()
 
     @classmethod
     def open_questions(cls, settings: RunSettings) -> str:
@@ -86,16 +104,6 @@ class DryRun(Method):
 
     def known_fields(self, request: MessageBody) -> dict[str, Any]:
         """Return the fields of a reply that are not numbers, or whose values matter here."""
-        header = request.header
-        if header.kind == "train":
-            return {"blob_sha256": [HASH] * self._federation.num_blobs(header.client)}
-        if header.kind == "evaluate":
-            texts = Texts(**request.fields)
-            return {
-                "losses": [0.0] * len(texts.names),
-                "test_scores": [0.0] * len(texts.test_metrics),
-                "own_losses": [0.0] * len(OWN_TEXT_MODELS if texts.own_text else ()),
-            }
         return {}
 
     def known_blobs(self, request: MessageBody) -> dict[str, bytes]:
@@ -109,17 +117,12 @@ class DryRun(Method):
 class DryFederation(Federation):
     """Course of a run whose replies have no blobs, without checkpoints."""
 
-    def num_blobs(self, client: int) -> int:
-        """Return the number of blobs of a client's reply in the present round."""
-        return sum(map(len, self._orders[client].parts))
-
     def _aggregate(
-        self, server_round: int, replies: Iterable[Message], quorum_of: int | None
+        self, server_round: int, replies: Iterable[MessageBody], quorum_of: int | None
     ) -> None:
         """Receive the replies, and assume what they lead to."""
         clients = []
-        for reply in replies:
-            body = read(reply.content)
+        for body in replies:
             if body.header.kind == "train":
                 clients.append(body.header.client)
             self._note_arrival(body)
@@ -132,13 +135,7 @@ class DryFederation(Federation):
 class DryRounds(Rounds):
     """Rounds in which every client of a run takes part, and answers as its contracts demand."""
 
-    def __init__(
-        self,
-        run: Run,
-        exchanges: dict[int, list[Exchange]],
-        known_fields: Callable[[MessageBody], dict[str, Any]],
-        known_blobs: Callable[[MessageBody], dict[str, bytes]],
-    ) -> None:
+    def __init__(self, run: Run, method: DryRun) -> None:
         clients = range(run.settings.num_clients)
         seats = {client: Seat(client, f"client {client}", 0) for client in clients}
         super().__init__(
@@ -150,28 +147,22 @@ class DryRounds(Rounds):
             run.progress,
             roster=Roster(seats),
         )
-        self.exchanges = exchanges
-        self.known_fields = known_fields
-        self.known_blobs = known_blobs
+        self.method = method
         self._sizes: dict[Any, tuple[Exchange, dict[str, Any]]] = {}
-
-    def _envelope(self, body: MessageBody, seat: Seat, seconds: float = 0.0) -> Message:
-        return cast(Message, _Envelope(body))
 
     def exchange(
         self,
-        requests: Iterable[Message],
+        requests: Iterable[MessageBody],
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
-    ) -> Iterator[Message]:
+    ) -> Iterator[MessageBody]:
         """Yield the reply to each request, and to those that follow it."""
         for first in requests:
-            following: Message | None = first
-            while following is not None:
-                request = cast(_Envelope, following).body
+            request: MessageBody | None = first
+            while request is not None:
                 reply = self._reply(request)
-                yield cast(Message, _Envelope(reply))
-                following = follow_up(reply if following is first else request)
+                yield reply
+                request = follow_up(reply if request is first else request)
 
     def _reply(self, request: MessageBody) -> MessageBody:
         """Return the reply to a request, and record both.
@@ -183,24 +174,40 @@ class DryRounds(Rounds):
         key = (*place, repr(request.fields), *sorted(request.blobs.items()))
         if key not in self._sizes:
             contract = contract_for(request, lambda: self.plan, self.settings)
-            known = self.known_fields(request)
-            fields = fields_of_reply(contract.up.fields, known)
-            self._sizes[key] = Exchange.of(request, contract, fields), fields
+            known = {**_implied(request, contract), **self.method.known_fields(request)}
+            fields = _fields_of_reply(contract.up.fields, known)
+            down = _num_bytes(header, request.fields, contract.down.blobs)
+            up = _num_bytes(header, fields, contract.up.blobs)
+            self._sizes[key] = Exchange(header.kind, header.server_round, down, up), fields
         exchange, fields = self._sizes[key]
-        self.exchanges[header.client].append(exchange)
-        return MessageBody(header, fields, self.known_blobs(request))
+        self.method.exchanges[header.client].append(exchange)
+        return MessageBody(header, fields, self.method.known_blobs(request))
 
 
-@dataclass(frozen=True)
-class _Envelope:
-    """Message that stays in this process."""
+def _implied(request: MessageBody, contract: Contract) -> dict[str, Any]:
+    """Return the fields of a reply whose lengths follow from its request or contract."""
+    if request.header.kind != "evaluate":
+        return {"blob_sha256": [HASH] * sum(map(len, contract.parts))}
+    texts = Texts(**request.fields)
+    return {
+        "losses": [0.0] * len(texts.names),
+        "test_scores": [0.0] * len(texts.test_metrics),
+        "own_losses": [0.0] * len(OWN_TEXT_MODELS if texts.own_text else ()),
+    }
 
-    body: MessageBody
 
-    @property
-    def content(self) -> RecordDict:
-        """Records of the message, as a strategy reads them."""
-        return write(self.body)
+def _fields_of_reply(kind: type[Fields], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of the size of real ones: 0 or False where no value is known."""
+    zeros = {
+        name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()
+    }
+    return {name: known.get(name, zero) for name, zero in zeros.items()}
+
+
+def _num_bytes(header: Header, fields: Mapping[str, Any], specs: BlockSpecs) -> int:
+    """Return the bytes of a message, of which no blob is built."""
+    beside = num_bytes(write(MessageBody(header, dict(fields))))
+    return beside + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())
 
 
 class MemoryBlobs:
@@ -218,14 +225,3 @@ class MemoryBlobs:
     def get(self, key: str) -> bytes:
         """Return a blob; empty if it was never stored."""
         return self._blobs.get(key, b"")
-
-
-class _Evaluation(ClientEvaluation):
-    """Evaluation by the clients, whose request has no texts yet."""
-
-    def __init__(self, run: Run, texts: Texts) -> None:
-        self.run = run
-        self.asked = bool(texts.names or texts.test_items or texts.own_text)
-        self._texts = texts
-        self._blobs: dict[str, bytes] = {}
-        self.figures = ClientFigures()

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from espalier.flower import control_api
-from espalier.flower.control_api import PATH, answers, listens_elsewhere, warn_of_open_control_api
+from espalier.launch import addresses
+from espalier.launch.addresses import PATH, answers, listens_elsewhere, warn_of_open_control_api
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def test_other_addresses_of_this_machine_are_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The address 127.0.0.2, which every Linux has, stands for another address."""
-    monkeypatch.setattr(control_api, "_own_addresses", lambda: ["127.0.0.2"])
+    monkeypatch.setattr(addresses, "_own_addresses", lambda: ["127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert listens_elsewhere(address) == []

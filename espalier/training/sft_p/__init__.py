@@ -1,1 +1,0 @@
-"""Joint training of masks and adapters (SFT-P)."""

@@ -1,1 +1,0 @@
-"""Strategies whose clients answer from contracts, for the estimate of a run's messages."""

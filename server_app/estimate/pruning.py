@@ -1,0 +1,370 @@
+"""Messages, memory and computation of the methods that prune without training adapters."""
+
+from collections.abc import Mapping
+from itertools import chain
+
+from torch import Tensor
+
+from espalier.hf.stream.block_stream import samples_per_batch
+from espalier.messages.blobs.cuts import pack_cut
+from espalier.methods.fedprllm import FedPrLLMSettings, blocks_of_round
+from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings, layer_shapes
+from espalier.methods.slicegpt import SliceGptSettings, places
+from espalier.models.groups import Groups
+from espalier.models.plan import BlockPlan
+from espalier.settings.pruning import StructuredSettings
+from espalier.settings.run import RunSettings
+from pruning_kernels.compiled import WORTH_COMPILING
+from pruning_kernels.selection.selection import pruned_in_matrix
+from server_app.estimate.dry_run import DryRun
+from server_app.estimate.memory import Moment
+from server_app.estimate.sizes import FLOAT32, FLOAT64
+from server_app.estimate.step_memory import whole_step_bytes
+from server_app.estimate.traffic import RunTraffic
+from server_app.estimate.work import GRADIENT_AND_MOMENTS, KEPT_ROUNDS, Work, smaller
+from strategies.base.inbox import Inbox
+from strategies.cuts import CutResult, Editing
+from strategies.fedprllm import FedPrLLM
+from strategies.fedspallm.strategy import FedSpaLLM
+from strategies.llm_pruner import LlmPruner
+from strategies.llm_streamline import LlmStreamline, StreamlinedResult
+from strategies.slicegpt import SliceGpt
+
+NO_BLOB = ""
+"""Hash under which a store of a dry run has empty bytes."""
+
+# ----- messages: what each round leads to -----
+
+
+class DryEditing(DryRun, Editing):
+    """Dry run of a method that edits weights by tensors."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Make a result with the blobs of a reply."""
+        parts = self.order(server_round, clients[0]).parts
+        self.result.hashes = dict.fromkeys(chain.from_iterable(parts), NO_BLOB)
+
+
+class DryFedPrLLM(DryRun, FedPrLLM):
+    """Dry run of FedPrLLM: all clients vote on the blocks of a round."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Decide the blocks of a round."""
+        blocks = len(blocks_of_round(self.run.model.plan, self.settings, server_round))
+        self.result.mask_blobs += [NO_BLOB] * blocks
+        self.result.count_blobs += [NO_BLOB] * blocks
+        self.result.num_voters += [len(clients)] * blocks
+
+
+class DryFedSpaLLM(DryRun, FedSpaLLM):
+    """Dry run of FedSpaLLM: layers are sampled as for nodes of equal capability."""
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on: capabilities, and overlap of pruned weights."""
+        job = settings.of(FedSpaLLMSettings)
+        open_ones = []
+        if not job.capabilities and job.sampled_layers < 1:
+            open_ones.append("layers are sampled as for nodes of equal capability")
+        if not job.mask_expansion:
+            open_ones.append(
+                "without mask expansion the global model keeps more weights the less clients agree"
+            )
+        return "; ".join(open_ones)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Prune the sampled layers of the global model."""
+        sampled = [self._sampled[client] for client in clients]
+        self.result.note_local_models(sampled, server_round)
+        for index in sorted({index for own in sampled for index in own}):
+            senders = sum(index in own for own in sampled)
+            self.result.versions[index] = server_round
+            self.result.num_kept[index] = self._kept(self.plan.blocks[index], senders)
+
+    def _kept(self, block: BlockPlan, senders: int) -> list[int]:
+        """Return the number of weights that each matrix keeps.
+
+        Without mask expansion a weight is pruned only if all senders prune it. Their masks are
+        equal in the case of the least bytes, and disjoint in the other case.
+        """
+        server_round = self.rounds.finished + 1
+        if self.settings.mask_expansion:
+            sparsity = sparsity_of(self.run.settings, server_round)
+            group = self.settings.server_group
+            return [
+                linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
+                for linear in block.linears
+            ]
+        local = num_kept(block, self.run.settings, server_round)
+        times = 1 if self.case == "least" else senders
+        return [min(one.num_weights, times * local[one.name]) for one in block.linears]
+
+
+class DryCutting(DryRun):
+    """Dry run of a method that removes prunable groups."""
+
+    result: CutResult
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Decide a cut of every block."""
+        self.result.keep(b"" for _ in self.run.model.plan.blocks)
+
+
+class DryLlmPruner(DryCutting, LlmPruner):
+    """Dry run of LLM-Pruner, whose second round depends on the number of removed groups."""
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on; empty without ``rescale``."""
+        return "which groups are cut" if settings.of(LlmPrunerSettings).rescaled else ""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Cut nothing, so that there are no equations, or one group of each kind in each block."""
+        if server_round > 1:
+            return
+        groups = Groups.of(self.plan)
+        cut = groups.none
+        for pool in range(len(groups.counts) if self.case == "most" else 0):
+            cut[groups.span(range(pool, pool + 1))][:1] = True
+        self.result.keep(pack_cut(groups, cut, block.index) for block in self.plan.blocks)
+
+
+class DrySliceGpt(DryRun, SliceGpt):
+    """Dry run of SliceGPT."""
+
+    def before_round(self, server_round: int) -> bool:
+        """Read no public text."""
+        return False
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Find a basis for each place."""
+        self.result.bases = [NO_BLOB for _ in places(self.plan)]
+
+
+class LayerShapes(StreamlinedResult):
+    """Result of LLM-Streamline without values."""
+
+    def received(self) -> Mapping[str, Tensor]:
+        """Return no tensors."""
+        return {}
+
+
+class DryLlmStreamline(DryRun, LlmStreamline):
+    """Dry run of LLM-Streamline, which removes the first stretch: all blocks have equal shapes."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Choose a stretch and train a layer."""
+        run = self.run
+        self.result = LayerShapes(run.settings, run.model, run.checkpoint.blobs)
+        self.result.start = 0
+        self.result.sent = dict.fromkeys(layer_shapes(self.run.model.plan.blocks[0]), NO_BLOB)
+
+
+# ----- memory and computation -----
+
+
+class BlockWalk(Work):
+    """Work that consists of a pass through the model with statistics in each block."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of a block's statistics, by kind."""
+        return {}
+
+    def worked(self, clients: int = 1) -> list[Moment]:
+        """Return the moments of the pass."""
+        num_samples = clients * self.num_samples
+        return self.sizes.walk(num_samples, self.tokens, "calibrating,", self.watched())
+
+    def operations(self) -> float:
+        """Return the operations of two passes through each block: statistics, then its outputs."""
+        return 2 * self.forward(self.num_samples * self.tokens)
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states, if they are on disk."""
+        on_disk = self.settings.activations == "disk"
+        return {"hidden states in a file without a name": 2 * self.hidden()} if on_disk else {}
+
+    def hidden(self) -> int:
+        """Return the bytes of the hidden states of all samples between two blocks."""
+        return self.num_samples * self.tokens * self.sizes.width * self.sizes.computed
+
+
+class Masking(BlockWalk):
+    """Work of FedPrLLM: a mask has one byte per weight until it is packed.
+
+    Kernels select weights and count votes. They are compiled for large matrices only.
+    """
+
+    def __init__(self, traffic: RunTraffic) -> None:
+        super().__init__(traffic)
+        if self.sizes.largest_matrix >= WORTH_COMPILING:
+            self.processes = ("pruning client", "pruning server")
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of masks and, for SparseGPT's score, the Gram matrices of all inputs."""
+        masks = {"masks": self.sizes.largest_block}
+        if self.settings.of(FedPrLLMSettings).local_metric != "sparsegpt":
+            return masks
+        return {**masks, "grams": self.gram_bytes()}
+
+    def gram_bytes(self) -> int:
+        """Return the bytes of a block's Gram matrices, and of two factors of the largest.
+
+        Query, key and value share one input, gate and up another.
+        """
+        widths = {linear.name: linear.shape[1] for linear in self.plan.blocks[0].linears}
+        squares = [widths[name] ** 2 for name in ("attn.q", "attn.o", "mlp.up", "mlp.down")]
+        return FLOAT32 * (sum(squares) + 2 * max(squares))
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states, which iterative pruning keeps for the next round."""
+        job = self.settings.job
+        iterative = isinstance(job, FedPrLLMSettings) and job.strategy == "iterative"
+        kept = {"hidden states": KEPT_ROUNDS * self.hidden()} if iterative else {}
+        return {**kept, **super().client_files()}
+
+    def server_files(self) -> dict[str, int]:
+        """Return the bytes of the masks."""
+        return {"masks": self.plan.num_weights // 8}
+
+
+class KeptWeights(Masking):
+    """Work of FedSpaLLM: SparseGPT needs a block's Gram matrices, and the matrix that it solves."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of masks, kept weights, a matrix in float32, and Gram matrices."""
+        sizes = self.sizes
+        found = {
+            "masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2,
+            "a matrix in float32, and its errors": (
+                (2 * FLOAT32 + sizes.stored) * sizes.largest_matrix
+            ),
+        }
+        if self.settings.of(FedSpaLLMSettings).local_method == "sparsegpt":
+            found["grams and factors"] = self.gram_bytes()
+        return found
+
+
+class Cut(BlockWalk):
+    """Work of FLAP: mean and variance of two inputs; the result is a smaller model."""
+
+    def result_parameters(self) -> int:
+        """Return the parameters that remain after the cut."""
+        return smaller(self.plan, self.settings.of(StructuredSettings).pruning_ratio)
+
+
+class WholeGradient(Cut):
+    """Work of LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
+
+    def worked(self, clients: int = 1) -> list[Moment]:
+        """Return the moment of the gradient of all samples."""
+        element = self.settings.of(LlmPrunerSettings).element
+        num_samples = clients * self.num_samples
+        batch = 1 if element == "squared" else min(num_samples, samples_per_batch(self.tokens))
+        gradients = FLOAT32 * self.plan.num_weights
+        step = whole_step_bytes(self.model, self.sizes.dtype, batch, self.tokens)
+        both = {"gradients or a step": max(gradients, step)}
+        # Gradients of earlier batches are already in memory.
+        if num_samples > batch and element == "absolute":
+            both = {"gradients": gradients, "a step": step}
+        model = {"the whole model": FLOAT32 * self.sizes.parameters}
+        matrix = {"a matrix": FLOAT32 * self.sizes.largest_matrix}
+        return [Moment("gradients", {**model, **both, **matrix})]
+
+    def operations(self) -> float:
+        """Return the operations of a forward pass, and of a backward pass with twice as many."""
+        return 3 * self.forward(self.num_samples * self.tokens)
+
+
+class OneLayer(BlockWalk):
+    """Work of LLM-Streamline: hidden states around a stretch of blocks, and one trained block."""
+
+    def __init__(self, traffic: RunTraffic) -> None:
+        super().__init__(traffic)
+        self.job = self.settings.of(LlmStreamlineSettings)
+
+    def result_parameters(self) -> int:
+        """Return the parameters without the removed blocks."""
+        removed = self.job.fewer_blocks(len(self.plan.blocks))
+        return self.sizes.parameters - removed * self.sizes.largest_block
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of hidden states of a stretch."""
+        span = self.job.span(len(self.plan.blocks))
+        hidden = self.sizes.hidden_states(self.num_samples, self.tokens)
+        return {"hidden states of a stretch": span * hidden}
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states before and behind the layer."""
+        own = {"hidden states": 2 * self.hidden()} if self.job.replacement == "layer" else {}
+        return {**super().client_files(), **own}
+
+    def worked(self, clients: int = 1) -> list[Moment]:
+        """Return the moments of the comparison of blocks, and of training."""
+        moments = super().worked(clients)
+        if self.job.replacement != "layer":
+            return moments
+        num_samples = clients * self.num_samples
+        layer = FLOAT32 * self.sizes.largest_block
+        together = min(num_samples, samples_per_batch(self.tokens), self.job.batch_size)
+        contents = {
+            "hidden states, twice": 2 * self.sizes.hidden_states(num_samples, self.tokens),
+            "the layer": layer,
+            "the layer, as it was and as it began": 2 * layer,
+            "gradient and moments": GRADIENT_AND_MOMENTS * layer,
+            "a step": 3 * self.sizes.pass_through_block(together, self.tokens),
+        }
+        return [*moments, Moment("training the layer", contents)]
+
+    def operations(self) -> float:
+        """Return the operations of the steps of one layer."""
+        tokens = self.job.batch_size * self.tokens
+        return 3 * self.job.steps * self.forward(tokens, self.sizes.largest_block)
+
+
+class Components(BlockWalk):
+    """Work of SliceGPT: second moments in float64, and their eigenvectors."""
+
+    def __init__(self, traffic: RunTraffic) -> None:
+        super().__init__(traffic)
+        self.job = self.settings.of(SliceGptSettings)
+        self.width = self.job.width(self.sizes.width)
+        """Width of the residual stream after slicing."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of second moments of a block's two norms, and of the added rows."""
+        return {"second moments": 3 * FLOAT64 * self.sizes.width**2}
+
+    def worked(self, clients: int = 1) -> list[Moment]:
+        """Return the moments of the pass, and of a client's evaluation of the sliced model."""
+        found = super().worked(clients)
+        return [*found, *self.aggregated()] if self.num_evaluated() else found
+
+    def result_parameters(self) -> int:
+        """Return the parameters of the sliced model.
+
+        All matrices that read or write the residual stream are narrower. Each block has two
+        additional matrices that change the basis. The model has its own head, even if the base's is
+        tied to the embeddings.
+        """
+        numbers = self.plan.num_weights + self.sizes.embeddings + self.sizes.head
+        narrower = round(numbers * self.width / self.sizes.width)
+        return narrower + 2 * len(self.plan.blocks) * self.width**2
+
+    def aggregated(self) -> list[Moment]:
+        """Return the moment of the rotation of the largest tensor.
+
+        The tensor exists as read, as float64 pieces, as their concatenation, and in the dtype of
+        the files.
+        """
+        sizes = self.sizes
+        largest = max(sizes.embeddings, sizes.head, sizes.largest_matrix)
+        made = largest // sizes.width * self.width
+        rotated = {
+            "bases": 3 * FLOAT64 * sizes.width * self.width,
+            "the tensor": sizes.stored * (largest + made),
+            "in float64": 2 * FLOAT64 * made,
+        }
+        return [Moment("rotating a tensor", rotated)]

@@ -1,1 +1,0 @@
-"""Memory and computation of a run, for its estimate."""
