@@ -95,7 +95,7 @@ class Checkpoint:
         data = room.view(-1).view(torch.uint8).numpy().data
         with open(shard, "rb") as file:
             file.seek(start)
-            if file.readinto(data.data) != len(data):
+            if file.readinto(data) != len(data):
                 raise _too_short(shard, name)
         return room
 
