@@ -161,9 +161,9 @@ def public_items(settings: RunSettings) -> list[Item]:
     chosen = settings.task
     task = task_named(chosen.name)
     if chosen.test_path:
-        tests = items_in(task, chosen.test_path, "task.test-path")
+        named = items_in(task, chosen.test_path, "task.test-path")
         # A public file may have the task's own names, whatever the clients' files have.
-        items = list(replace(tests, columns_of=columns_of(settings.data.columns)).items())
+        items = list(replace(named, columns_of=columns_of(settings.data.columns)).items())
     elif settings.data.origin == "hub" and task.hub.test:
         _require_other_split(settings, task)
         data = settings.data

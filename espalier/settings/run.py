@@ -142,7 +142,6 @@ class DataSettings(Table):
         ),
     )
 
-
     @property
     def origin(self) -> str:
         """Source, with ``auto`` replaced by what it stands for."""
