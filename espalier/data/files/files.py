@@ -170,9 +170,8 @@ def _is_unicode(text: str) -> bool:
 def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the passages of a file with the offset of each.
 
-     A byte order mark is left out. A very long passage is cut even before its end is read
-    . A blank line has only spaces and tabs. Lines end with a newline, which
-     may follow a carriage return.
+    A byte order mark is left out. A very long passage is cut even before its end is read. A blank
+    line has only spaces and tabs. Lines end with a newline, which may follow a carriage return.
     """
     # A newline in front lets the pattern find blank lines at the beginning of the file.
     waiting = bytearray(b"\n")
