@@ -2,10 +2,10 @@
 
 import pytest
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, ProtocolError
 from espalier.messages.contract import check
 from espalier.messages.evaluation import Losses, Texts, contract
-from espalier.messages.message import UNREAD, MessageBody
+from espalier.messages.message import UNREAD, MessageBody, validate
 
 TEXTS = Texts(
     names=["public"],
