@@ -163,19 +163,10 @@ class ModelFolder:
             if not self.store.is_whole(piece)
         ]
 
-    def make_room(self, manifest: Manifest, size: int) -> None:
-        """Delete pieces of other divisions of the files if ``size`` more bytes exceed the offer."""
-        if self.store.num_bytes() + size > manifest.num_bytes:
-            self.store.keep_only(manifest.piece_sha256)
-
     def remove_files(self) -> None:
         """Delete the files and the record that they were checked."""
         (self.folder / FOUND).unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
-
-    def has_all(self, manifest: Manifest) -> bool:
-        """Return whether all pieces exist; damage is detected when they are read."""
-        return all(self.store.has(piece) for piece in manifest.piece_sha256)
 
     def is_sound(self) -> bool:
         """Return whether the files exist and have the offered bytes."""

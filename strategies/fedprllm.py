@@ -40,7 +40,7 @@ from espalier.seeds import derive_seed
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from pruning_kernels.selection.selection import group_size, pruned_in_matrix
+from pruning_kernels.selection.comparison_groups import group_size, pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words, count
 from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_counter
 from strategies.base.evaluation import ClientEvaluation

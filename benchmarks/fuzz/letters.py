@@ -144,7 +144,9 @@ def _told(
         known = Enrolment.model_validate(who | described).model_dump()
         yield known | ({"signature": "0" * 192} if "signature" in fields else {})
     elif kind == "evaluate":
-        yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()
+        yield Losses(
+            losses=[1.5], own_losses=[1.0, 2.0, 1.5], test_scores=[], seconds=0.5
+        ).model_dump()
     else:
         known = (
             {"blob_sha256": _hashes(run, asking, contract, blobs)}

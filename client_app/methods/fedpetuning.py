@@ -131,22 +131,23 @@ def _train(
         # The check is repeated after training: skipped steps contribute no tokens.
         require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
+    seconds = time.monotonic() - started
     hashes = keep_blobs(site, state, server_round, tensors, start, rank)
-    return TuningReport(**report_of(site, started, training, outcome, rank, hashes))
+    return TuningReport(**report_of(site, seconds, training, outcome, rank, hashes))
 
 
 def report_of(
     site: Site,
-    started: float,
+    seconds: float,
     training: AdapterTraining,
     outcome: Trained,
     rank: int,
     hashes: list[str],
 ) -> dict[str, Any]:
-    """Return the fields of ``TuningReport`` for a round that began at ``started``."""
+    """Return the fields of ``TuningReport`` for a round whose work took ``seconds``."""
     weighed = site.settings.federation.client_weights == "samples"
     return {
-        "seconds": time.monotonic() - started,
+        "seconds": seconds,
         "samples": training.num_sequences if weighed else 0,
         "skipped_steps": outcome.skipped_steps,
         "rank": rank,

@@ -101,8 +101,8 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: MessageBody) ->
         masks = choose_in_dense_block(
             stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning)
         )
-    seconds = time.monotonic() - started
-    return Report(seconds=seconds, blob_sha256=[store.put(pack_masks(masks))])
+    hashes = [store.put(pack_masks(masks))]
+    return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
 
 def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:

@@ -1,9 +1,8 @@
 """FedSpine at a device: LoRA training in the cut model, and measurement of its prunable groups.
 
 The device also evaluates its own smaller model. Adapters and a few numbers are sent; the
-importances of prunable groups stay here for the next cut (``fedspine_cut.py``).
-
-They stay in the client state and determine the next cut.
+importances of prunable groups stay in the client state and determine the next cut
+(``fedspine_cut.py``).
 """
 
 import time
@@ -154,9 +153,10 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     keep_measured(state, server_round, own.cut, watch.importance)
     loss_before, loss_after = losses_of(outcome, first_step)
     limit = validate(Order, request.fields).rank_limit
+    seconds = time.monotonic() - started
     hashes = fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit)
     return SpineReport(
-        **fedpetuning.report_of(site, started, training, outcome, limit, hashes),
+        **fedpetuning.report_of(site, seconds, training, outcome, limit, hashes),
         loss_before=loss_before,
         loss_after=loss_after,
         taylor=shortened(watch.taylor),

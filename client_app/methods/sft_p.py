@@ -210,9 +210,10 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
         state, header.server_round, training.spent, mine.validated(site, header)
     )
     mask_history.note_masks(state, mine.chosen)
+    seconds = time.monotonic() - started
     hashes = fedpetuning.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
     return TuningReport(
-        **fedpetuning.report_of(site, started, training, outcome, rank_limit, hashes)
+        **fedpetuning.report_of(site, seconds, training, outcome, rank_limit, hashes)
     )
 
 

@@ -104,12 +104,6 @@ def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
     return SlicedModel(site.model, basis, _width(site))
 
 
-def _put_basis(site: Site, store: BlobStore, moments: Tensor) -> str:
-    """Store the basis that follows from the moments of a place, and return its hash."""
-    basis, _ = basis_of(moments, _width(site))
-    return store.put(pack_statistics({BASIS: basis}))
-
-
 def _alone(site: Site, header: Header) -> OpenedModel:
     state = site.state(header)
     store = state.blobs(header.server_round)

@@ -35,7 +35,7 @@ def require_allowed(site: Site, header: Header) -> None:
         if most is not None and amount > most:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     max_runs = site.node.most("max_runs")
-    runs = runs_answered(site)
+    runs = runs_answered(site) if max_runs is not None else set()
     if max_runs is not None and header.lineage not in runs and len(runs) >= max_runs:
         lines.append(
             f"max-runs = {max_runs}: this number of runs was already answered within keep-days"

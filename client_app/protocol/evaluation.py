@@ -110,7 +110,7 @@ def prepare_evaluation(
 
     def evaluation() -> Losses:
         started = time.monotonic()
-        report = Losses(losses=[], own_losses=[], seconds=0.0)
+        report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
         if texts:
             losses = _losses(site, texts, alone).values()
             report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
@@ -196,7 +196,7 @@ def prepare_task_evaluation(
         started = time.monotonic()
         size = site.settings.training.batch_size
         device = site.computing.device
-        report = Losses(losses=[], own_losses=[], seconds=0.0)
+        report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
         if items is not None:
             scores = score(model_of("local_baseline"), items, classes, size, device)
             if not all(map(math.isfinite, scores.values())):

@@ -61,7 +61,7 @@ class Losses(Fields):
     """Loss of the client's local result on each evaluation text."""
     own_losses: list[float]
     """Losses of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if not requested."""
-    test_scores: list[float] = Field(default_factory=list)
+    test_scores: list[float]
     """Scores of the client's local result, one per requested metric."""
     seconds: float = Field(ge=0, le=MAX_SECONDS)
     """Duration of the evaluation in seconds."""
@@ -121,7 +121,8 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     on_text = run.task.name == TEXT
     if texts.names and not (run.clients_evaluate and on_text):
         raise ProtocolError(
-            "Texts: texts are not allowed with evaluation.local-baseline = false, or a task"
+            "Texts: texts are not allowed with evaluation.local-baseline or evaluation.baselines ="
+            " false, or a task"
         )
     if set(texts.names) - chosen.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")

@@ -18,7 +18,7 @@ from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from pruning_kernels.selection.selection import pruned_in_matrix
+from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 
 
 class FedSpaLLMSettings(PruningSettings):

@@ -31,7 +31,7 @@ from espalier.identity.names import is_lineage
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
-from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn
+from espalier.storage.directory_lock import LOCK, OWNER_ONLY_FILE, in_turn, touch_lock
 
 VERSION = 5
 """Version of the layout."""
@@ -172,7 +172,8 @@ class PrivateState:
         The lock is not acquired, because another process may hold it during long work.
         """
         self.require_same_client()
-        (self._open() / LOCK).touch(OWNER_ONLY_FILE)
+        touch_lock(private_folder(self.root, *self._parts()))
+        self._open()
 
     def require_same_client(self) -> dict[str, Any]:
         """Check that the site has the same number and settings as before in this run.
@@ -265,7 +266,7 @@ class PrivateState:
     def _open(self, *name: str) -> Path:
         """Create the folder of the client, or the folder with this name in it."""
         marked_folder(self.root, *self._parts(), client=self.client)
-        return private_folder(self.folder, *name)
+        return private_folder(self.root, *self._parts(), *name)
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
         path = self.folder / folder / f"{name}.json"

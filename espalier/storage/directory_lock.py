@@ -73,6 +73,12 @@ def in_turn(folder: Path) -> Iterator[None]:
         yield
 
 
+def touch_lock(folder: Path) -> None:
+    """Set the time of a directory's lock file without locking; create the file if it is missing."""
+    with open(_opened(folder / LOCK, os.O_WRONLY, OWNER_ONLY_FILE), "w") as file:
+        os.utime(file.fileno())
+
+
 def require_free(folder: Path) -> None:
     """Raise InputError if ``locked`` would fail now; nothing is written."""
     path = folder / LOCK

@@ -206,7 +206,7 @@ class _Torn:
 
 
 def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
-    """Verify a log up to its end or its first fault, with one line in memory at a time.
+    """Verify a log up to its end or its first fault, with one entry in memory at a time.
 
     ``wanted`` are hashes of entries; ``Checked.seen`` has those that were found. Raises InputError
     if the file cannot be read.

@@ -40,7 +40,6 @@ class GroupImportance:
 
     With the score ``mask`` the input of each block's output matrices is kept until the backward
     pass, also if activations are recomputed.
-
     """
 
     model: OpenedModel

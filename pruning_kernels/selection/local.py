@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pruning_kernels import sparsegpt
+from pruning_kernels.selection.comparison_groups import ComparisonGroup, parse_pattern
 from pruning_kernels.selection.scores import ria_factors, ria_sums, wanda_factors
-from pruning_kernels.selection.selection import ComparisonGroup, parse_pattern, select_lowest
+from pruning_kernels.selection.selection import select_lowest
 from pruning_kernels.sparsegpt import Factor, sparsegpt_score
 
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]

@@ -12,8 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pruning_kernels.selection.comparison_groups import (
+    ComparisonGroup,
+    group_size,
+    pruned_per_group,
+)
 from pruning_kernels.selection.lowest_on_device import prune_lowest
-from pruning_kernels.selection.selection import ComparisonGroup, group_size, pruned_per_group
 from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_on_device
 from pruning_kernels.votes.votes import Sizes, VoteCounter

@@ -1,10 +1,9 @@
 """Selection of the most voted weights on the bit planes of their votes, in numba.
 
-``planes`` are (number of planes, words) uint64
-from ``carry_save``, with zeros after the last weight. Masks and results are flat words as in
-``bitmask``. ``sizes`` breaks ties between equally voted weights: unsigned integers, (weights,),
-whose upper bit is ignored, so that the bits of a float count as its magnitude. If it is empty, the
-lower index goes first.
+``planes`` are (number of planes, words) uint64 from ``carry_save``, with zeros after the last
+weight. Masks and results are flat words as in ``bitmask``. ``sizes`` breaks ties between equally
+voted weights: unsigned integers, (weights,), whose upper bit is ignored, so that the bits of a
+float count as its magnitude. If it is empty, the lower index goes first.
 
 A word of a row holds the bits of 64 columns. The selection by column processes eight words of every
 row, 512 columns, together: vector instructions do the same for all columns at once.

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
-from pruning_kernels.selection.selection import ComparisonGroup, group_size, pruned_per_group
+from pruning_kernels.selection.comparison_groups import (
+    ComparisonGroup,
+    group_size,
+    pruned_per_group,
+)
 from pruning_kernels.votes.bitmask import Words, num_words, pack, planes_for, unpack
 
 Sizes = NDArray[np.unsignedinteger]

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.pruning import PruningSettings
-from pruning_kernels.selection.selection import pruned_in_matrix
+from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words
 from server_app.artifacts.outcome import Outcome
 from server_app.report.model_card import edited_card, pruned_card

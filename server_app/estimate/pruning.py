@@ -17,7 +17,7 @@ from espalier.models.plan import BlockPlan
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.compiled import WORTH_COMPILING
-from pruning_kernels.selection.selection import pruned_in_matrix
+from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from server_app.estimate.dry_run import DryRun
 from server_app.estimate.memory import Moment
 from server_app.estimate.sizes import FLOAT32, FLOAT64

@@ -336,6 +336,10 @@ class DryFedSoda(DryTuning, FedSoda):
 # ----- memory and computation -----
 
 
+OWN_CHECKED = (2, 16)
+"""Samples and tokens on which a client compares its own model with the files."""
+
+
 class Tuned(Work):
     """Work with a whole model in memory and adapters in it."""
 
@@ -398,10 +402,15 @@ class Tuned(Work):
         read = max(base.embeddings // 2, base.largest_matrix) * base.stored // 4
         moments = GRADIENT_AND_MOMENTS * FLOAT32 * self.shared.num_parameters
         trained = {**self.kept(), "gradients and moments": moments, "a step": self.step()}
-        return [
+        found = [
             Moment("loading the base", {**self.weights(), "a tensor as it is read": read}),
             Moment("a training step", trained),
         ]
+        if self.keeps_models:
+            # The base that the client trained on stays in memory while its own model is checked.
+            checks = self.reread(*OWN_CHECKED, "checking its own model,")
+            found += [moment.beside(self.kept()) for moment in checks]
+        return found
 
     def evaluated(self) -> list[Moment]:
         """Return the moments of an evaluation in a process that keeps the model that it trained."""

@@ -98,7 +98,6 @@ class Method(ABC):
     orders (``order``); replies arrive part by part. Clients that lost their state catch up once
     (``catch_up``). Complete replies without a fault (``fault_of``) are aggregated (``fold``). The
     checkpoint (``state``) ends the round.
-
     """
 
     WORDS = ProgressWords()

@@ -440,7 +440,7 @@ def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
 
 
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
-    """Return kept weights with each row's changes multiplied by a factor below 1: float32."""
+    """Return kept weights with each row's changes multiplied by a factor of at most 1: float32."""
     row_of = places.nonzero()[:, 0]
     of_each = factors.to(torch.float32)[row_of]
     begun = before[places].to(torch.float32)

@@ -24,7 +24,7 @@ from flwr.app import Context, RecordDict
 from client_app.app import app
 from client_app.simulated import playing_a_node
 from espalier.flower.shared_nodes import play_task
-from espalier.messages.message import address, read
+from espalier.messages.records import address, read
 play_task()
 asked = pickle.loads(Path(sys.argv[1]).read_bytes())
 message = address(asked["request"], 1, 60.0)

@@ -475,7 +475,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
             ask(test_items=items, test_metrics=metrics)
 
 
-LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
+LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "test_scores": [], "seconds": 0.1}
 
 
 @pytest.mark.parametrize(

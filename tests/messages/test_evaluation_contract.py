@@ -2,10 +2,10 @@
 
 import pytest
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, ProtocolError
 from espalier.messages.contract import check
 from espalier.messages.evaluation import Losses, Texts, contract
-from espalier.messages.message import UNREAD, MessageBody
+from espalier.messages.message import UNREAD, MessageBody, validate
 
 TEXTS = Texts(
     names=["public"],
@@ -39,3 +39,11 @@ def test_what_there_can_be_is_taken(loss: float, scores: list[float]) -> None:
 def test_what_there_cannot_be_is_refused(loss: float, scores: list[float]) -> None:
     with pytest.raises(EspalierError, match="Losses: "):
         held_against(loss, scores)
+
+
+def test_a_reply_without_scores_is_refused() -> None:
+    """The server reads every field of a reply that matches its contract."""
+    told = Losses(losses=[1.5], own_losses=[], test_scores=[], seconds=0.0).model_dump()
+    del told["test_scores"]
+    with pytest.raises(ProtocolError, match="Losses: missing, surplus or out of range: test_scores"):
+        validate(Losses, told)

@@ -8,9 +8,9 @@ import torch
 from devices import NEEDS_CUDA
 
 from pruning_kernels.selection import selection
+from pruning_kernels.selection.comparison_groups import ComparisonGroup
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.selection.scores import NotFiniteError
-from pruning_kernels.selection.selection import ComparisonGroup
 from pruning_kernels.sparsegpt import factorise
 
 WEIGHT = torch.tensor([[1.0, -2.0, 4.0, 3.0], [-3.0, 0.5, -6.0, 1.0]])

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.selection.selection import (
+from pruning_kernels.selection.comparison_groups import (
     ComparisonGroup,
     pruned_in_matrix,
     pruned_per_group,
-    select_lowest,
 )
+from pruning_kernels.selection.selection import select_lowest
 
 GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.selection.selection import ComparisonGroup
+from pruning_kernels.selection.comparison_groups import ComparisonGroup
 from pruning_kernels.votes.bitmask import count, stack_of_masks, unpack
 from pruning_kernels.votes.votes import VoteCounter, magnitudes, vote_counter
 

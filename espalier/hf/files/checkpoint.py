@@ -160,12 +160,12 @@ def _shards_of_index(index: Path) -> list[Path]:
     names = {str(name) for name in weight_map.values()}
     if others := sorted(name for name in names if Path(name).name != name):
         raise InputError(
-            f"{index}: names {others[0]}; the files must be in the directory of the index"
+            f"{index}: names {others[0]!r}; the files must be in the directory of the index"
         )
     shards = [index.parent / name for name in sorted(names)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise InputError(
-            f"{index}: names {', '.join(missing)}, but these files do not exist; copy what is"
+            f"{index}: names {', '.join(map(repr, missing))}, but these files do not exist; copy what is"
             " missing"
         )
     return shards
@@ -174,11 +174,17 @@ def _shards_of_index(index: Path) -> list[Path]:
 def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the name and the location of each tensor of a file."""
     try:
+        # The library says of any file that it cannot open that it does not exist.
+        with open(shard, "rb"):
+            pass
         # The library checks that the header is well-formed and describes all bytes of the file.
         with safe_open(shard, "np"):
             pass
     except OSError as error:
-        raise InputError(f"{shard}: cannot be read: {error}") from None
+        raise InputError(
+            f"{shard}: cannot be read: {error.strerror or error}; give this user the right to read"
+            " it, or copy it again"
+        ) from None
     except SafetensorError as error:
         with open(shard, "rb") as file:
             is_pointer = file.read(8) == b"version "

@@ -106,7 +106,7 @@ def _counts(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     pairs = (line.split() for line in lines)
-    return {name: int(number) for name, number in pairs if number.isdecimal()}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def resident() -> int:

@@ -125,6 +125,8 @@ class ResidualGates:
         sizes = torch.tensor(list(self.widths.values()))
         costs = torch.tensor([self.costs[gate] for gate in self.widths]).repeat_interleave(sizes)
         pools = torch.arange(len(sizes)).repeat_interleave(sizes)
+        if flat.isnan().any():
+            raise InputError("residual gates: a logit is NaN, so the training diverged")
         chosen = within_budget(flat, costs, pools, target).split(sizes.tolist())
         return dict(zip(self.widths, chosen, strict=True))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from espalier.environment.bounded_json import read_json
+from espalier.environment.bounded_json import MAX_CHARACTERS, read_json
 from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, _stamps
@@ -205,7 +205,7 @@ class ProcessTokenizer:
         InputError
             The process ended, could not answer the request, or returned too much.
         """
-        most = MAX_ANSWER + BYTES_PER_TOKEN * max_tokens
+        most = min(MAX_ANSWER + BYTES_PER_TOKEN * max_tokens, MAX_CHARACTERS)
         with self._lock:
             process = self._running()
             assert process.stdin is not None

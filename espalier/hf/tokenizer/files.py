@@ -93,7 +93,9 @@ def _reason(directory: Path, error: BaseException) -> str:
     """Return why loading failed: a damaged file if one is found, else the library's error."""
     found = _vocabularies(directory)
     # A damaged file explains more than the message of the library.
-    for name in sorted({*found, *VOCABULARIES, *OTHER_FILES}):
+    # Links to missing files count too.
+    there = {path.name for pattern in VOCABULARIES for path in directory.glob(pattern)}
+    for name in sorted({*there, *VOCABULARIES, *OTHER_FILES}):
         if damage := _damage(directory / name):
             return damage
     # transformers names this option in its message if it refuses remote code.

@@ -13,7 +13,11 @@ from espalier import amounts
 from espalier.errors import ProtocolError
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, LinearPlan
-from pruning_kernels.selection.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
+from pruning_kernels.selection.comparison_groups import (
+    pruned_by_group,
+    pruned_in_matrix,
+    pruned_per_group,
+)
 from pruning_kernels.votes.bitmask import (
     Words,
     count,

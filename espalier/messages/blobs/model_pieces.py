@@ -100,14 +100,14 @@ class Manifest(Fields):
         """
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MAX_FILES:
             raise ProtocolError(
-                f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
+                f"Manifest: {len(self.names)} files with {len(self.sizes)} sizes and"
                 f" {len(self.file_sha256)} hashes"
             )
         if self.names != sorted(set(self.names)) or not all(
             FILES.fullmatch(name) for name in self.names
         ):
             raise ProtocolError(
-                "Offer: a file has a name that no file of a model has, or files are not in order"
+                "Manifest: a file has a name that no file of a model has, or files are not in order"
             )
         if any(
             size > MAX_BYTES_BESIDE_WEIGHTS
@@ -115,11 +115,11 @@ class Manifest(Fields):
             if not name.endswith(".safetensors")
         ):
             raise ProtocolError(
-                f"Offer: a file without weights has more than {MAX_BYTES_BESIDE_WEIGHTS} bytes"
+                f"Manifest: a file without weights has more than {MAX_BYTES_BESIDE_WEIGHTS} bytes"
             )
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
             raise ProtocolError(
-                f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes"
+                f"Manifest: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes"
             )
 
 
