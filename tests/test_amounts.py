@@ -45,7 +45,7 @@ def test_a_time_has_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds, tenths=True) == text
 
 
-def test_a_time_has_whole_seconds_unless_tenths_are_wanted() -> None:
+def test_time_has_tenths_only_on_request() -> None:
     assert [duration(0.4), duration(2.6), duration(9.9), duration(125)] == [
         "0 s",
         "3 s",

@@ -14,7 +14,7 @@ from espalier.models.structure import sizes_of
 from espalier_assets import DEMO_MODEL
 
 
-def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
+def test_it_is_a_small_bf16_llama_with_gqa() -> None:
     model = open_model("demo")
     assert sum(file.stat().st_size for file in DEMO_MODEL.iterdir()) <= 8_000_000
     assert {stored.dtype for stored in model.checkpoint.tensors.values()} == {"BF16"}
@@ -22,7 +22,7 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
     assert (sizes_of(model.plan, model.plan.blocks[0]).groups, model.plan.heads_per_group) == (4, 2)
 
 
-def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
+def test_held_out_perplexity_is_as_documented() -> None:
     """Other Python versions have slightly different documentation, so the value may differ."""
     model = open_model("demo")
     samples = evaluation_samples(

@@ -94,7 +94,7 @@ def test_flower_has_the_options(command: list[str]) -> None:
 @pytest.mark.parametrize(
     "command", [command for command in OF_FLOWER if command[0] == "flower-superlink"], ids=" ".join
 )
-def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: list[str]) -> None:
+def test_superlink_keeps_state_and_closed_ports(command: list[str]) -> None:
     assert values(command, "--database")
     assert values(command, "--host") == ["127.0.0.1"]
     assert "--disable-runtime-dependency-installation" in command
@@ -107,7 +107,7 @@ def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: 
 @pytest.mark.parametrize(
     "command", [command for command in OF_FLOWER if command[0] == "flower-supernode"], ids=" ".join
 )
-def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) -> None:
+def test_supernode_has_a_site_and_no_open_port(command: list[str]) -> None:
     (given,) = values(command, "--node-config")
     assert NodeSettings.model_validate(read_node_config(given)).site
     # Flower's default is this machine.

@@ -66,7 +66,7 @@ def test_compose_files_are_what_their_schema_says(name: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_the_compose_file_is_short_and_has_nothing_that_old_engines_pass_over() -> None:
+def test_compose_file_is_short_and_portable() -> None:
     text = (DOCKER / "compose.yaml").read_text()
     assert len(text.splitlines()) <= MAX_LINES
     # docker-compose 1.29 refuses `name`.
@@ -78,14 +78,14 @@ def test_the_compose_file_is_short_and_has_nothing_that_old_engines_pass_over() 
         assert isinstance(service.get("depends_on", []), list)
 
 
-def test_nothing_is_pulled_and_what_serves_is_started_again() -> None:
+def test_nothing_is_pulled_and_servers_restart() -> None:
     for name, service in SERVICES.items():
         assert service["build"] == {"context": "..", "dockerfile": "docker/Dockerfile"}
         assert service["init"] is True
         assert service.get("restart") == (None if name == "run" else "unless-stopped")
 
 
-def test_the_file_for_gpus_changes_services_that_there_are() -> None:
+def test_gpu_file_changes_existing_services() -> None:
     document = yaml.safe_load((DOCKER / "compose.cuda.yaml").read_text())
     assert document["services"].keys() == SERVICES.keys()
     for name, service in document["services"].items():
@@ -95,7 +95,7 @@ def test_the_file_for_gpus_changes_services_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_an_image_holds_every_room_that_is_installed(name: str) -> None:
+def test_image_holds_every_installed_room(name: str) -> None:
     tools = PROJECT["tool"]
     dockerfile = (DOCKER / name).read_text()
     rooms = {pattern.split("/")[0] for pattern in tools["flwr"]["app"]["fab-include"]}
@@ -130,7 +130,7 @@ def test_an_image_is_pinned_and_not_root_s(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_changed_source_does_not_install_the_libraries_again(name: str) -> None:
+def test_changed_source_reinstalls_no_library(name: str) -> None:
     """A layer is rebuilt if its files or earlier layers change.
 
     Libraries are therefore installed before any source is copied.
@@ -150,7 +150,7 @@ def test_a_changed_source_does_not_install_the_libraries_again(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [*IMAGES, "Dockerfile.sbom"])
-def test_all_that_an_image_copies_reaches_the_builder(name: str) -> None:
+def test_every_copied_file_reaches_the_builder(name: str) -> None:
     copied = [
         word
         for line in (DOCKER / name).read_text().splitlines()
@@ -165,13 +165,13 @@ def test_all_that_an_image_copies_reaches_the_builder(name: str) -> None:
         assert word in reaching or re.fullmatch(r"docker/\w+\.py", word)
 
 
-def test_an_image_has_the_compiler_that_counting_on_a_cuda_device_needs() -> None:
+def test_cuda_image_has_compiler() -> None:
     last = (DOCKER / "Dockerfile.cuda").read_text().split("FROM")[-1]
     assert "gcc libc6-dev" in last
     assert "gcc" not in (DOCKER / "Dockerfile").read_text()
 
 
-def test_an_image_needs_all_of_the_project_s_libraries_but_ray() -> None:
+def test_image_needs_all_libraries_but_ray() -> None:
     requirements = program("requirements").requirements
     declared = PROJECT["project"]["dependencies"]
     found = requirements(ROOT / "pyproject.toml", [])
@@ -185,7 +185,7 @@ def test_an_image_needs_all_of_the_project_s_libraries_but_ray() -> None:
     ]
 
 
-def test_every_site_describes_itself_validly_and_under_its_own_name(
+def test_every_site_has_valid_settings_and_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site's node finds key, text and state in the volumes of that site only."""
@@ -294,7 +294,7 @@ def test_no_key_is_seen_by_others() -> None:
 @pytest.mark.parametrize(
     "place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"]
 )
-def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> None:
+def test_documented_command_starts_all_services(place: str) -> None:
     assert DOCUMENTED in (ROOT / place).read_text()
     assert set(SERVICES["run"]["depends_on"]) == {"superlink", *SITES}
     words = words_of("run")
@@ -306,7 +306,7 @@ def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> 
     assert server[3 : server.index("--")] == SITES
 
 
-def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
+def test_only_fleet_api_is_reachable() -> None:
     """The command that starts the run shares the SuperLink's loopback address.
 
     The host publishes no port.
@@ -322,7 +322,7 @@ def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
     assert "--insecure" not in (DOCKER / "compose.yaml").read_text()
 
 
-def test_a_restarted_superlink_knows_its_sites_and_nobody_installs_anything() -> None:
+def test_restarted_superlink_knows_its_sites() -> None:
     words = words_of("superlink")
     assert mounts("superlink")[str(Path(after("--database", words)).parent)] == ("server", True)
     assert "--disable-runtime-dependency-installation" in words
@@ -333,7 +333,7 @@ def test_volumes_are_declared() -> None:
     assert {name for name in used if not name.startswith("..")} == set(COMPOSE["volumes"])
 
 
-def test_every_folder_that_a_volume_is_mounted_at_is_the_user_s() -> None:
+def test_mounted_folders_belong_to_user() -> None:
     """A volume gets its owner from the image's folder.
 
     The server's outbox volumes get their owner at the site.
@@ -379,7 +379,7 @@ def register(tmp_path: Path) -> Any:
 KNOWN = {"success": False, "error-message": "Public key already in use."}
 
 
-def test_a_key_is_registered_once_and_shown_to_all(
+def test_key_is_registered_once_and_shown_to_all(
     register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book, module = register
@@ -422,7 +422,7 @@ def test_another_key_under_a_name_is_refused(
     )
 
 
-def test_a_key_that_was_not_registered_is_tried_again_and_not_shown_to_others(
+def test_unregistered_key_is_retried_and_hidden(
     register: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

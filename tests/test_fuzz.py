@@ -39,7 +39,7 @@ def test_these_are_all_targets(tmp_path: Path) -> None:
     assert tuple(targets(tmp_path)) == NAMES
 
 
-def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number() -> None:
+def test_outcomes_are_counted_and_repeatable() -> None:
     drawn: list[float] = []
 
     def target(random: Random) -> Iterator[None]:
@@ -107,9 +107,7 @@ def test_letters_have_every_method_and_form() -> None:
     ]
 
 
-def test_a_new_method_is_fuzzed_and_stands_in_the_privacy_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_new_method_is_fuzzed_and_in_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The row of the table is sufficient; a reply of one blob is never fetched."""
     monkeypatch.setitem(METHODS, "toy", ROW)
     assert forms("toy") == [("train", 1, ()), ("deliver", 1, ())]

@@ -174,7 +174,7 @@ def test_rooms_keep_to_their_libraries() -> None:
     assert found == []
 
 
-def test_private_parts_of_flower_are_imported_in_one_room() -> None:
+def test_private_flower_is_imported_in_one_room() -> None:
     found = [
         (file, module)
         for room, file in files()

@@ -52,7 +52,7 @@ def test_outcomes_by_hand() -> None:
     assert Outcome.of(scores) == Outcome(trials=3, first=1, ahead=4 / 6)
 
 
-def test_resemblances_equal_a_loop_and_leave_out_what_all_candidates_agree_on() -> None:
+def test_resemblances_equal_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     replies, candidates = (torch.randn(3, 2, 5, generator=generator) for _ in range(2))
     candidates[:, 1, 3] = 7.0
@@ -73,7 +73,7 @@ def test_resemblances_equal_a_loop_and_leave_out_what_all_candidates_agree_on() 
         assert float(found[row, column]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_each_client_has_just_as_many_windows_and_none_of_another(clients: Clients) -> None:
+def test_clients_have_equally_many_own_windows(clients: Clients) -> None:
     for method in ({"method": "fedprllm"}, {"method": "fedpetuning", "training.steps": 1}):
         run = parse(clients.settings(method))
         samples = [clients.known(run, client) for client in range(3)]
@@ -82,13 +82,13 @@ def test_each_client_has_just_as_many_windows_and_none_of_another(clients: Clien
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_who_knows_all_windows_makes_the_very_reply(clients: Clients, name: str) -> None:
+def test_knowing_all_windows_gives_the_reply(clients: Clients, name: str) -> None:
     """An attacker that knows all samples computes exactly the program's reply."""
     (all_known,) = recognised_by_statistics(clients, CPU, STATISTICS[name], [4])
     assert all_known == Outcome(3, 3, 1.0)
 
 
-def test_losses_of_windows_are_those_of_transformers(clients: Clients) -> None:
+def test_window_losses_equal_transformers(clients: Clients) -> None:
     samples = torch.arange(24).view(2, 12)
     model = AutoModelForCausalLM.from_pretrained(clients.model, dtype=torch.float32)
     with torch.no_grad():

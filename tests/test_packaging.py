@@ -79,7 +79,7 @@ def app_of(installed: Path) -> Path:
 # ----- contents -----------------------------------------------------------------------------------
 
 
-def test_a_wheel_has_no_names_at_the_top_that_others_may_have(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_only_its_own_top_level_names(wheel: zipfile.ZipFile) -> None:
     at_the_top = {name.split("/")[0] for name in wheel.namelist()}
     assert at_the_top == {
         "espalier",
@@ -88,7 +88,7 @@ def test_a_wheel_has_no_names_at_the_top_that_others_may_have(wheel: zipfile.Zip
     }
 
 
-def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_all_package_and_app_files(wheel: zipfile.ZipFile) -> None:
     def files(*patterns: str) -> Iterator[str]:
         for pattern in patterns:
             yield from (file.relative_to(ROOT).as_posix() for file in ROOT.glob(pattern))
@@ -116,7 +116,7 @@ def test_both_copies_of_the_package_are_the_same(wheel: zipfile.ZipFile) -> None
             assert wheel.read(name) == wheel.read(f"espalier_assets/app/{name}")
 
 
-def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
+def test_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
     with built("editable", tmp_path) as wheel:
         (paths,) = [
             wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" not in name
@@ -127,7 +127,7 @@ def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
 # ----- behavior -----------------------------------------------------------------------------------
 
 
-def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) -> None:
+def test_wheel_and_checkout_give_the_same_bundle(installed: Path) -> None:
     bundles = [
         hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
         for folder in (ROOT, app_of(installed))
@@ -135,9 +135,7 @@ def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) 
     assert bundles[0] == bundles[1]
 
 
-def test_the_command_finds_app_and_presets_in_an_empty_directory(
-    installed: Path, empty: Path
-) -> None:
+def test_command_finds_app_and_presets_anywhere(installed: Path, empty: Path) -> None:
     assert python(installed, empty, "-m", "espalier.cli.command", "app") == str(app_of(installed))
     assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
     program = """
@@ -150,9 +148,7 @@ print(settings.method, settings.num_clients, config["out-dir"])
     assert list(empty.iterdir()) == []
 
 
-def test_whoever_imports_espalier_can_import_the_other_rooms_too(
-    installed: Path, empty: Path
-) -> None:
+def test_importing_espalier_gives_other_rooms(installed: Path, empty: Path) -> None:
     """``espalier`` needs ``pruning_kernels``; authors of strategies need ``strategies``."""
     program = """
 import espalier, espalier.messages.blobs.masks, espalier.launch, espalier_assets
@@ -171,18 +167,14 @@ print(espalier_assets.DEMO_MODEL.is_dir())
     assert python(installed, empty, "-c", program).splitlines() == list(map(str, expected))
 
 
-def test_a_package_of_the_same_name_that_was_there_is_not_hidden(
-    installed: Path, empty: Path
-) -> None:
+def test_package_of_the_same_name_is_not_hidden(installed: Path, empty: Path) -> None:
     (empty / "strategies").mkdir()
     (empty / "strategies" / "__init__.py").touch()
     program = "import espalier, strategies; print(strategies.__path__[0])"
     assert python(installed, empty, "-c", program) == str(empty / "strategies")
 
 
-def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(
-    installed: Path, empty: Path
-) -> None:
+def test_code_hash_equals_that_of_the_checkout(installed: Path, empty: Path) -> None:
     program = "from espalier.identity.code_hash import code_sha256; print(code_sha256())"
     assert python(installed, empty, "-c", program) == python(ROOT, empty, "-c", program)
 
@@ -210,18 +202,18 @@ def requirements() -> list[Requirement]:
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(
+def test_every_requirement_is_pinned_in_range(
     requirement: Requirement,
 ) -> None:
     assert requirement.specifier.contains(pinned()[requirement.name.lower()])
 
 
-def test_constraints_name_no_build_of_one_kind_of_machine() -> None:
+def test_constraints_name_no_local_build() -> None:
     """A pin such as ``torch==2.13.0`` allows CPU builds as well as CUDA builds."""
     assert not [number for number in pinned().values() if "+" in number]
 
 
-def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
+def test_lock_has_constrained_versions_and_hashes() -> None:
     entries = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
     locked = [
         re.fullmatch(r"(\S+)==(\S+)( +--hash=sha256:[0-9a-f]{64})+ *", line)
@@ -248,7 +240,7 @@ def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
 
 
 @pytest.mark.parametrize("extra", ["nf4", "hub", "studies"])
-def test_dev_brings_what_the_tests_of_an_extra_need(extra: str) -> None:
+def test_dev_brings_what_tests_of_extras_need(extra: str) -> None:
     brought = {
         name
         for line in PYPROJECT["project"]["optional-dependencies"]["dev"]
@@ -257,5 +249,5 @@ def test_dev_brings_what_the_tests_of_an_extra_need(extra: str) -> None:
     assert extra in brought
 
 
-def test_the_command_has_the_version_of_the_project() -> None:
+def test_command_has_project_s_version() -> None:
     assert version("espalier") == PYPROJECT["project"]["version"]

@@ -62,14 +62,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=named)
-def test_a_page_begins_with_what_its_reader_can_do_after_it(page: Path) -> None:
+def test_page_begins_with_what_its_reader_can_do(page: Path) -> None:
     title, _, first, *_ = page.read_text().splitlines()
     assert title.startswith("# ")
     assert first.startswith("After reading this page ")
 
 
 @pytest.mark.parametrize("page", DOCS, ids=named)
-def test_a_page_has_the_same_lists_and_tables_on_github_and_on_the_site(page: Path) -> None:
+def test_page_has_the_same_lists_on_github(page: Path) -> None:
     """MkDocs, unlike GitHub, nests a line only if it is indented by four spaces."""
     github = MarkdownIt("commonmark").enable("table").render(page.read_text())
     site = markdown(page.read_text(), extensions=["tables", "fenced_code", "sane_lists"])
@@ -135,7 +135,7 @@ def defined_in(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=named)
-def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> None:
+def test_files_and_functions_named_by_pages_exist(page: Path) -> None:
     """The names that follow a file in `` `file.py`, `function` `` are defined in it."""
     file: Path | None = None
     for name in re.findall(
@@ -148,7 +148,7 @@ def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> 
             assert name in defined_in(file), (file.name, name)
 
 
-def test_the_api_pages_name_modules_classes_and_functions_that_exist() -> None:
+def test_api_pages_name_what_exists() -> None:
     pages = (ROOT / "docs" / "api").glob("*.md")
     names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
     assert len(names) > 20
@@ -170,7 +170,7 @@ CARD = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_page_of_a_method_is_a_card_with_links_to_its_settings_and_its_study(
+def test_method_page_is_a_card_with_links(
     method: str,
 ) -> None:
     text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
@@ -185,16 +185,16 @@ def test_the_page_of_a_method_is_a_card_with_links_to_its_settings_and_its_study
 # ----- privacy ------------------------------------------------------------------------------------
 
 
-def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
+def test_privacy_table_follows_from_contracts() -> None:
     """Run ``python -m espalier.methods.privacy_table`` to update the table."""
     assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy-reference.md").read_text()
 
 
-def test_the_page_for_a_data_protection_officer_has_at_most_two_printed_pages() -> None:
+def test_data_protection_page_fits_two_pages() -> None:
     assert len((ROOT / "docs" / "privacy.md").read_text().split()) <= 820
 
 
-def test_it_has_each_method_once_for_each_kind_of_message() -> None:
+def test_privacy_table_has_each_method_once() -> None:
     """No two rows of one kind are equal.
 
     Methods whose rounds leave a local baseline have no ``alone``. Methods whose replies are one

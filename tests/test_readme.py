@@ -31,7 +31,7 @@ def test_it_has_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_a_row_with_its_paper_its_preset_and_its_page(method: str) -> None:
+def test_every_method_has_a_row_with_links(method: str) -> None:
     _, _, paper, leaves, _, page = ROWS[method]
     assert re.search(r"\(https://(arxiv\.org/abs/|openreview\.net/forum\?id=)", paper)
     assert leaves.strip()
@@ -39,7 +39,7 @@ def test_every_method_has_a_row_with_its_paper_its_preset_and_its_page(method: s
     assert (ROOT / "conf" / f"{method}.toml").exists()
 
 
-def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_database() -> None:
+def test_superlink_command_is_closed_and_durable() -> None:
     """The other commands connect to the addresses at which it listens."""
     (line,) = [line for line in README.splitlines() if line.startswith("flower-superlink")]
     words = shlex.split(line)

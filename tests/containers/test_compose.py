@@ -85,7 +85,7 @@ def test_the_image_is_small(started: Engine) -> None:
     assert int(started.inspect("image", started.image, "{{.Size}}")) < MAX_BYTES
 
 
-def test_the_documented_command_ends_with_the_run_s_code_and_shows_its_log(
+def test_documented_command_shows_code_and_log(
     demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     started, done = demo
@@ -138,7 +138,7 @@ def test_a_run_survives_a_killed_site(
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
 
 
-def test_a_run_is_resumed_after_the_superlink_was_killed(
+def test_run_resumes_after_killed_superlink(
     demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     started, _ = demo
@@ -158,7 +158,7 @@ def test_a_run_is_resumed_after_the_superlink_was_killed(
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
 
 
-def test_a_site_with_too_little_memory_is_reported_as_such(
+def test_out_of_memory_site_is_reported(
     demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """The site's log names the memory limit, and the server reports the site.

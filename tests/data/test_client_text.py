@@ -52,9 +52,7 @@ def test_dealing_out_a_file_is_a_partition(shared_file: str, clients: int) -> No
     assert all(shares)
 
 
-def test_who_receives_a_passage_depends_on_the_passage_alone(
-    shared_file: str, tmp_path: Path
-) -> None:
+def test_assignment_depends_on_passage_alone(shared_file: str, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(["new one", *PASSAGES[::-1]]))
     before = client_passages(DataSettings(source="files", path=shared_file), NODE, 1, 4)
@@ -62,7 +60,7 @@ def test_who_receives_a_passage_depends_on_the_passage_alone(
     assert set(before) == set(after) - {"new one"}
 
 
-def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
+def test_json_lines_are_dealt_out_by_passage(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text("\n".join(json.dumps({"body": passage}) for passage in PASSAGES))
     data = DataSettings(source="files", path=str(path), field="body")
@@ -75,7 +73,7 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
 # ----- a file per client --------------------------------------------------------------------------
 
 
-def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
+def test_rank_placeholder_in_path_is_replaced(tmp_path: Path) -> None:
     for client in range(3):
         (tmp_path / f"client-{client}.txt").write_text(
             "\n\n".join(f"{passage} of {client}" for passage in PASSAGES[:30])
@@ -95,7 +93,7 @@ def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
 # ----- a site's own file --------------------------------------------------------------------------
 
 
-def test_a_sites_own_file_comes_first_and_is_taken_whole(shared_file: str) -> None:
+def test_site_s_own_file_takes_precedence_whole(shared_file: str) -> None:
     node = simulated_node(data_path=shared_file)
     assert set(client_passages(DataSettings(), node, 3, 8)) == set(PASSAGES) - held_out(PASSAGES)
 
@@ -121,7 +119,7 @@ def test_each_client_has_a_source_of_its_own() -> None:
 
 @pytest.mark.usefixtures("three_sources")
 @pytest.mark.parametrize("clients", [4, 5, 6, 8])
-def test_more_clients_than_sources_share_them_without_overlap(clients: int) -> None:
+def test_clients_of_one_source_do_not_overlap(clients: int) -> None:
     shares = [client_passages(DataSettings(), NODE, client, clients) for client in range(clients)]
     dealt = Counter(passage for share in shares for passage in share)
     everything = [f"{source} {index}" for source in "abc" for index in range(60)]
@@ -138,7 +136,7 @@ def letters(text: str) -> list[int]:
     return list(text.encode())
 
 
-def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file: str) -> None:
+def test_windows_have_set_shape_and_own_tokens(shared_file: str) -> None:
     settings = parse(
         {
             "num-clients": 2,
@@ -154,7 +152,7 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
     assert all(bytes(sample).decode() in own for sample in samples.tolist())
 
 
-def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(
+def test_windows_depend_on_seed_and_client(
     shared_file: str,
 ) -> None:
     def drawn(seed: int, client: int) -> list[list[int]]:
@@ -181,14 +179,14 @@ def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
         assert f"{passage}\n" not in text
 
 
-def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
+def test_invalid_unicode_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "cut off \\ud83d"}\n')
     with pytest.raises(EspalierError):
         client_passages(DataSettings(), simulated_node(data_path=str(path)), 0, 1)
 
 
-def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
+def test_site_without_any_data_path_is_refused() -> None:
     with pytest.raises(
         EspalierError,
         match=r"data-path: neither this site nor the run's data.path names a file; set data-path",

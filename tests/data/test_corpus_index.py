@@ -84,7 +84,7 @@ def by_hand(records: list[Record], deal: Partition, client: int) -> tuple[list[s
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_text_is_cut_as_when_it_is_in_memory_whole(
+def test_passages_equal_those_cut_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes
 ) -> None:
     path = tmp_path / "a.txt"
@@ -116,9 +116,7 @@ def test_lines_are_those_of_the_whole_file(
     assert [data[row.place[0] : row.place[0] + row.place[1]].strip() for row in found] == lines
 
 
-def test_a_byte_that_is_not_utf8_is_named_by_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_byte_that_is_not_utf8_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 4)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n\nth\xffree")
@@ -181,9 +179,7 @@ def large_text(path: Path, megabytes: int) -> None:
             )
 
 
-def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_stays_far_below_file_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6 MB of text for six clients; the tokens are words, so that the tokenizer is fast."""
     path = tmp_path / "a.txt"
     large_text(path, 6)
@@ -259,9 +255,7 @@ def large(tmp_path: Path, kept_on_disk: None) -> TextSource:
     return TextSource((TextRows(str(path), KEY),))
 
 
-def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(
-    tmp_path: Path, large: TextSource
-) -> None:
+def test_index_is_private_and_without_text(tmp_path: Path, large: TextSource) -> None:
     open_corpus(large, tmp_path / "state")
     folder = kept(tmp_path)
     for path in (tmp_path / "state", folder.parent, folder):
@@ -298,14 +292,14 @@ def test_what_was_damaged_is_made_again(
     assert [list(part) for part in open_corpus(large, tmp_path / "state").share()] == expected
 
 
-def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: TextSource) -> None:
+def test_file_changed_while_read_is_refused(tmp_path: Path, large: TextSource) -> None:
     own, _ = open_corpus(large, tmp_path / "state").share()
     Path(large.files[0].path).write_text("something else\n\nentirely")
     with pytest.raises(EspalierError, match="changed while it was read"):
         list(own)
 
 
-def test_an_untouched_index_is_used_and_two_at_once_make_one(
+def test_index_is_reused_and_made_only_once(
     tmp_path: Path, large: TextSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []

@@ -12,7 +12,7 @@ from espalier.data.builtin import documentation
 from espalier.errors import EspalierError
 
 
-def test_there_are_sixteen_sources_of_different_names() -> None:
+def test_sixteen_sources_have_distinct_names() -> None:
     assert len(documentation.SOURCES) == len(set(documentation.SOURCES)) == 16
 
 
@@ -23,7 +23,7 @@ def test_a_source_has_text(source: str) -> None:
     assert all(isinstance(text, str) for text in texts)
 
 
-def test_no_topic_and_no_module_serves_two_sources() -> None:
+def test_no_topic_or_module_has_two_sources() -> None:
     for table in (documentation.TOPICS, documentation.MODULES):
         names = [name for members in table.values() for name in members]
         assert len(names) == len(set(names))
@@ -33,14 +33,14 @@ def test_the_text_is_the_same_each_time() -> None:
     assert list(documentation.texts("numbers")) == list(documentation.texts("numbers"))
 
 
-def test_an_unknown_source_is_met_with_the_known_ones() -> None:
+def test_unknown_source_lists_known_ones() -> None:
     with pytest.raises(
         EspalierError, match=r"'poems' is unknown; choose one of .*language-types.*numbers"
     ):
         list(documentation.texts("poems"))
 
 
-def test_docstrings_are_those_of_the_modules_that_exist(
+def test_only_docstrings_of_modules_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docstrings of modules, classes, functions and coroutines are read.
@@ -88,19 +88,19 @@ def test_the_files_are_read_and_never_imported(
     assert list(documentation.texts("numbers")) == ["calm"]
 
 
-def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_source_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(documentation.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
     with pytest.raises(EspalierError, match="no source files for sys, no_such_module_anywhere"):
         list(documentation.texts("numbers"))
 
 
-def test_an_installation_without_topics_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_topics_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(EspalierError, match=r"pydoc_data.topics"):
         list(documentation.texts("language-types"))
 
 
-def test_topics_that_this_python_lacks_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_this_python_lacks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(documentation.TOPICS, "language-types", ("no such topic", "dict"))
     from pydoc_data.topics import topics
 
@@ -110,7 +110,7 @@ def test_topics_that_this_python_lacks_are_passed_over(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "name", sorted({name for names in documentation.MODULES.values() for name in names})
 )
-def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
+def test_all_modules_are_in_standard_library(name: str) -> None:
     assert name in sys.stdlib_module_names
 
 

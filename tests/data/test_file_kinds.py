@@ -110,7 +110,7 @@ def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
     "beginning",
     ["BZh", "ORC", "PAR1", "ARROW1", "Obj", "PK", "Rar!", "7z", "été", "\ufeffé", "漢字"],
 )
-def test_texts_that_begin_like_other_files_are_texts(beginning: str, tmp_path: Path) -> None:
+def test_text_resembling_other_file_kinds_is_text(beginning: str, tmp_path: Path) -> None:
     text = f"{beginning} is how this text begins, née à Gênes. " * 30
     for end in range(60):
         assert kind_refused(text.encode()[: 40 + end]) == ""
@@ -118,7 +118,7 @@ def test_texts_that_begin_like_other_files_are_texts(beginning: str, tmp_path: P
     assert "".join(FileText(str(tmp_path / "a.txt"), "k")) == text.removeprefix("\ufeff")
 
 
-def test_a_file_that_ends_within_a_character_is_told_so(tmp_path: Path) -> None:
+def test_file_cut_within_character_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("abcé".encode()[:-1])
     for how in ("text", "public"):
         with pytest.raises(

@@ -57,7 +57,7 @@ def test_an_empty_text_file_is_a_mistake(tmp_path: Path, content: bytes) -> None
         text_of(str(tmp_path / "a.txt"))
 
 
-def test_text_that_is_not_utf8_is_a_mistake_that_names_the_byte(tmp_path: Path) -> None:
+def test_invalid_utf8_names_the_byte(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(SECRET.encode() + b"\xff")
     with pytest.raises(EspalierError, match=rf"a.txt: byte {len(SECRET)} is not UTF-8") as caught:
         text_of(str(tmp_path / "a.txt"))
@@ -69,7 +69,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert text_of(str(tmp_path / "a.txt")) == ["one"]
 
 
-def test_a_missing_file_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
+def test_missing_file_names_its_setting(tmp_path: Path) -> None:
     with pytest.raises(
         EspalierError, match=r"missing.txt: no such file; check data.path or the node's data-path"
     ):
@@ -98,7 +98,7 @@ def test_one_field_of_each_record_is_read(tmp_path: Path) -> None:
     assert texts_of(path, "note") == ["one\ntwo", "dreí \u2028"]
 
 
-def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
+def test_blank_lines_crlf_and_bom_are_skipped(tmp_path: Path) -> None:
     path = lines_file(tmp_path, b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}\n')
     assert texts_of(path, "text") == ["a", "b"]
 
@@ -117,7 +117,7 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_pat
         (json.dumps({"text": None}), "line 3, field 'text' is not a string"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
+def test_malformed_line_is_numbered_not_quoted(
     tmp_path: Path, line: str | bytes, told: str
 ) -> None:
     bytes_of_line = line.encode() if isinstance(line, str) else line
@@ -187,14 +187,12 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
         ("{}", "line 1 has no field 'text', it has no fields"),
     ],
 )
-def test_the_reason_is_told_without_a_word_of_the_line(
-    tmp_path: Path, line: str, told: str
-) -> None:
+def test_reason_quotes_nothing_of_the_line(tmp_path: Path, line: str, told: str) -> None:
     assert told in refused(lines_file(tmp_path, line + "\n"))
 
 
 @pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan"), float("inf")])
-def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: object) -> None:
+def test_invalid_label_is_refused_by_type(tmp_path: Path, label: object) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
     with pytest.raises(
         EspalierError,
@@ -213,7 +211,7 @@ def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: obje
 @pytest.mark.parametrize(
     ("label", "expected"), [("a", "a"), (3, "3"), (0.5, "0.5"), (True, "True"), ("", "")]
 )
-def test_labels_are_strings_numbers_or_truth_values(
+def test_labels_are_strings_numbers_or_booleans(
     tmp_path: Path, label: object, expected: str
 ) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))

@@ -52,7 +52,7 @@ def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
         ]
 
 
-def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
+def test_split_defaults_to_train(dataset: str) -> None:
     for split, expected in (("", 40), ("train[:30]", 30)):
         data = DataSettings(source="hub", path=dataset, field="note", hub_split=split)
         every = {f"note {number} of the ward" for number in range(expected)}

@@ -81,9 +81,7 @@ def test_where_a_long_passage_is_cut(
     assert [part.strip() for part in passages(passage)] == expected
 
 
-def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_cut_like_text_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     for seed in range(300):
         text = strange_text(seed)
@@ -99,7 +97,7 @@ def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(
         assert "".join("".join(found).split()) == "".join(text.split())
 
 
-def test_passages_that_are_not_long_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_passages_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
         assert list(passages(strange_text(seed))) == by_blank_lines(strange_text(seed))
     longest = "a " * (long_passages.LONGEST_PASSAGE // 2 - 1) + "aa"
@@ -137,7 +135,7 @@ class Words:
 
 
 @pytest.mark.parametrize("between", ["\n", " "])
-def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
+def test_single_lines_are_tokenised_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 500)

@@ -45,7 +45,7 @@ def test_the_order_of_the_file_does_not_matter(kind: Kind) -> None:
     assert set(partition.share_of(2, RECORDS)) == set(partition.share_of(2, reversed(RECORDS)))
 
 
-def test_iid_shares_are_about_equal_and_hold_every_label() -> None:
+def test_iid_shares_are_alike_in_size_and_labels() -> None:
     for share in shares("iid", 5):
         assert 230 < len(share) < 370
         assert {record.label for record in share} == {f"ward-{number}" for number in range(5)}
@@ -73,12 +73,12 @@ def unevenness(kind: Kind, alpha: float) -> float:
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "quantity"])
-def test_a_small_alpha_is_uneven_and_a_large_one_even(kind: Kind) -> None:
+def test_smaller_alpha_gives_more_uneven_shares(kind: Kind) -> None:
     assert unevenness(kind, 0.05) > 0.8
     assert unevenness(kind, 1000.0) < 0.3
 
 
-def test_dirichlet_skews_labels_and_quantity_skews_sizes_alone() -> None:
+def test_dirichlet_skews_labels_quantity_does_not() -> None:
     """Quantity skew keeps the mix of labels about equal at each client; Dirichlet skew does not."""
     (large,) = sorted(shares("quantity", 3, 0.5, 3), key=len)[-1:]
     mix = Counter(record.label for record in large)
@@ -93,7 +93,7 @@ def test_shares_differ_between_seeds() -> None:
     assert shares("dirichlet", 3, 0.5, 1) != shares("dirichlet", 3, 0.5, 2)
 
 
-def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
+def test_records_are_partitioned_by_field(tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text(
         "\n".join(
@@ -113,7 +113,7 @@ def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
         }
 
 
-def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Path) -> None:
+def test_record_without_label_is_refused_unquoted(tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text('{"text": "hawthorn", "ward": 1}\n{"text": "hazel"}\n')
     data = DataSettings(
@@ -124,7 +124,7 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
     assert "hazel" not in str(refused.value)
 
 
-def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> None:
+def test_by_file_assigns_one_file_per_client(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.txt").write_text(
             "\n\n".join(f"{name} {number}" for number in range(30))

@@ -34,12 +34,12 @@ def words_of(texts: list[str]) -> list[str]:
         (" \n\n \t\n", []),
     ],
 )
-def test_passages_are_runs_of_lines_without_a_blank_one(text: str, expected: list[str]) -> None:
+def test_passages_are_separated_by_blank_lines(text: str, expected: list[str]) -> None:
     assert list(passages(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["one\n \n \ntwo", " \none\n\ntwo"])
-def test_blank_lines_with_spaces_in_them_are_blank(text: str) -> None:
+def test_whitespace_lines_count_as_blank(text: str) -> None:
     assert list(passages(text)) == ["one", "two"]
 
 
@@ -57,7 +57,7 @@ def test_the_digest_is_of_the_words_alone() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
-def test_held_out_is_decided_by_the_hash_of_the_words(text: str) -> None:
+def test_held_out_is_decided_by_word_hash(text: str) -> None:
     assert is_held_out(text) == (number(" ".join(text.split())) % 100 < HELD_OUT_PERCENT)
 
 
@@ -76,7 +76,7 @@ def test_the_split_is_disjoint_and_complete(texts: list[str]) -> None:
     assert len(calibration) + len(held_out) == len(everything)
 
 
-def test_a_passage_falls_on_the_same_side_wherever_it_occurs() -> None:
+def test_passage_stays_on_one_side_of_the_split() -> None:
     texts = [f"passage {index}" for index in range(100)]
     calibration, held_out = split(texts)
     assert split(reversed(texts)) == (calibration[::-1], held_out[::-1])
@@ -86,7 +86,7 @@ def test_a_passage_falls_on_the_same_side_wherever_it_occurs() -> None:
     ]
 
 
-def test_a_repeated_passage_counts_once_where_it_comes_first() -> None:
+def test_duplicate_passage_counts_once() -> None:
     calibration, held_out = split(["b\n\na\n\nb", "a\n\nc"])
     assert sorted(calibration + held_out) == ["a", "b", "c"]
     assert [passage for passage in ["b", "a", "c"] if passage in calibration] == calibration

@@ -22,7 +22,7 @@ def numbered(text: str) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**62))
-def test_calibration_windows_are_whole_and_do_not_overlap(
+def test_calibration_windows_do_not_overlap(
     tokens: int, length: int, number: int, seed: int
 ) -> None:
     if tokens // length < number:
@@ -54,7 +54,7 @@ def test_every_token_can_be_drawn() -> None:
     assert drawn == set(range(10))
 
 
-def test_drawing_leaves_the_global_generator_alone() -> None:
+def test_drawing_leaves_global_rng_unchanged() -> None:
     before = torch.random.get_rng_state()
     calibration_samples(["100"], numbered, 2, 5, 0)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -66,7 +66,7 @@ def test_passages_are_joined_by_a_blank_line() -> None:
 
 
 @pytest.mark.parametrize("passages", [[], [SECRET]])
-def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
+def test_too_little_text_is_told_in_numbers(
     passages: list[str],
 ) -> None:
     with pytest.raises(
@@ -103,14 +103,14 @@ def test_a_text_shorter_than_a_window_is_named() -> None:
         evaluation_samples("4", numbered, 5, 0, "evaluation.texts: 'wiki'")
 
 
-def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
+def test_hash_is_of_little_endian_int64_token_ids() -> None:
     expected = hashlib.sha256(struct.pack("<6q", 1, 2, 3, 4, 5, 600)).hexdigest()
     samples = torch.tensor([[1, 2, 3], [4, 5, 600]])
     assert samples_sha256(samples) == expected
     assert samples_sha256(torch.tensor([[1, 4], [2, 5], [3, 600]]).T) == expected
 
 
-def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
+def test_short_text_error_mentions_duplicates() -> None:
     """A long file that repeats one passage holds little text."""
     with pytest.raises(
         EspalierError, match="duplicate passages count once; give the client more text"

@@ -22,7 +22,7 @@ def code_of(source: str) -> list[str]:
     return list(source_code.texts(source))
 
 
-def test_each_of_twelve_sources_has_text_of_its_own() -> None:
+def test_twelve_sources_have_distinct_texts() -> None:
     assert len(source_code.SOURCES) == len(set(source_code.SOURCES)) == 12
     names = [name for members in source_code.MODULES.values() for name in members]
     assert len(names) == len(set(names))
@@ -33,7 +33,7 @@ def test_each_of_twelve_sources_has_text_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name", sorted({name for names in source_code.MODULES.values() for name in names})
 )
-def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
+def test_all_modules_are_in_standard_library(name: str) -> None:
     assert name in sys.stdlib_module_names or (sys.version_info < (3, 12) and name == "_pydatetime")
 
 
@@ -93,7 +93,7 @@ def test_docstrings_are_left_out_and_nothing_else() -> None:
     assert source_code.without_docstrings(code) == expected
 
 
-def test_docstrings_are_all_that_goes_from_the_librarys_files() -> None:
+def test_only_docstrings_are_removed_from_code() -> None:
     """The result has the syntax tree of the file without docstrings.
 
     Files that have functions with only a docstring are skipped.
@@ -149,7 +149,7 @@ def test_the_text_is_the_same_each_time() -> None:
     assert list(source_code.texts("testing")) == list(source_code.texts("testing"))
 
 
-def test_an_unknown_source_is_met_with_the_known_ones() -> None:
+def test_unknown_source_lists_known_ones() -> None:
     with pytest.raises(EspalierError, match=r"'poems' is unknown; choose one of asyncio, numbers"):
         list(source_code.texts("poems"))
 
@@ -169,7 +169,7 @@ def test_the_files_are_read_and_never_imported(
     ]
 
 
-def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_source_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(source_code.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
     with pytest.raises(
         EspalierError,

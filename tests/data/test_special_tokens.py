@@ -96,7 +96,7 @@ def test_a_vocabulary_without_the_usual_letters() -> None:
         assert added_behind(tokenizer) == (END,)
 
 
-def test_a_tokenizer_that_hides_what_it_adds_is_refused() -> None:
+def test_tokenizer_hiding_additions_is_refused() -> None:
     class Mixing:
         all_special_ids: tuple[int, ...] = ()
 
@@ -113,9 +113,7 @@ def test_a_tokenizer_that_hides_what_it_adds_is_refused() -> None:
         added_behind(Mixing())
 
 
-def test_the_model_remembers_the_texts_that_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_caches_requested_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tokenizer_adding(save_tiny_llama(tmp_path), True, True, False)
     model = OpenedModel(tmp_path)
     encode = prompt_encoder(model.tokenizer, model.encode)
@@ -128,7 +126,7 @@ def test_the_model_remembers_the_texts_that_are_asked_for(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_text_gets_what_is_added_once_however_it_is_cut(
+def test_additions_to_plain_text_occur_once(
     kind: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, end, prefix_space = kind

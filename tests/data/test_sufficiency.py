@@ -58,9 +58,7 @@ def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_of_a_large_file_no_more_is_read_than_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_is_read_only_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run needs 64 tokens; a record has 20 characters, and 10% of the passages are held out."""
     (tmp_path / "a.txt").write_text("x")
     read = []
@@ -78,7 +76,7 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
-def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, method: str) -> None:
+def test_too_little_data_gets_round_s_message(tmp_path: Path, method: str) -> None:
     (tmp_path / "a.txt").write_text("too short")
     words = {
         "fedprllm": "gives 0 samples of 16 tokens, but data.num-samples = 4 are needed",
@@ -114,9 +112,7 @@ def test_items_of_a_task_are_looked_at(
         require_enough(tuned, site(file, data_task="sst2"), letters)
 
 
-def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_depends_on_its_rank_is_not() -> (
-    None
-):
+def test_site_without_data_is_refused() -> None:
     nowhere = NodeSettings(site="a", min_tokens=1)
     with pytest.raises(EspalierError, match=r"data-path: .* names (no|a) file"):
         require_enough(settings(data__source="files"), nowhere, letters)
@@ -131,7 +127,7 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
 
 
 @pytest.mark.parametrize("bytes_of_a_large_file", [0, 10**6])
-def test_windows_of_fewer_tokens_than_the_site_allows_are_refused(
+def test_windows_below_min_tokens_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
 ) -> None:
     monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)

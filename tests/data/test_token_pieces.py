@@ -191,7 +191,7 @@ def hash_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("encode", [by_length, joins_newlines])
-def test_a_text_that_cannot_be_cut_is_encoded_whole(
+def test_text_that_cannot_be_cut_is_encoded_whole(
     encode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", 200)
@@ -237,7 +237,7 @@ class Model:
         return list(map(ord, text))
 
 
-def test_a_second_time_only_the_pieces_are_encoded_that_are_asked_for(
+def test_only_requested_pieces_are_encoded_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", 1000)

@@ -45,7 +45,7 @@ PROMPTS = ["oak", "birch cedar elder fir gorse", "hazel ivy juniper", "maple"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
+def test_texts_equal_slow_loop_up_to_stop_string(
     model_and_tokenizer: tuple[Any, Any], batch_size: int, device: torch.device
 ) -> None:
     model, tokenizer = model_and_tokenizer
@@ -59,7 +59,7 @@ def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
     ]
 
 
-def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[Any, Any]) -> None:
+def test_shortened_prompts_are_reported(model_and_tokenizer: tuple[Any, Any]) -> None:
     """The room is one token too small, exactly enough, and one token larger."""
     _, tokenizer = model_and_tokenizer
     prompt = "birch cedar elder fir gorse"
@@ -72,7 +72,7 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_do_not_end_in_what_the_tokenizer_adds(
+def test_prompts_end_without_special_tokens(
     kind: tuple[bool, bool, bool], device: torch.device
 ) -> None:
     """The reference encodes prompts without special tokens and adds the first one by hand."""
@@ -112,7 +112,7 @@ def test_prompts_do_not_end_in_what_the_tokenizer_adds(
     }
 
 
-def test_a_model_without_room_for_an_answer_is_a_mistake(
+def test_model_without_answer_room_is_refused(
     model_and_tokenizer: tuple[Any, Any],
 ) -> None:
     with pytest.raises(
@@ -134,14 +134,14 @@ def test_a_model_without_room_for_an_answer_is_a_mistake(
         ("none", "[invalid]", "[invalid]"),
     ],
 )
-def test_answers_are_found_by_the_harness_patterns(text: str, strict: str, flexible: str) -> None:
+def test_harness_patterns_find_answers(text: str, strict: str, flexible: str) -> None:
     assert found_answers([text], NUMBERS) == {
         "strict-match": [strict],
         "flexible-extract": [flexible],
     }
 
 
-def test_answers_are_compared_without_commas_dollars_and_a_last_full_stop() -> None:
+def test_match_ignores_commas_dollars_full_stop() -> None:
     items = [Item(("?",), (f"It grew.\n#### {number}",), 0) for number in ("1,200", "18", "7", "5")]
     texts = ["#### 1200.", "that is $18", "#### 7\nQuestion 9", "none"]
     assert exact_match(texts, items, NUMBERS) == {"strict-match": 0.5, "flexible-extract": 0.5}

@@ -56,7 +56,7 @@ def test_every_token_of_an_answer_counts_as_much(batch_size: int, device: torch.
     }
 
 
-def test_with_the_whole_text_as_answer_every_token_but_the_first_counts(
+def test_first_token_of_the_text_is_not_scored(
     device: torch.device,
 ) -> None:
     found = score(
@@ -65,7 +65,7 @@ def test_with_the_whole_text_as_answer_every_token_but_the_first_counts(
     assert found["loss"] == pytest.approx((WRONG + 3 * RIGHT) / 4, rel=1e-6)
 
 
-def test_of_a_choice_the_right_option_has_the_loss(device: torch.device) -> None:
+def test_loss_is_that_of_the_right_option(device: torch.device) -> None:
     items = ScoredItems(
         (Encoded((1, 2), 1), Encoded((1, 5, 6), 2), Encoded((6, 7, 0), 2)),
         (2, 1),
@@ -102,7 +102,7 @@ def test_of_equal_options_the_first_is_chosen(value: float, device: torch.device
         assert (found["acc"], found["acc_norm"]) == (right, right)
 
 
-def test_an_impossible_option_is_a_wrong_one_and_no_missing_number(device: torch.device) -> None:
+def test_impossible_option_is_wrong_not_missing(device: torch.device) -> None:
     """Two tokens of -3e38 nats sum to minus infinity in float32."""
     always = ModelOfLogits(
         2, lambda input_ids: torch.tensor([-3e38, 0.0]).expand(*input_ids.shape, -1)
@@ -124,7 +124,7 @@ def test_accuracy_per_option_and_per_character(device: torch.device) -> None:
         assert (found["acc"], found["acc_norm"]) == (float(answer == 1), float(answer == 0))
 
 
-def test_characters_are_counted_not_bytes_nor_the_delimiter() -> None:
+def test_characters_are_counted_not_bytes() -> None:
     items = [Item(("?",), ("éé", "eee"), 1), Item(("?",), ("ab", "abcdef"), 0)]
     found = scored_items(TASKS["piqa"], items, lambda text: [ord(one) for one in text], 20)
     assert found.characters == (2, 3, 2, 6)
@@ -187,7 +187,7 @@ def test_the_share_of_items_whose_class_is_named(
     assert accuracy(items[:3], 5) == 1 / 3
 
 
-def test_an_encoder_without_numbers_is_never_right(tmp_path: Path, device: torch.device) -> None:
+def test_encoder_with_nan_logits_is_never_right(tmp_path: Path, device: torch.device) -> None:
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
 
@@ -232,9 +232,7 @@ def scores_of(
     return score(model, scored_items(TASKS[task], items, tokenizer.encode, 61), False, 4, device)
 
 
-def test_its_accuracy_is_that_of_the_first_of_equal_options(
-    blank: tuple[Any, Any], device: torch.device
-) -> None:
+def test_ties_choose_first_option(blank: tuple[Any, Any], device: torch.device) -> None:
     reviews = items_of("sst2", *({"sentence": "oak", "label": label} for label in (0, 1, 1, 1)))
     shorter = min((0, 1), key=lambda place: len(blank[1].encode(reviews[0].options[place])))
     found = scores_of(blank, "sst2", reviews, device)["acc"]

@@ -64,7 +64,7 @@ def plainly(model: Any, tokens: list[int], first: int) -> float:
     return found
 
 
-def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: OpenedModel) -> None:
+def test_long_items_are_scored_with_whole_prompts(long: OpenedModel) -> None:
     items = [boolq(words) for words in (5, 80, 130)]
     tests = as_tests(
         settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions
@@ -82,7 +82,7 @@ def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: Opene
         )
 
 
-def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> None:
+def test_tokens_beyond_limit_are_cut(long: OpenedModel) -> None:
     """The model reads one token less than is scored, because nothing follows the last one."""
     items = [boolq(5), boolq(700)]
     tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
@@ -92,7 +92,7 @@ def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> N
     assert all(value < 0 for value in log_likelihoods(model, tests.requests, 4, "cpu").values())
 
 
-def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None:
+def test_limit_may_be_lowered_but_not_raised(long: OpenedModel) -> None:
     tests = as_tests(
         settings_of(long.directory, max_test_tokens=100),
         [boolq(5), boolq(80)],
@@ -115,7 +115,7 @@ def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None
         )
 
 
-def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cut(
+def test_prompts_cut_for_answers_are_counted(
     long: OpenedModel,
 ) -> None:
     """Prompts of three lengths, with room for answers of 500 and of 3 tokens."""
@@ -134,7 +134,7 @@ def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cu
         assert num_cut(settings, long, tests) == expected
 
 
-def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> None:
+def test_encoder_reads_up_to_its_positions(tmp_path: Path) -> None:
     model = OpenedModel(save_tiny_roberta(tmp_path / "encoder"))
     items = [boolq(20), boolq(200)]
     tests = as_tests(

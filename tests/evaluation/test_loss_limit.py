@@ -52,14 +52,14 @@ def of_classes(*answers: int) -> ScoredItems:
 
 
 @pytest.mark.parametrize("huge", [1e6, 3e38, math.inf, math.nan])
-def test_an_item_of_a_class_counts_at_most_the_limit(huge: float, device: torch.device) -> None:
+def test_item_loss_is_clipped_at_limit(huge: float, device: torch.device) -> None:
     found = score(Always([0.0, huge]), of_classes(0, 0, 1, 1, 1), True, 2, device, 20.0)["loss"]
     # A loss that is not a number counts as the limit.
     wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2
     assert found == pytest.approx(wrong * 20.0 / 5)
 
 
-def test_a_token_of_an_answer_counts_at_most_the_limit(device: torch.device) -> None:
+def test_token_loss_is_clipped_at_limit(device: torch.device) -> None:
     """Items end in 1 0 and 1 2; the logits are 0, 0 and 1e6, so token 2 has no loss."""
     written = ScoredItems((Encoded((0, 1, 0), 2), Encoded((0, 1, 2), 2)), (1, 1), (0, 0), (1, 1))
     always = ModelOfLogits(

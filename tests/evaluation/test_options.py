@@ -58,7 +58,7 @@ def slowly(model: Any, tokenizer: Any, context: str, continuation: str, max_toke
 
 @pytest.mark.parametrize("max_tokens", [64, 8])
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_log_likelihoods_equal_those_of_a_slow_loop(
+def test_log_likelihoods_equal_slow_loop(
     model_and_tokenizer: tuple[Any, Any], batch_size: int, max_tokens: int, device: torch.device
 ) -> None:
     """Items that are too long are cut on the left."""
@@ -71,7 +71,7 @@ def test_log_likelihoods_equal_those_of_a_slow_loop(
         assert [found[one] for one in options] == pytest.approx(expected, abs=1e-4)
 
 
-def test_options_that_differ_in_their_last_token_go_through_the_model_once(
+def test_common_prefix_is_computed_once(
     device: torch.device,
 ) -> None:
     rows = 0
@@ -90,7 +90,7 @@ def test_options_that_differ_in_their_last_token_go_through_the_model_once(
         assert [found[one] for one in options] == pytest.approx(expected)
 
 
-def test_an_option_longer_than_the_model_is_a_mistake() -> None:
+def test_option_longer_than_model_is_refused() -> None:
     with pytest.raises(
         EspalierError,
         match=r"an answer has 6 tokens, but only 5 fit .* raise task\.max-test-tokens",

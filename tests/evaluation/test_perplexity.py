@@ -79,9 +79,7 @@ def test_the_loss_is_that_of_transformers(
     }
 
 
-def test_several_texts_keep_their_own_losses_across_batches(
-    stream: BlockStream, directory: Path
-) -> None:
+def test_texts_keep_own_losses_across_batches(stream: BlockStream, directory: Path) -> None:
     """Five and seven samples: the second batch of eight holds only the end of the second text."""
     texts = {"b": samples(5, 10, 1), "a": samples(7, 10, 2)}
     found = mean_losses(stream, texts)
@@ -90,9 +88,7 @@ def test_several_texts_keep_their_own_losses_across_batches(
         assert found[name] == pytest.approx(loss_by_transformers(directory, text), rel=1e-5)
 
 
-def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
-    stream: BlockStream, directory: Path
-) -> None:
+def test_masked_loss_equals_that_with_zeros(stream: BlockStream, directory: Path) -> None:
     text = samples(3, 12, 1)
     found = mean_losses(
         stream,
@@ -104,9 +100,7 @@ def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
     assert found["a"] != pytest.approx(mean_losses(stream, {"a": text})["a"], rel=1e-3)
 
 
-def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
-    tmp_path: Path, device: torch.device
-) -> None:
+def test_uniform_model_has_loss_of_guessing(tmp_path: Path, device: torch.device) -> None:
     """A head of zeros gives each of 64 words the same probability."""
     stream = BlockStream(
         OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1)
@@ -116,7 +110,7 @@ def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
     assert perplexity(loss) == pytest.approx(64, rel=1e-5)
 
 
-def test_a_window_of_two_tokens_has_one_prediction(stream: BlockStream, directory: Path) -> None:
+def test_window_of_two_tokens_has_one_prediction(stream: BlockStream, directory: Path) -> None:
     text = samples(2, 2, 4)
     assert mean_losses(stream, {"a": text})["a"] == pytest.approx(
         loss_by_transformers(directory, text), rel=1e-5

@@ -52,9 +52,7 @@ class PersonalPromises(Promises):
                 tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | cls.in_kept_run
             )
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
-        self, bench: Bench
-    ) -> None:
+    def test_nothing_is_delivered_without_own_text(self, bench: Bench) -> None:
         """The server pushes the result only if the clients evaluate on the evaluation text.
 
         Each client derives its own model from the result.
@@ -76,9 +74,7 @@ class PersonalPromises(Promises):
         assert self.result_round in delivered(evaluation__local_baseline=True)
         assert self.result_round not in delivered()
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
-        self, kept: Uninterrupted
-    ) -> None:
+    def test_exported_model_has_reported_perplexity(self, kept: Uninterrupted) -> None:
         """Each client's metric is that of its own model."""
         samples = samples_of(kept.bench, kept.bench.public.read_text())
         found = [
@@ -93,7 +89,7 @@ class PersonalPromises(Promises):
         metric, _ = summary(kept.folder)["metrics"]
         assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
+    def test_own_text_figures_equal_transformers(self, kept: Uninterrupted) -> None:
         for client, document in enumerate(summary(kept.folder)["clients"]):
             passages = [
                 passage for passage in private_text(client).split("\n\n") if held_out(passage)

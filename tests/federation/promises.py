@@ -293,7 +293,7 @@ class Promises(Federations):
 
     # ----- contract -------------------------------------------------------------------------------
 
-    def test_every_message_matches_its_contract_both_ways(self, whole: Uninterrupted) -> None:
+    def test_every_message_matches_its_contract(self, whole: Uninterrupted) -> None:
         settings = parse(whole.bench.config())
         plan = OpenedModel(self.model_of_clients(whole)).plan
         assert len(whole.requests) == len(whole.received) > whole.bench.num_clients
@@ -331,9 +331,7 @@ class Promises(Federations):
             assert (checked.fault, checked.entries) == ("", len(received))
             assert checked.num_bytes == sum(num_bytes(reply.content) for reply in received)
 
-    def test_what_a_site_is_told_beforehand_is_what_it_then_sends(
-        self, whole: Uninterrupted
-    ) -> None:
+    def test_announced_replies_equal_those_sent(self, whole: Uninterrupted) -> None:
         """Logged tensors are those of the outlook, tensor by tensor.
 
         If the server chooses sizes, a reply is not larger than the outlook, and the largest size
@@ -405,9 +403,7 @@ class Promises(Federations):
 
     # ----- inputs that the model cannot take ------------------------------------------------------
 
-    def test_windows_that_are_too_long_are_refused_before_anything_starts(
-        self, bench: Bench
-    ) -> None:
+    def test_overlong_windows_are_refused_early(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
             match=r"data.sequence-length = 65: the model has 64 positions .*; set it to 64 or less",
@@ -415,7 +411,7 @@ class Promises(Federations):
             bench.run(data__sequence_length=65)
         assert not (bench.folder / "runs").exists()
 
-    def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
+    def test_site_with_fewer_positions_is_refused(self, bench: Bench) -> None:
         """The site's weights have the server's hash; only its ``config.json`` differs."""
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
@@ -454,7 +450,7 @@ class Promises(Federations):
                 AutoTokenizer.from_pretrained(bench.model),
             )
 
-    def test_what_a_handler_should_not_send_is_held_back(
+    def test_unexpected_handler_output_is_held_back(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from client_app.app import job_of
@@ -477,9 +473,7 @@ class Promises(Federations):
 
     # ----- repeatability --------------------------------------------------------------------------
 
-    def test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache(
-        self, bench: Bench, plain: Uninterrupted
-    ) -> None:
+    def test_same_seed_gives_same_bytes(self, bench: Bench, plain: Uninterrupted) -> None:
         """The first run has activations in memory and a model that stays loaded.
 
         The second has activations on disk and loads the model for each message.
@@ -507,9 +501,7 @@ class Promises(Federations):
         assert results(resumed) == results(whole.folder)
         assert summary(resumed) == summary(whole.folder)
 
-    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(
-        self, bench: Bench, plain: Uninterrupted
-    ) -> None:
+    def test_early_killed_run_keeps_its_settings(self, bench: Bench, plain: Uninterrupted) -> None:
         """Clients hold results of the old settings.
 
         A resumption must not mix them with results of other settings.
@@ -521,7 +513,7 @@ class Promises(Federations):
         resumed = bench.run(bench.grid(), resume_from=str(folder))
         assert results(resumed) == results(plain.folder)
 
-    def test_a_run_that_is_killed_outright_is_interrupted(
+    def test_killed_run_counts_as_interrupted(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def vanish(*_: object, **__: object) -> None:
@@ -540,7 +532,7 @@ class Promises(Federations):
         assert run_status(folder)[0] == "interrupted"
         assert (document["finished"], document["missing"]) == (None, [])
 
-    def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished(
+    def test_full_disk_at_checkpoint_loses_no_round(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with FullDisk("/runs/", monkeypatch) as disk:
@@ -569,7 +561,7 @@ class Promises(Federations):
         assert results(resumed) == results(plain.folder)
         assert summary(resumed) == summary(plain.folder)
 
-    def test_a_server_s_full_disk_is_blamed_on_no_client(
+    def test_full_server_disk_drops_no_client(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         grid = bench.grid()
@@ -584,7 +576,7 @@ class Promises(Federations):
         (folder,) = (bench.folder / "runs").iterdir()
         assert not [event for event in events(folder) if event["event"] == "dropped"]
 
-    def test_a_site_s_full_disk_costs_its_own_contribution(
+    def test_full_site_disk_drops_that_site_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with FullDisk("/node-00002/", monkeypatch) as disk:
@@ -655,7 +647,7 @@ class Promises(Federations):
         assert model_files(folder) == model_files(without_client_2.folder)
         assert any(event["event"] == "dropped" and event["client"] == 2 for event in events(folder))
 
-    def test_without_a_quorum_the_run_ends_with_the_reasons(self, bench: Bench) -> None:
+    def test_run_without_quorum_ends_with_reasons(self, bench: Bench) -> None:
         grid = bench.grid()
         for client in (0, 1, 3):
             grid.tamper[client] = spoiled(SPOILS["garbage"])
@@ -668,7 +660,7 @@ class Promises(Federations):
 
     # ----- unexpected orders ----------------------------------------------------------------------
 
-    def test_an_order_that_is_not_expected_is_answered_in_words(
+    def test_unexpected_order_is_answered_in_words(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Orders that lack something are sent before each request of client 0.
@@ -797,9 +789,7 @@ class Promises(Federations):
 
     # ----- result ---------------------------------------------------------------------------------
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
-        self, whole: Uninterrupted
-    ) -> None:
+    def test_exported_model_has_reported_perplexity(self, whole: Uninterrupted) -> None:
         text = whole.bench.public
         folder = whole.folder
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -816,14 +806,10 @@ class Promises(Federations):
             float(np.exp(np.mean(losses))), rel=1e-4
         )
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(
-        self, whole: Uninterrupted
-    ) -> None:
+    def test_own_text_figures_equal_transformers(self, whole: Uninterrupted) -> None:
         assert_own_figures(whole.folder, whole.bench)
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
-        self, bench: Bench
-    ) -> None:
+    def test_nothing_is_delivered_without_own_text(self, bench: Bench) -> None:
         grid = bench.grid(evaluation__local_baseline=True)
         folder = bench.run(grid, evaluation__local_baseline=True)
         replies = [read(reply.content) for _, reply in grid.received]
@@ -838,7 +824,7 @@ class Promises(Federations):
         )
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
-    def test_too_little_own_text_is_told_before_the_work(self, on_own_text: Bench) -> None:
+    def test_too_little_own_text_is_told_early(self, on_own_text: Bench) -> None:
         held_back = [passage for passage in private_text(1).split("\n\n") if not held_out(passage)]
         (on_own_text.folder / "text-1.txt").write_text("\n\n".join(held_back))
         client = summary(on_own_text.run())["clients"][1]
@@ -861,7 +847,7 @@ class Promises(Federations):
         """Return the settings of a node for the model that a real site uses."""
         return {"model-path": str(bench.model)}
 
-    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
+    def test_site_may_refuse_own_text_evaluation(self, on_own_text: Bench) -> None:
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= {
@@ -876,9 +862,7 @@ class Promises(Federations):
         clients = {client["site"]: client["status"] for client in document["clients"]}
         assert clients == {f"site-{client}": "completed" for client in (0, 2, 3)}
 
-    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(
-        self, on_own_text: Bench
-    ) -> None:
+    def test_undelivered_result_costs_figures_alone(self, on_own_text: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
             return (
@@ -899,9 +883,7 @@ class Promises(Federations):
         # The client's votes are part of the model.
         assert document["clients"][2]["status"] == "completed"
 
-    def test_a_state_directory_of_a_finished_simulation_is_removed(
-        self, whole: Uninterrupted
-    ) -> None:
+    def test_finished_simulation_leaves_no_state(self, whole: Uninterrupted) -> None:
         lineage = json.loads((whole.folder / "run.json").read_text())["lineage"]
         assert not list((whole.bench.folder / "state").rglob(f"*{lineage}*"))
 

@@ -41,7 +41,7 @@ def fails(_: PrivateState) -> Report:
     raise InputError("no finite score")
 
 
-def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
+def test_failed_order_uses_up_its_round(site: Site) -> None:
     """A failed order must not allow another order of the same round.
 
     A server could otherwise try orders until one fails in a way that depends on a client's text.
@@ -56,7 +56,7 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
     answer_once(site, order(2, layers=[1]), works)
 
 
-def test_an_order_on_which_no_work_began_uses_nothing_up(site: Site) -> None:
+def test_unstarted_order_leaves_its_round_open(site: Site) -> None:
     def lost(_: PrivateState) -> None:
         raise StateLost("bring it again")
 

@@ -171,9 +171,7 @@ class OneSite:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
-    bench: Bench, time: Time, method: str
-) -> None:
+def test_nothing_leaves_before_its_release(bench: Bench, time: Time, method: str) -> None:
     """All parts of a reply, also those that ``fetch`` requests, are shown and released together."""
     of_method(bench, method)
     plain = sites(bench, "")
@@ -219,7 +217,7 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
         assert left == set().union(*(own for whose, own in shown if whose == site))
 
 
-def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) -> None:
+def test_refused_reply_loses_its_contribution(bench: Bench, time: Time) -> None:
     grid = sites(bench)
 
     def approver() -> None:
@@ -243,9 +241,7 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
     assert "no" not in [read(reply.content).fields.get("reason") for _, reply in grid.received]
 
 
-def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
-    bench: Bench, time: Time
-) -> None:
+def test_late_release_goes_with_next_attempt(bench: Bench, time: Time) -> None:
     """Nobody decides during the first attempt.
 
     The work is done once, and the second attempt finds the release.
@@ -266,9 +262,7 @@ def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
     assert (entries.count("held"), entries.count("released")) == (1, 1)
 
 
-def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_resumption(
-    bench: Bench, time: Time
-) -> None:
+def test_unreleased_reply_waits_for_resumption(bench: Bench, time: Time) -> None:
     from strategies.base.rounds import RunFailed
 
     with pytest.raises(RunFailed, match="Flower reports error"):
@@ -285,9 +279,7 @@ def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_
 # ----- one site -----------------------------------------------------------------------------------
 
 
-def test_a_node_that_was_started_again_finds_what_is_held_and_decided(
-    bench: Bench, time: Time
-) -> None:
+def test_restarted_node_finds_held_and_decided(bench: Bench, time: Time) -> None:
     def killed() -> None:
         raise Killed
 
@@ -326,7 +318,7 @@ def test_a_decision_is_final(bench: Bench, time: Time) -> None:
     assert OneSite(bench).ask(attempt=2).header.status == "failed"
 
 
-def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
+def test_damaged_document_blocks_no_decision(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StillHeldError):
@@ -347,7 +339,7 @@ def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
     assert OneSite(bench).ask(attempt=2).header.status == "ok"
 
 
-def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, time: Time) -> None:
+def test_damaged_document_withholds_no_blob(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies, held),) = waiting(state(bench))[0]
@@ -359,7 +351,7 @@ def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, ti
     }
 
 
-def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
+def test_undecidable_reply_does_not_block_others(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two runs have one waiting reply each: one has lost a file, the other is released."""
@@ -376,7 +368,7 @@ def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
     assert [held.id for held in undecided(bench)] == [first.id]
 
 
-def test_an_id_beside_all_is_no_slip_that_releases_everything(
+def test_ids_together_with_all_are_refused(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StillHeldError):
@@ -389,7 +381,7 @@ def test_an_id_beside_all_is_no_slip_that_releases_everything(
     assert decide(bench, ids=[held.id, held.id[:6]]) == 0
 
 
-def test_a_decision_that_cannot_be_written_does_not_count(
+def test_unwritable_decision_does_not_count(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StillHeldError):
@@ -409,7 +401,7 @@ def test_a_decision_that_cannot_be_written_does_not_count(
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "released"]
 
 
-def test_a_reply_is_called_by_four_characters_or_more(
+def test_reply_id_needs_four_characters(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StillHeldError):
@@ -536,7 +528,7 @@ def test_approval_shows_what_would_leave(
     assert "2 entries (1 held, 1 released)" in capsys.readouterr().out
 
 
-def test_nobody_decides_whose_word_the_node_could_not_read(
+def test_decision_by_another_user_is_refused(
     bench: Bench, time: Time, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StillHeldError):

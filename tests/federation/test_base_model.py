@@ -45,9 +45,7 @@ def asked(grid: InProcessGrid) -> list[object]:
     "name",
     ["model.norm.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"],
 )
-def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(
-    tmp_path: Path, name: str
-) -> None:
+def test_nan_weight_ends_run_before_any_order(tmp_path: Path, name: str) -> None:
     bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
     spoil(bench, name, math.nan)
     grid = bench.grid()
@@ -58,7 +56,7 @@ def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(
     assert not (tmp_path / "runs").exists()
 
 
-def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Path) -> None:
+def test_float16_overflow_ends_a_run_at_once(tmp_path: Path) -> None:
     bench = Bench(
         tmp_path,
         "fedprllm",
@@ -73,7 +71,7 @@ def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Pat
         bench.run()
 
 
-def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path) -> None:
+def test_stored_head_overrides_tied_flag(tmp_path: Path) -> None:
     """The dense metric is that of the directory, the result's that of the written files.
 
     Both are computed with plain transformers.
@@ -108,9 +106,7 @@ def perplexity(directory: Path, text: Path) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def test_an_evaluation_that_is_no_number_leaves_no_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_evaluation_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run that succeeds leaves only its own result."""
     bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
     measure = Outcome.losses_of

@@ -93,7 +93,7 @@ def with_its_numbers_left_out(line: str) -> set[str]:
 @pytest.mark.parametrize(
     ("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"]
 )
-def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) -> None:
+def test_every_block_and_step_is_reported(bench: Bench, name: str) -> None:
     grid = a_reply_at_a_time(bench.grid())
     for context in grid.contexts.values():
         # Each client loads the model for each message.
@@ -120,9 +120,7 @@ def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) 
 
 
 @pytest.mark.usefixtures("every_beat_is_a_line")
-def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
-    bench: Bench, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_lines_stay_in_node_s_log(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     grid = a_reply_at_a_time(bench.grid())
     grid.simulated = False
     for client, context in enumerate(grid.contexts.values()):
@@ -149,7 +147,7 @@ def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.Mon
     ]
 
 
-def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
+def test_client_is_at_work_only_while_working(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, list[bool]] = {"during": [], "after": []}

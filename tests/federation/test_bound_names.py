@@ -88,7 +88,7 @@ def test_keys_change_no_byte_of_a_result(bench: Bench) -> None:
     assert ledger(with_keys[0]) == ledger(with_keys[1])
 
 
-def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
+def test_sites_sign_again_for_resumed_server(bench: Bench) -> None:
     """The directory of keys has moved. An impostor that enrols first does not become hospital-b."""
     whole = bench.run(grid_of(bench, state="others"))
     killed = bench.killed(
@@ -124,7 +124,7 @@ def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
         ),
     ],
 )
-def test_a_site_that_does_not_say_its_name_costs_its_own_contribution(
+def test_site_without_valid_signature_is_dropped(
     bench: Bench, node: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     document = summary(bench.run(grid_of(bench, {}, node)))
@@ -135,7 +135,7 @@ def test_a_site_that_does_not_say_its_name_costs_its_own_contribution(
     assert "PRIVATE" not in caplog.text
 
 
-def test_a_directory_that_is_none_ends_the_run_before_anything(bench: Bench) -> None:
+def test_invalid_key_directory_ends_run_early(bench: Bench) -> None:
     grid = grid_of(bench)
     sent = list[Any]()
     grid.before_push = sent.append
@@ -171,7 +171,7 @@ def ask(bench: Bench, fields: dict[str, Any], **changes: Any) -> MessageBody:
     return read(grid.answer(address(MessageBody(header, fields), node_id, 60.0), context).content)
 
 
-def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> None:
+def test_signature_covers_request_run_and_node(bench: Bench) -> None:
     """The signature is verified by hand, with the public key next to the private one."""
     told = dict(ask(bench, {"nonce": NONCE}).fields)
     signature = str(told.pop("signature"))
@@ -216,7 +216,7 @@ def test_a_run_without_keys_gets_no_signature(bench: Bench) -> None:
     assert "signature" not in reply.fields
 
 
-def test_of_what_leaves_the_log_has_the_names_alone(bench: Bench) -> None:
+def test_egress_log_has_names_without_values(bench: Bench) -> None:
     signature = ask(bench, {"nonce": NONCE}).fields["signature"]
     (log,) = (bench.folder / "state" / "egress").iterdir()
     assert "signature" in json.loads(log.read_text())["fields"]

@@ -37,7 +37,7 @@ assert reply == asked["reply"], (reply.header, reply.fields)
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
-def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
+def test_masks_are_exchanged_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))

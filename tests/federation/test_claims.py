@@ -37,9 +37,7 @@ def claiming(**fields: Any) -> Any:
     return spoil
 
 
-def test_a_billion_sequences_count_as_twice_those_of_the_median_client(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_claim_is_capped_by_median(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = Bench(folder, "fedpetuning", TUNING | {"federation.rounds": 1, "lora.rank": 2})
     grid = bench.grid()
     grid.tamper[1] = claiming(samples=10**9)
@@ -60,7 +58,7 @@ def test_a_billion_sequences_count_as_twice_those_of_the_median_client(
     assert f"node-00001: its weight 1e+09 was limited to {2 * second:g}" in capsys.readouterr().out
 
 
-def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(
+def test_norm_and_capability_claims_are_capped(
     folder: Path,
 ) -> None:
     more = {

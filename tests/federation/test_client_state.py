@@ -16,7 +16,7 @@ def left(state: PrivateState, document: str, server_round: int) -> dict[str, flo
     }
 
 
-def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_for(
+def test_round_starts_from_previous_state(
     tmp_path: Path,
 ) -> None:
     state = PrivateState(tmp_path, "run", "site", {"number": 0})

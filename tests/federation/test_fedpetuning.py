@@ -150,7 +150,7 @@ class TestFedPETuning(Promises):
                     np.matmul(*written(folder, block, matrix)), expected, rtol=1e-4, atol=1e-8
                 )
 
-    def test_equal_clients_give_what_each_of_them_trained(
+    def test_equal_clients_give_their_common_result(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for client in range(bench.num_clients):
@@ -175,7 +175,7 @@ class TestFedPETuning(Promises):
         "seed": 9,
     }
 
-    def test_only_sampled_clients_train_and_others_come_back(self, bench: Bench) -> None:
+    def test_only_sampled_clients_train(self, bench: Bench) -> None:
         grid = bench.grid(**self.SAMPLED)
         folder = bench.run(grid, **self.SAMPLED)
         asked = [set(bodies(grid, server_round, "train")) for server_round in (1, 2, 3, 4)]
@@ -186,7 +186,7 @@ class TestFedPETuning(Promises):
         for found, expected in zip(written(folder, 0, "attn.q"), mean, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
-    def test_a_sampled_client_that_is_gone_is_not_replaced(self, bench: Bench) -> None:
+    def test_lost_sampled_client_is_not_replaced(self, bench: Bench) -> None:
         """A replacement would not have the global adapters."""
         # These adapters do not fit in one part.
         changes = self.SAMPLED | {"lora__rank": 8}
@@ -213,7 +213,7 @@ class TestFedPETuning(Promises):
         ]
         assert dropped == [lost[0]]
 
-    def test_a_site_whose_model_takes_less_trains_nothing_alone_either(self, bench: Bench) -> None:
+    def test_site_with_fewer_positions_trains_nothing(self, bench: Bench) -> None:
         """The client is never asked to train in a round, only for its local baseline."""
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
@@ -242,9 +242,7 @@ class TestFedPETuning(Promises):
     # ----- implausible values ---------------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    def test_clients_with_numbers_that_no_training_makes_lose_their_contributions(
-        self, bench: Bench, aggregation: str
-    ) -> None:
+    def test_implausible_updates_drop_their_senders(self, bench: Bench, aggregation: str) -> None:
         changes = {"fedpetuning__aggregation": aggregation, "part_bytes": 1 << 20, "quorum": 0.25}
         grid = bench.grid(**changes)
         grid.tamper = {
@@ -315,7 +313,7 @@ class TestFedPETuning(Promises):
             blob for client in replies for body in replies[client] for blob in body.blobs.values()
         ]
 
-    def test_the_first_round_s_blobs_are_the_changes_rounded(self, bench: Bench) -> None:
+    def test_first_round_sends_rounded_changes(self, bench: Bench) -> None:
         changes = {"federation__wire_dtype": "bfloat16"}
         exact = bench.grid()
         rounded = bench.grid(**changes)
@@ -331,9 +329,7 @@ class TestFedPETuning(Promises):
                     meant = tensor - start[key][name]
                     assert torch.equal(found[client][key][name], meant.to(torch.bfloat16))
 
-    def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(
-        self, bench: Bench
-    ) -> None:
+    def test_differences_are_added_before_rounding(self, bench: Bench) -> None:
         """Replies carry differences from the round's start, pushes from the initial adapters.
 
         Two rounds are recomputed with loops.
@@ -381,9 +377,7 @@ class TestFedPETuning(Promises):
                     a, kept[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-6, atol=1e-8
                 )
 
-    def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(
-        self, bench: Bench
-    ) -> None:
+    def test_client_goes_on_without_private_state(self, bench: Bench) -> None:
         changes = {"federation__wire_dtype": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
         state = bench.folder / "state"
         grid = bench.grid(**changes)
@@ -404,7 +398,7 @@ class TestFedPETuning(Promises):
         assert {client["status"] for client in clients} == {"completed"}
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    def test_feedback_is_left_out_where_the_svd_turns_the_adapters(
+    def test_svd_aggregation_leaves_out_feedback(
         self, bench: Bench, aggregation: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The rounding losses of A and B belong to other directions after an SVD."""
@@ -444,7 +438,7 @@ class TestFedPETuning(Promises):
         ],
         ids=["svd", "carried"],
     )
-    def test_killed_in_the_middle_of_a_round_and_resumed_equals_never_killed(
+    def test_run_killed_within_round_resumes_equal(
         self, bench: Bench, changes: dict[str, Any]
     ) -> None:
         changes = {"federation__rounds": 3, **changes}
@@ -454,9 +448,7 @@ class TestFedPETuning(Promises):
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
-    def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(
-        self, bench: Bench
-    ) -> None:
+    def test_set_back_run_resumes_equal(self, bench: Bench) -> None:
         """This is the documented remedy for a damaged checkpoint.
 
         A client that was ahead of the server repeats its stored replies.
@@ -481,7 +473,7 @@ class TestFedPETuning(Promises):
             ("low", 11, r"federation.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
         ],
     )
-    def test_a_fleet_that_is_not_there_or_has_too_few_devices_is_refused(
+    def test_missing_or_too_small_fleet_is_refused(
         self, bench: Bench, fleet: str, clients: int, reason: str
     ) -> None:
         with pytest.raises(EspalierError, match=reason):
@@ -497,7 +489,7 @@ class TestFedPETuning(Promises):
         ],
         ids=["before its checkpoint", "behind it", "among its times"],
     )
-    def test_a_round_s_times_are_told_once_whenever_the_server_is_killed(
+    def test_round_times_are_told_once_despite_kills(
         self,
         bench: Bench,
         monkeypatch: pytest.MonkeyPatch,
@@ -590,7 +582,7 @@ class TestFedPETuning(Promises):
         message = address(MessageBody(header, {"rank_limit": limit}, blobs or {}), node, 60.0)
         return read(grid.answer(message, context).content)
 
-    def test_a_round_is_answered_once_and_none_before_it(self, bench: Bench) -> None:
+    def test_past_rounds_are_not_answered_again(self, bench: Bench) -> None:
         changes = {"part_bytes": 1 << 20, "federation__rounds": 3}
         grid = bench.grid(**changes)
         first = self._train(grid, 1)
@@ -628,7 +620,7 @@ class TestFedPETuning(Promises):
 
     # ----- the adapter ----------------------------------------------------------------------------
 
-    def test_an_export_that_fails_its_check_costs_no_figures(
+    def test_failed_export_check_costs_no_figures(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def differ(*_: object) -> None:
@@ -648,9 +640,7 @@ class TestFedPETuning(Promises):
         assert (folder / "failed-adapter" / "adapter_model.safetensors").exists()
         assert not (folder / "adapter").exists()
 
-    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_peft_loads_adapter_to_equal_logits(self, plain: Uninterrupted) -> None:
         folder = plain.folder
         bench = plain.bench
         tokens = torch.arange(40).view(2, 20) + 60

@@ -38,7 +38,7 @@ class TestFedPrLLM(PruningPromises):
             rows * columns for rows, columns in shapes
         )
 
-    def test_masks_are_those_of_a_slow_count_of_the_votes(self, plain: Uninterrupted) -> None:
+    def test_masks_equal_slow_vote_count(self, plain: Uninterrupted) -> None:
         """The order is: most votes, then smaller magnitude, then lower index.
 
         The layer is the comparison group; one weight is decided at a time.
@@ -69,9 +69,7 @@ class TestFedPrLLM(PruningPromises):
                 zeros = (model.get_tensor(linear.parameter) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {int(linear.shape[1] * 0.3)}
 
-    def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(
-        self, evaluated: Bench
-    ) -> None:
+    def test_magnitude_makes_all_baselines_equal(self, evaluated: Bench) -> None:
         values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
         # Clients round their losses.
@@ -80,9 +78,7 @@ class TestFedPrLLM(PruningPromises):
     def test_figures_on_own_text_with_weight_scaling(self, evaluated: Bench) -> None:
         assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
 
-    def test_a_single_client_s_own_result_is_the_federated_one(
-        self, tmp_path: Path, bench: Bench
-    ) -> None:
+    def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
@@ -113,7 +109,7 @@ class TestFedPrLLM(PruningPromises):
         ]
         assert sum(up) == summary(folder)["bytes_up"]
 
-    def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
+    def test_too_little_text_is_refused_with_numbers(self, bench: Bench) -> None:
         (bench.folder / "text-3.txt").write_text("hawthorn hedge")
         document = summary(bench.run())
         assert [client["client"] for client in document["clients"]] == [0, 1, 2]
@@ -146,7 +142,7 @@ class TestFedPrLLM(PruningPromises):
         assert set(refused) == {f"node-{client:05d}" for client in range(bench.num_clients)}
         assert all("runs another version of the program" in reason for reason in refused.values())
 
-    def test_a_node_that_does_not_know_a_setting_names_its_program(self, bench: Bench) -> None:
+    def test_unknown_setting_names_node_s_program(self, bench: Bench) -> None:
         grid = bench.grid()
         next(iter(grid.contexts.values())).run_config["fedprllm.of-the-future"] = 1
         refused = summary(bench.run(grid))["refused"]
@@ -155,7 +151,7 @@ class TestFedPrLLM(PruningPromises):
             for reason in refused.values()
         )
 
-    def test_in_simulation_a_deadline_counts_from_anybody_s_last_reply(self, bench: Bench) -> None:
+    def test_simulated_deadline_restarts_at_any_reply(self, bench: Bench) -> None:
         """Replies arrive 3 s (30 polls) apart, as from one worker.
 
         The deadline is 5 s; the last reply comes after 12 s.
@@ -171,7 +167,7 @@ class TestFedPrLLM(PruningPromises):
         assert len(document["clients"]) == bench.num_clients
         assert "a second node with this site name" in document["refused"]["node-00000"]
 
-    def test_a_returning_site_is_found_under_its_new_node_id(self, bench: Bench) -> None:
+    def test_returning_site_is_found_as_a_new_node(self, bench: Bench) -> None:
         """The node and its message vanish.
 
         The site returns as another node and gets the message again.
@@ -193,9 +189,7 @@ class TestFedPrLLM(PruningPromises):
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
 
-    def test_a_returning_site_is_found_while_its_old_node_is_still_listed(
-        self, bench: Bench
-    ) -> None:
+    def test_returning_site_is_found_beside_old_node(self, bench: Bench) -> None:
         """Flower takes a minute to notice that a node is gone.
 
         The server asks the new node once the old one has missed its last attempt.
@@ -223,7 +217,7 @@ class TestFedPrLLM(PruningPromises):
             (2, "no reply before the deadline")
         ] * 2
 
-    def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
+    def test_resume_refuses_changed_or_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
         with pytest.raises(EspalierError, match="the run is completed"):
             bench.run(resume_from=str(folder))
@@ -275,9 +269,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         ],
         ids=["masked", "masked-then-scaled", "scaled"],
     )
-    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(
-        self, bench: Bench, changes: dict[str, Any]
-    ) -> None:
+    def test_masks_equal_those_of_whole_models(self, bench: Bench, changes: dict[str, Any]) -> None:
         """All clients vote on a dense block that follows the globally pruned blocks.
 
         The published code scales a block before the clients run it. Step 7 of the paper does not
@@ -331,9 +323,7 @@ class TestIterativeFedPrLLM(PruningPromises):
                                 torch.tensor(scaled).to(torch.bfloat16).float()
                             )
 
-    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(
-        self, evaluated: Bench
-    ) -> None:
+    def test_votes_go_down_for_scaled_blocks(self, evaluated: Bench) -> None:
         """A run that is killed in round 2 and resumed equals a run that was never killed.
 
         The server also pushes the result to the clients.
@@ -375,9 +365,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert summary(iterative)["rounds"] == 2
         assert summary(one_shot)["rounds"] == 1
 
-    def test_decisions_travel_back_and_hidden_states_do_not_travel(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_only_decisions_travel_back(self, plain: Uninterrupted) -> None:
         entries = [
             json.loads(line) for line in (plain.folder / "ledger.jsonl").read_text().splitlines()
         ]
@@ -395,9 +383,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert up == {(1, "block-0000"), (2, "block-0001")}
 
     @pytest.mark.parametrize("behind", ["masked", "scaled"])
-    def test_a_client_that_lost_its_hidden_states_is_brought_what_was_decided_and_goes_on(
-        self, bench: Bench, behind: str
-    ) -> None:
+    def test_client_recovers_lost_hidden_states(self, bench: Bench, behind: str) -> None:
         """The client's state is removed before round 3.
 
         The client starts from the first block again, and the result is the same as without the
@@ -438,7 +424,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert noted["client"] == 2
 
     @pytest.mark.parametrize("damaged", ["activations.json", "*.blob"])
-    def test_a_client_whose_state_is_damaged_is_brought_what_was_decided_too(
+    def test_client_recovers_damaged_state(
         self, bench: Bench, plain: Uninterrupted, damaged: str
     ) -> None:
         grid = bench.grid()
@@ -485,9 +471,7 @@ class TestIterativeFedPrLLM(PruningPromises):
             "completed",
         ]
 
-    def test_a_client_that_loses_its_state_again_is_dropped_with_the_reason(
-        self, bench: Bench
-    ) -> None:
+    def test_second_state_loss_drops_client(self, bench: Bench) -> None:
         grid = bench.grid()
 
         def forget(message: Message) -> None:
@@ -509,7 +493,7 @@ class TestIterativeFedPrLLM(PruningPromises):
             clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
         )
 
-    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(
+    def test_resumption_restores_lost_client_state(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
         killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2))
@@ -564,9 +548,7 @@ class TestVariants:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
         return Bench(tmp_path, "fedprllm", {})
 
-    def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(
-        self, bench: Bench
-    ) -> None:
+    def test_column_comparison_makes_all_masks_alike(self, bench: Bench) -> None:
         """Table 4: all weights of a column share one input norm, so all clients agree.
 
         Pooling the clients' data changes nothing either.
@@ -595,9 +577,7 @@ class TestVariants:
                 assert set(zeros.tolist()) == {3}
         assert summary(folder)["sparsity"]["achieved"] == 0.75
 
-    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(
-        self, bench: Bench
-    ) -> None:
+    def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
         grid = bench.grid(fedprllm__pattern="3:5")
         with pytest.raises(
             EspalierError, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
@@ -605,9 +585,7 @@ class TestVariants:
             bench.run(grid, fedprllm__pattern="3:5")
         assert not grid.received
 
-    def test_settings_of_another_method_are_refused_before_anything_is_sent(
-        self, bench: Bench
-    ) -> None:
+    def test_settings_of_other_methods_are_refused(self, bench: Bench) -> None:
         """A plain ``flwr run`` has only the merged configuration.
 
         There the user must have given every value that differs from its default.
@@ -618,9 +596,7 @@ class TestVariants:
             bench.run(fedspallm__sparsity=0.7)
         assert not (bench.folder / "runs").exists()
 
-    def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(
-        self, bench: Bench
-    ) -> None:
+    def test_weight_scaling_uses_share_of_keepers(self, bench: Bench) -> None:
         grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
         folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
         votes = votes_of(grid.received)
@@ -651,7 +627,7 @@ class TestVariants:
             document["sparsity"]["masked"] + survivors / total
         )
 
-    def test_random_ties_repeat_for_a_seed_and_differ_between_seeds(self, bench: Bench) -> None:
+    def test_random_ties_depend_on_seed(self, bench: Bench) -> None:
         first, again = (bench.run(fedprllm__ties="random") for _ in range(2))
         other = bench.run(fedprllm__ties="index")
         assert model_files(first) == model_files(again)

@@ -112,16 +112,14 @@ class TestFedSoda(Promises):
         """Return the settings of a node that takes the model from the server."""
         return {"max-model-bytes": 10**6}
 
-    def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
+    def test_site_with_fewer_positions_is_refused(self, bench: Bench) -> None:
         """Clients need no model of their own: a site's ``model-path`` is ignored."""
         grid = bench.grid()
         for context in grid.contexts.values():
             context.node_config["model-path"] = str(bench.folder)
         assert {client["status"] for client in summary(bench.run(grid))["clients"]} == {"completed"}
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(
-        self, whole: Uninterrupted
-    ) -> None:
+    def test_own_text_figures_equal_transformers(self, whole: Uninterrupted) -> None:
         """Clients evaluate the aligned sub-model before and after tuning.
 
         The test rebuilds both from the messages to a client.
@@ -201,9 +199,7 @@ class TestFedSoda(Promises):
         offered = asked(plain.requests, "model")[0].fields
         assert report["sub_model_bytes"] == sum(offered["sizes"])
 
-    def test_a_client_gets_every_piece_once_and_a_node_that_holds_the_model_nothing(
-        self, bench: Bench
-    ) -> None:
+    def test_clients_get_each_missing_piece_once(self, bench: Bench) -> None:
         first = bench.grid()
         requests = list[Message]()
         first.before_push = requests.append
@@ -224,9 +220,7 @@ class TestFedSoda(Promises):
         assert not asked(requests, "piece")
 
     @pytest.mark.parametrize("change", ["another", "more"])
-    def test_a_model_that_was_changed_on_disk_is_brought_again(
-        self, bench: Bench, change: str
-    ) -> None:
+    def test_model_changed_on_disk_is_sent_again(self, bench: Bench, change: str) -> None:
         bench.run(federation__rounds=1)
         (files,) = (bench.folder / "state" / "models").glob("*/files")
         if change == "more":
@@ -243,7 +237,7 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
 
     @pytest.mark.parametrize("spoil", ["piece", "name", "file"])
-    def test_what_a_client_is_brought_is_held_against_its_hash(
+    def test_received_bytes_are_checked_by_hash(
         self, bench: Bench, spoil: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server that sends other bytes, or files that are no part of a model, gets no work."""
@@ -281,7 +275,7 @@ class TestFedSoda(Promises):
         ("server_round", "what"),
         [(1, "piece"), (1, "emulator"), (1, "train"), (2, "emulator"), (2, "train")],
     )
-    def test_a_client_that_lost_everything_is_brought_it_again(
+    def test_client_recovers_lost_state_and_model(
         self, bench: Bench, plain: Uninterrupted, server_round: int, what: str
     ) -> None:
         """The client's state and model are removed right before a message of each kind."""
@@ -306,7 +300,7 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
 
-    def test_a_model_that_is_gone_before_the_last_part_is_brought_again(self, bench: Bench) -> None:
+    def test_late_lost_model_is_brought_again(self, bench: Bench) -> None:
         """The adapter travels in two parts."""
         changes: dict[str, Any] = {
             "fedsoda__adapter_layers": 2,
@@ -328,7 +322,7 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(whole)
 
-    def test_without_the_aligned_emulator_a_client_makes_nothing_alone(self, bench: Bench) -> None:
+    def test_no_baseline_without_aligned_emulator(self, bench: Bench) -> None:
         """The client would train and measure another sub-model than the other clients."""
         grid = bench.grid(evaluation__local_baseline=True)
         changes = {"evaluation__local_baseline": True}
@@ -343,9 +337,7 @@ class TestFedSoda(Promises):
         client = summary(bench.run(grid, **changes))["clients"][1]
         assert "the emulator's LoRA at this site is of another round" in client["reason"]
 
-    def test_who_was_drawn_stays_drawn_where_another_is_dropped_and_the_run_resumed(
-        self, bench: Bench
-    ) -> None:
+    def test_sampling_survives_dropout_and_resumption(self, bench: Bench) -> None:
         few = {"federation__sampled_clients": 0.5, "quorum": 0.25}
         generator = np.random.default_rng(derive_seed(0, "clients", server_round=1))
         drawn = generator.choice(bench.num_clients, 2, replace=False).tolist()
@@ -367,7 +359,7 @@ class TestFedSoda(Promises):
                 whole
             )
 
-    def test_a_client_makes_alone_what_rests_on_the_aligned_emulator(
+    def test_local_baseline_uses_aligned_emulator(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         beside = list[Any]()
@@ -392,7 +384,7 @@ class TestFedSoda(Promises):
                     for name, value in load(blob).items()
                 )
 
-    def test_no_evaluation_is_asked_again_with_another_emulator(self, on_own_text: Bench) -> None:
+    def test_repeated_evaluation_is_refused(self, on_own_text: Bench) -> None:
         """Each repetition would reveal more about the same text."""
         grid = on_own_text.grid()
         requests = list[Message]()
@@ -422,7 +414,7 @@ class TestFedSoda(Promises):
         assert "answered another request of this run" in ask(evaluation).fields["reason"]
 
     @pytest.mark.parametrize("part", ["document", "blob"])
-    def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
+    def test_client_recovers_a_lost_emulator_part(
         self, bench: Bench, plain: Uninterrupted, part: str
     ) -> None:
         grid = bench.grid()
@@ -447,9 +439,7 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
 
-    def test_an_order_on_another_sub_model_or_alignment_is_not_worked_on(
-        self, bench: Bench
-    ) -> None:
+    def test_order_for_other_sub_model_is_refused(self, bench: Bench) -> None:
         """Other values of the same alignment are refused too after the round was answered."""
         grid = bench.grid(evaluation__local_baseline=True)
         requests = list[Message]()
@@ -491,7 +481,7 @@ class TestFedSoda(Promises):
         ):
             bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
 
-    def test_a_real_site_takes_a_model_if_its_owner_says_so(self, on_own_text: Bench) -> None:
+    def test_real_site_takes_models_only_if_allowed(self, on_own_text: Bench) -> None:
         """A site accepts models up to its limit, which also counts models of earlier runs."""
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
@@ -548,7 +538,7 @@ class TestFedSoda(Promises):
         reply = read(grid.answer(address(body, node, 60.0), context).content)
         assert "does not have the size in the offer" in reply.fields["reason"]
 
-    def test_a_run_of_which_a_client_hears_at_its_end_resumes(self, bench: Bench) -> None:
+    def test_run_with_never_sampled_client_resumes(self, bench: Bench) -> None:
         """A client that no round sampled gets the sub-model only for the evaluation."""
         few = {"federation__sampled_clients": 0.25, "evaluation__local_baseline": True}
         whole = bench.run(bench.grid(**few), **few)
@@ -588,7 +578,7 @@ class TestFedSoda(Promises):
         sent = {key for reply in replies for key in reply.blobs}
         assert sent == {f"block-{BLOCKS - 2:04d}"}
 
-    def test_the_bytes_of_a_run_are_those_of_the_formula(self, plain: Uninterrupted) -> None:
+    def test_traffic_equals_formula(self, plain: Uninterrupted) -> None:
         """A round transfers (2 L_A + p / r) u numbers.
 
         They are the adapter in both directions, and the emulator's LoRA if it was aligned.
@@ -616,7 +606,7 @@ class TestFedSoda(Promises):
             for blob in body.blobs.values():
                 assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 4 * u
 
-    def test_an_alignment_has_the_current_adapter_in_both_models(
+    def test_alignment_has_current_adapter_in_both(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The start of the second alignment equals models made with transformers.
@@ -679,7 +669,7 @@ class TestFedSoda(Promises):
     @pytest.mark.parametrize(
         "changes", [{"federation__wire_dtype": "bfloat16"}, {"federation__wire_dtype": "nf4"}]
     )
-    def test_clients_train_on_the_aligned_sub_model_whatever_its_lora_travels_in(
+    def test_clients_train_on_aligned_sub_model(
         self, bench: Bench, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The client's emulator LoRA is close to what the server aligned, and not zero."""
@@ -711,7 +701,7 @@ class TestFedSoda(Promises):
                     assert (values[key][name] - tensor).norm() < 0.2 * tensor.norm() + 1e-3
                     assert tensor.norm() > 0
 
-    def test_realignment_begins_where_the_last_one_ended(self, plain: Uninterrupted) -> None:
+    def test_realignment_continues_from_last_one(self, plain: Uninterrupted) -> None:
         first, second = (
             {key: load(blob) for key, blob in body.blobs.items()} for body in _emulators(plain, 0)
         )
@@ -774,15 +764,13 @@ class TestFedSoda(Promises):
         ]
         assert rounds == {"none": [], "pre": [1], "realign": [2], "fedot": [1]}.get(name, [1, 2])
 
-    def test_without_dropped_blocks_in_its_own_dtype_the_sub_model_is_the_full_model(
-        self, bench: Bench
-    ) -> None:
+    def test_undropped_sub_model_is_the_full_model(self, bench: Bench) -> None:
         folder = bench.run(
             fedsoda__group_layers=0, fedsoda__emulator="stored", federation__rounds=1
         )
         assert open_model(str(folder / "sub-model")).sha256 == open_model(str(bench.model)).sha256
 
-    def test_a_pull_to_the_first_values_leaves_adapters_nearer_to_them(self, bench: Bench) -> None:
+    def test_proximal_pull_keeps_adapters_near_start(self, bench: Bench) -> None:
         def size(**changes: Any) -> float:
             folder = bench.run(bench.grid(**changes), **changes)
             adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
@@ -814,7 +802,7 @@ class TestFedSoda(Promises):
             ),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(
+    def test_incompatible_settings_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
@@ -822,14 +810,12 @@ class TestFedSoda(Promises):
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("copied", [False, True])
-    def test_text_that_models_are_compared_on_is_not_aligned_on(
-        self, bench: Bench, copied: bool
-    ) -> None:
+    def test_evaluation_text_is_no_alignment_text(self, bench: Bench, copied: bool) -> None:
         text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
         with pytest.raises(EspalierError, match=r"evaluation.texts names the same text"):
             bench.run(bench.grid(), fedsoda__public_text=str(text))
 
-    def test_a_server_killed_while_it_aligns_begins_that_alignment_again(
+    def test_alignment_interrupted_by_kill_restarts(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backward = Loop._backward

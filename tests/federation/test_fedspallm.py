@@ -109,20 +109,16 @@ class TestFedSpaLLM(Federations):
     The class takes over those promises that runs of one and of several rounds keep differently.
     """
 
-    test_every_message_matches_its_contract_both_ways = (
-        SpaLLMPromises.test_every_message_matches_its_contract_both_ways
-    )
+    test_every_message_matches_its_contract = SpaLLMPromises.test_every_message_matches_its_contract
     test_nothing_private_in_any_outgoing_byte = (
         SpaLLMPromises.test_nothing_private_in_any_outgoing_byte
     )
-    test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache = (
-        SpaLLMPromises.test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache
-    )
+    test_same_seed_gives_same_bytes = SpaLLMPromises.test_same_seed_gives_same_bytes
     test_killed_and_resumed_equals_never_killed = (
         SpaLLMPromises.test_killed_and_resumed_equals_never_killed
     )
-    test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished = (
-        SpaLLMPromises.test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished
+    test_full_disk_at_checkpoint_loses_no_round = (
+        SpaLLMPromises.test_full_disk_at_checkpoint_loses_no_round
     )
     test_one_client_dead_the_round_still_ends = (
         SpaLLMPromises.test_one_client_dead_the_round_still_ends
@@ -132,14 +128,14 @@ class TestFedSpaLLM(Federations):
     )
     test_a_round_is_answered_once = SpaLLMPromises.test_a_round_is_answered_once
     other_orders = SpaLLMPromises.other_orders
-    test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers = (
-        SpaLLMPromises.test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers
+    test_exported_model_has_reported_perplexity = (
+        SpaLLMPromises.test_exported_model_has_reported_perplexity
     )
-    test_figures_on_own_text_are_those_of_plain_transformers = (
-        SpaLLMPromises.test_figures_on_own_text_are_those_of_plain_transformers
+    test_own_text_figures_equal_transformers = (
+        SpaLLMPromises.test_own_text_figures_equal_transformers
     )
-    test_a_client_that_does_not_take_the_result_loses_its_figures_alone = (
-        SpaLLMPromises.test_a_client_that_does_not_take_the_result_loses_its_figures_alone
+    test_undelivered_result_costs_figures_alone = (
+        SpaLLMPromises.test_undelivered_result_costs_figures_alone
     )
     test_exact_sparsity = SpaLLMPromises.test_exact_sparsity
 
@@ -211,7 +207,7 @@ class TestFedSpaLLM(Federations):
             plain.folder
         )
 
-    def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
+    def test_unexpanded_mask_prunes_unanimous_weights(self, bench: Bench) -> None:
         grid = bench.grid(fedspallm__mask_expansion=False)
         folder = bench.run(grid, fedspallm__mask_expansion=False)
         model = OpenedModel(bench.model)
@@ -230,9 +226,7 @@ class TestFedSpaLLM(Federations):
         assert document["report"]["sparsity_before_expansion"] == pytest.approx(share, abs=1e-12)
         assert 0 < share < 0.5
 
-    def test_a_single_client_s_own_result_is_the_federated_one(
-        self, tmp_path: Path, bench: Bench
-    ) -> None:
+    def test_single_client_baseline_equals_federated(self, tmp_path: Path, bench: Bench) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             # Clients round their losses.
@@ -240,9 +234,7 @@ class TestFedSpaLLM(Federations):
             assert values["federated"] != values["dense"]
 
     @pytest.mark.parametrize("method", ["wanda", "ria", "magnitude"])
-    def test_other_local_methods_leave_the_kept_weights_alone(
-        self, bench: Bench, method: str
-    ) -> None:
+    def test_other_local_methods_keep_other_weights(self, bench: Bench, method: str) -> None:
         folder = bench.run(fedspallm__local_method=method)
         model = OpenedModel(bench.model)
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
@@ -260,7 +252,7 @@ class TestFedSpaLLM(Federations):
             dense = model.checkpoint.read(linear.parameter)
         assert not torch.equal(found[found != 0], dense[found != 0])
 
-    def test_a_lower_computing_dtype_leaves_the_kept_weights_alone(self, bench: Bench) -> None:
+    def test_low_precision_leaves_kept_weights_alone(self, bench: Bench) -> None:
         """Activations are float16, but the kept weights are those of the file.
 
         These are bfloat16, and float16 cannot hold their range.
@@ -277,7 +269,7 @@ class TestFedSpaLLM(Federations):
         with pytest.raises(EspalierError, match="a pattern has one sparsity"):
             bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
 
-    def test_what_is_out_of_all_proportion_costs_its_sender_alone(self, bench: Bench) -> None:
+    def test_implausible_values_drop_their_senders(self, bench: Bench) -> None:
         """Each of three clients sends one implausible value: seconds, samples or kept weights."""
 
         def saying(name: str, value: Any) -> Callable[[Any], Any]:
@@ -328,9 +320,7 @@ class TestFedSpaLLM(Federations):
                 zeros = (written.get_tensor(linear.parameter).view(-1, 4) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {2}
 
-    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(
-        self, bench: Bench
-    ) -> None:
+    def test_incompatible_pattern_is_refused_early(self, bench: Bench) -> None:
         with pytest.raises(EspalierError, match=r"fedspallm\.pattern = '1:5'"):
             bench.run(fedspallm__pattern="1:5")
         with pytest.raises(EspalierError, match=r"128 columns at a time, which 3 does not divide"):
@@ -437,7 +427,7 @@ class TestRounds(SpaLLMPromises):
             3: 2,
         }
 
-    def test_in_round_one_nothing_but_layer_numbers_goes_down(self, plain: Uninterrupted) -> None:
+    def test_round_one_sends_only_layer_numbers_down(self, plain: Uninterrupted) -> None:
         sent = [read(request.content) for request in plain.requests]
         first = [
             body
@@ -447,9 +437,7 @@ class TestRounds(SpaLLMPromises):
         assert [body.header.kind for body in first] == ["train"] * 4
         assert all(not body.blobs and set(body.fields) == {"blocks", "versions"} for body in first)
 
-    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(
-        self, whole_six: Uninterrupted
-    ) -> None:
+    def test_stale_layers_are_sent_only_when_needed(self, whole_six: Uninterrupted) -> None:
         """The test derives the versions from the messages.
 
         Clients sample one or two of six layers in each of four rounds.
@@ -493,7 +481,7 @@ class TestRounds(SpaLLMPromises):
         assert spared > 0
         assert held == [versions[3]] * 4
 
-    def test_results_are_those_of_clients_that_get_all_stale_layers(
+    def test_results_equal_those_of_all_stale_layers(
         self, six: Bench, whole_six: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         push = HeldLayers.push
@@ -540,9 +528,7 @@ class TestRounds(SpaLLMPromises):
         ]
         assert losses[0] == losses[1]
 
-    def test_the_local_share_is_that_of_own_layers_in_the_global_model(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_local_sparsity_is_in_global_model(self, plain: Uninterrupted) -> None:
         """Round 2 raises the sparsity from 25% to 50%.
 
         Three clients prune both layers. One prunes one layer and holds the other at 25%.
@@ -561,7 +547,7 @@ class TestRounds(SpaLLMPromises):
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
-    def test_the_table_tells_the_sparsity_of_each_model(self, whole: Uninterrupted) -> None:
+    def test_table_has_sparsity_of_each_model(self, whole: Uninterrupted) -> None:
         """Local models have the sparsity of the previous test; the others have 50%."""
         local = summary(whole.folder)["sparsity"]["local"]
         rows = [line.split("│") for line in whole.printed.splitlines() if line.startswith("│")]
@@ -579,9 +565,7 @@ class TestRounds(SpaLLMPromises):
         assert found == expected
         assert found["local-baseline (mean)"] != half
 
-    def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(
-        self, bench: Bench, monkeypatch: Any
-    ) -> None:
+    def test_run_ends_if_no_client_takes_layers(self, bench: Bench, monkeypatch: Any) -> None:
         def refuse(site: Any, request: Any) -> Any:
             raise InputError("the disk is full")
 
@@ -592,7 +576,7 @@ class TestRounds(SpaLLMPromises):
         ):
             bench.run()
 
-    def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:
+    def test_weak_clients_do_not_replace_strong_ones(self, bench: Bench) -> None:
         """The clients have capabilities 1, 2, 2, 2, and all but the weak one die before round 3.
 
         The weak client keeps its one layer.
@@ -628,9 +612,7 @@ class TestRounds(SpaLLMPromises):
                             linear.num_weights * sparsity
                         )
 
-    def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(
-        self, six: Bench, whole_six: Uninterrupted
-    ) -> None:
+    def test_clients_recover_lost_layers(self, six: Bench, whole_six: Uninterrupted) -> None:
         """The state of one client and a part of two others is lost before round 4.
 
         Layers that these clients hold but do not read follow at the end.
@@ -673,9 +655,7 @@ class TestRounds(SpaLLMPromises):
         assert documents[0]["metrics"] == documents[1]["metrics"]
         assert [client["reason"] for client in documents[1]["clients"]] == [None] * 4
 
-    def test_a_client_that_loses_its_layers_again_is_dropped_with_the_reason(
-        self, bench: Bench
-    ) -> None:
+    def test_second_loss_of_layers_drops_client(self, bench: Bench) -> None:
         grid = bench.grid()
 
         def forget(message: Any) -> None:
@@ -701,7 +681,7 @@ class TestRounds(SpaLLMPromises):
             self.expected_sparsity(OpenedModel(bench.model))
         )
 
-    def test_a_resumed_run_asks_for_the_layers_that_it_asked_for_before(self, bench: Bench) -> None:
+    def test_resumed_run_samples_the_same_layers(self, bench: Bench) -> None:
         """Clients answered round 2 before the kill, and then another client is lost.
 
         Without the checkpoint the server would sample other layers for the remaining clients.
@@ -726,7 +706,7 @@ class TestRounds(SpaLLMPromises):
         assert [client["status"] for client in clients] == ["completed"] * 3 + ["dropped"]
         assert orders == asked
 
-    def test_a_resumed_run_keeps_the_capabilities_of_its_first_round(self, bench: Bench) -> None:
+    def test_resumed_run_keeps_first_capabilities(self, bench: Bench) -> None:
         """New capabilities would lead to other samples.
 
         Clients that already answered would refuse them.
@@ -741,15 +721,13 @@ class TestRounds(SpaLLMPromises):
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
         assert set(map(tuple, sampled(resumed).values())) == {(0, 1)}
 
-    def test_what_was_drawn_is_in_the_checkpoint_before_anybody_is_asked(
-        self, bench: Bench
-    ) -> None:
+    def test_sample_is_checkpointed_before_any_order(self, bench: Bench) -> None:
         run, asked = killed_in(bench, 1)
         saved = json.loads((run / "checkpoint" / "state.json").read_text())
         assert (saved["round"], saved["state"]["prepared"]) == (0, 1)
         assert list(saved["state"]["samples"].values())[:3] == asked
 
-    def test_a_client_that_does_not_take_the_layers_is_dropped(
+    def test_client_refusing_layers_is_dropped(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(site: Any, request: Any) -> Any:
@@ -796,7 +774,7 @@ class TestSampling:
         monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
         return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
 
-    def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
+    def test_too_few_layer_places_are_refused(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
             match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it",
@@ -812,9 +790,7 @@ class TestSampling:
             exact(OpenedModel(bench.model), 0.5)
         )
 
-    def test_layers_that_died_with_their_client_are_pruned_in_another_round(
-        self, tmp_path: Path, bench: Bench
-    ) -> None:
+    def test_layers_of_dead_client_are_pruned_later(self, tmp_path: Path, bench: Bench) -> None:
         """Two clients have one layer each; one of them never answers ``train``."""
         two = Bench(
             tmp_path / "two",
@@ -829,7 +805,7 @@ class TestSampling:
         assert sorted(document["report"]["layer_versions"]) == [1, 2]
         assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(two.model), 0.5))
 
-    def test_a_run_that_covers_over_rounds_can_be_resumed_between_them(self, bench: Bench) -> None:
+    def test_run_covering_over_rounds_resumes(self, bench: Bench) -> None:
         whole = bench.run(fedspallm__coverage="over-rounds")
         cut = bench.killed(
             lambda header: header.server_round == 2, fedspallm__coverage="over-rounds"
@@ -837,7 +813,7 @@ class TestSampling:
         resumed = bench.run(fedspallm__coverage="over-rounds", resume_from=str(cut))
         assert results(resumed) == results(whole)
 
-    def test_capability_is_stated_or_measured_and_reported(self, bench: Bench) -> None:
+    def test_capability_is_stated_or_measured(self, bench: Bench) -> None:
         for stated in (3.0, 0.0):
             grid = bench.grid(fedspallm__coverage="over-rounds")
             seen = []
@@ -852,9 +828,7 @@ class TestSampling:
             assert [entry["measured"] for entry in seen] == [stated == 0]
             assert seen[0]["capability"] == 3.0 or stated == 0 < seen[0]["capability"]
 
-    def test_stated_and_measured_capabilities_are_not_compared(
-        self, tmp_path: Path, bench: Bench
-    ) -> None:
+    def test_mixed_capability_sources_are_refused(self, tmp_path: Path, bench: Bench) -> None:
         two = Bench(tmp_path / "two", "fedspallm", {}, num_clients=2)
         grid = two.grid()
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
@@ -865,7 +839,7 @@ class TestSampling:
 
 
 @pytest.mark.parametrize("value", ["1,x", "0", "-1,2", "nan"])
-def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
+def test_non_positive_capabilities_are_refused(value: str) -> None:
     with pytest.raises(EspalierError, match=r"fedspallm\.capabilities"):
         parse({"method": "fedspallm", "fedspallm.capabilities": value})
 

@@ -76,7 +76,7 @@ class TestFedSpine(PersonalPromises):
 
     # ----- each device's own model ----------------------------------------------------------------
 
-    def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
+    def test_device_models_are_written_as_reported(self, bench: Bench) -> None:
         changes = {
             "fedspine__keep_models": True,
             "evaluation__local_baseline": True,
@@ -98,7 +98,7 @@ class TestFedSpine(PersonalPromises):
 
     # ----- private and outgoing values ------------------------------------------------------------
 
-    def test_no_outgoing_byte_is_of_what_units_are_worth(self, kept: Uninterrupted) -> None:
+    def test_no_outgoing_byte_tells_unit_importance(self, kept: Uninterrupted) -> None:
         for client in range(kept.bench.num_clients):
             values = importances(kept, client)
             assert values.shape == (UNITS,)
@@ -174,9 +174,7 @@ class TestFedSpine(PersonalPromises):
 
     # ----- agreement before a round ---------------------------------------------------------------
 
-    def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(
-        self, bench: Bench
-    ) -> None:
+    def test_schedule_asks_equal_shares_within_unit(self, bench: Bench) -> None:
         """Two rounds prune 12.5% and 25% of 3840 parameters; all ranks are equal."""
         changes = {
             **SHARES,
@@ -219,9 +217,7 @@ class TestFedSpine(PersonalPromises):
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "did not reach" not in capsys.readouterr().out
 
-    def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_question_precedes_parts_with_bits(self, plain: Uninterrupted) -> None:
         """Each block is one part: the first travels by ``deliver``, the last with ``train``.
 
         Replies are split in the same way.
@@ -243,7 +239,7 @@ class TestFedSpine(PersonalPromises):
         assert len({body.blobs["structure"] for body in second}) == 2
         assert not any("structure" in body.blobs for body in bodies if body.header.server_round < 2)
 
-    def test_a_share_of_0_prunes_nothing_and_chooses_ranks(self, bench: Bench) -> None:
+    def test_share_of_zero_prunes_nothing(self, bench: Bench) -> None:
         """This is the paper's method without A_P."""
         changes = {"fedspine__pruning_ratio": 0.0, "federation__rounds": 3, "lora__rank": 8}
         folder = bench.run(**changes)
@@ -262,7 +258,7 @@ class TestFedSpine(PersonalPromises):
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
     )
-    def test_another_cut_than_was_asked_for_costs_its_sender_alone(
+    def test_wrong_cut_drops_its_sender_alone(
         self, bench: Bench, spoil: Callable[[int], int], words: str
     ) -> None:
         changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
@@ -330,9 +326,7 @@ class TestFedSpine(PersonalPromises):
         )
         assert "pruned is above the run's pruning ratio" in reply.fields["reason"]
 
-    def test_a_device_that_lost_its_state_goes_on_with_the_cut_that_the_server_knows(
-        self, bench: Bench
-    ) -> None:
+    def test_device_recovers_its_cut_from_server(self, bench: Bench) -> None:
         changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
         grid = bench.grid(**changes)
 
@@ -358,9 +352,7 @@ class TestFedSpine(PersonalPromises):
     # ----- aggregation at the server --------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["coverage", "zero-fill"])
-    def test_a_row_is_averaged_over_the_devices_that_kept_it(
-        self, bench: Bench, aggregation: str
-    ) -> None:
+    def test_rows_are_averaged_over_their_keepers(self, bench: Bench, aggregation: str) -> None:
         """The expected mean comes from dense updates, row by row.
 
         The weights are computed by hand from the reports and the sent tensors.
@@ -505,7 +497,7 @@ class TestFedSpine(PersonalPromises):
         rest.held = {0: 9, 1: 3, 2: 6}
         assert results(bench.run(rest, **changes, resume_from=str(folder))) == results(whole)
 
-    def test_a_device_that_is_dropped_teaches_its_bandit_nothing(self, bench: Bench) -> None:
+    def test_dropped_device_teaches_no_bandit(self, bench: Bench) -> None:
         grid = bench.grid()
         grid.tamper[3] = in_bits(lambda bits: 3)
         state = json.loads((bench.run(grid) / "checkpoint" / "state.json").read_text())
@@ -513,7 +505,7 @@ class TestFedSpine(PersonalPromises):
 
     # ----- variants -------------------------------------------------------------------------------
 
-    def test_without_one_half_the_schedule_takes_its_place(self, bench: Bench) -> None:
+    def test_schedule_replaces_missing_half(self, bench: Bench) -> None:
         def arms(**changes: Any) -> list[dict[str, Any]]:
             folder = bench.run(**changes)
             return list(
@@ -566,7 +558,7 @@ class TestFedSpine(PersonalPromises):
             "completed"
         }
 
-    def test_devices_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
+    def test_devices_score_their_models_on_task_items(self, bench: Bench) -> None:
         """Devices evaluate their own models on the server's items.
 
         On their own items they also evaluate the dense model.
@@ -686,7 +678,7 @@ class TestFedSpine(PersonalPromises):
             ({"training__base": "nf4"}, "has 16 input features, which is not a multiple of 64"),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(
+    def test_incompatible_settings_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
@@ -731,14 +723,14 @@ class TestFedSpine(PersonalPromises):
             "multiples of channels",
         ],
     )
-    def test_plans_of_other_cuts_have_the_bytes_of_their_runs(
+    def test_plans_of_other_cuts_equal_their_runs(
         self, bench: Bench, changes: dict[str, Any]
     ) -> None:
         """The server does not ask for a step that previous cuts already cover."""
         assert_planned(bench, bench.run(**changes), **changes)
 
     @pytest.mark.parametrize("selection", ["global", pytest.param("block", marks=pytest.mark.slow)])
-    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(
+    def test_plan_bounds_hold_for_uneven_parts(
         self, home: Home, tmp_path: Path, selection: str
     ) -> None:
         """Blocks lose different numbers of groups if all groups compete.
@@ -756,7 +748,7 @@ class TestFedSpine(PersonalPromises):
         )
         assert_planned(bench, bench.run(**changes), **changes)
 
-    def test_a_run_goes_on_with_the_fleet_that_it_began_with(self, bench: Bench) -> None:
+    def test_changed_fleet_is_refused_on_resumption(self, bench: Bench) -> None:
         fleet = bench.folder / "fleet.toml"
         given = Path(__file__).parents[2] / "conf" / "devices"
         fleet.write_text((given / "low.toml").read_text())
@@ -768,7 +760,7 @@ class TestFedSpine(PersonalPromises):
         ):
             bench.run(resume_from=str(folder), **changes)
 
-    def test_what_was_measured_once_is_told_in_one_cut(self, bench: Bench) -> None:
+    def test_importance_is_revealed_by_one_cut_only(self, bench: Bench) -> None:
         """A server that asks for other ratios in every round learns nothing more.
 
         There is no training between the rounds.
@@ -797,9 +789,7 @@ class TestFedSpine(PersonalPromises):
             )
             assert np.array_equal(unpack_tensors(reply.blobs["structure"])[CUT], before)
 
-    def test_a_claim_beyond_all_others_counts_as_a_multiple_of_the_median(
-        self, bench: Bench
-    ) -> None:
+    def test_importance_claim_is_capped_by_median(self, bench: Bench) -> None:
         def boasting(request: Message, reply: Message) -> Message:
             body = read(reply.content)
             if body.header.kind == "train":
@@ -815,9 +805,7 @@ class TestFedSpine(PersonalPromises):
             }
             assert importance[0] < 4 * min(importance.values())
 
-    def test_each_half_of_a_round_rests_on_as_many_tokens_as_the_site_asks_for(
-        self, bench: Bench
-    ) -> None:
+    def test_each_half_round_needs_minimum_tokens(self, bench: Bench) -> None:
         """The client reports a mean loss for each half of a round.
 
         Here a half has one sequence of 16 tokens, and both have 32 tokens.
@@ -834,9 +822,7 @@ class TestFedSpine(PersonalPromises):
         ):
             bench.run(grid, **changes)
 
-    def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(
-        self, bench: Bench
-    ) -> None:
+    def test_simulation_beyond_its_fleet_is_refused(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
             match=r"'auto' \(in a simulation full\): num-clients = 81: the fleet has 80 devices",
@@ -844,7 +830,7 @@ class TestFedSpine(PersonalPromises):
             bench.run(num_clients=81)
         assert not (bench.folder / "runs").exists()
 
-    def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
+    def test_encoder_task_and_fleet_size_are_checked(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
             match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli or boolq",
@@ -876,7 +862,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         assert (len_of(block["groups"]), len_of(block["channels"])) == (1, 128)
 
 
-def test_a_run_without_devices_ends_with_the_reason(
+def test_run_without_devices_ends_with_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))

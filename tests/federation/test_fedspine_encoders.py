@@ -172,7 +172,7 @@ def scores_of(model: Any, directory: Path) -> tuple[float, float]:
     return right / TESTS, loss / TESTS
 
 
-def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> None:
+def test_device_figures_equal_masked_encoders(done: Done) -> None:
     document = summary(done.folder)
     found = list[tuple[float, float]]()
     for client, told in enumerate(document["clients"]):
@@ -205,7 +205,7 @@ def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> N
     assert worst["loss"] == {"federated": pytest.approx(max(loss for _, loss in found), abs=1e-3)}
 
 
-def test_devices_have_cut_heads_and_channels_of_their_own(done: Done) -> None:
+def test_devices_have_own_cut_heads_and_channels(done: Done) -> None:
     """The structures have the reported pruning ratio, biases included, and differ by device."""
     kept = [structure_of(done.folder, client) for client in range(4)]
     assert len({structure.sha256 for structure in kept}) > 1
@@ -219,7 +219,7 @@ def test_devices_have_cut_heads_and_channels_of_their_own(done: Done) -> None:
 
 
 @torch.no_grad()
-def test_every_device_s_model_is_written_with_its_head(done: Done) -> None:
+def test_device_models_are_written_with_heads(done: Done) -> None:
     whole = OpenedModel(done.bench.model).plan.num_parameters
     for client, told in enumerate(summary(done.folder)["clients"]):
         directory = done.folder / "clients" / told["site"]
@@ -250,7 +250,7 @@ def test_every_device_s_model_is_written_with_its_head(done: Done) -> None:
 # ----- rounds -------------------------------------------------------------------------------------
 
 
-def test_the_head_is_the_mean_of_the_devices_heads(done: Done) -> None:
+def test_head_is_the_mean_of_device_heads(done: Done) -> None:
     """The head's weights are those of the adapters: the importance of the LoRA modules."""
     sent: Sent = sent_adapters(done.grid, 3)
     told = json.loads((done.folder / "refinements.json").read_text())["rounds"][2]["devices"]
@@ -268,7 +268,7 @@ def test_the_head_is_the_mean_of_the_devices_heads(done: Done) -> None:
             )
 
 
-def test_every_message_matches_its_contract_both_ways(done: Done) -> None:
+def test_every_message_matches_its_contract(done: Done) -> None:
     settings = parse(done.bench.config())
     plan = OpenedModel(done.bench.model).plan
     heads = set()
@@ -284,9 +284,7 @@ def test_every_message_matches_its_contract_both_ways(done: Done) -> None:
     assert {way for _, way in heads} == {"down", "up"}
 
 
-def test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache(
-    bench: Bench, done: Done
-) -> None:
+def test_same_seed_gives_same_bytes(bench: Bench, done: Done) -> None:
     grid = bench.grid()
     grid.held = {0: 9, 1: 3, 2: 6}
     for context in grid.contexts.values():
@@ -371,7 +369,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_starts(
+def test_incompatible_settings_are_refused_early(
     bench: Bench, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(EspalierError, match=words):

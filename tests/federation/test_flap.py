@@ -118,7 +118,7 @@ class TestFlap(Promises):
         """Return no orders: an order of FLAP has no content that could differ."""
         return []
 
-    def test_what_is_cut_is_what_one_party_cuts_that_has_all_windows(self, pointed: Bench) -> None:
+    def test_cut_equals_one_party_with_all_windows(self, pointed: Bench) -> None:
         folder = pointed.run(evaluation__centralized="auto")
         inputs = inputs_of(pointed, all_samples(pointed))
         expected = cut_by_hand(pointed, inputs)
@@ -163,7 +163,7 @@ class TestFlap(Promises):
             for block in small.structure.blocks  # type: ignore[union-attr]
         ]
 
-    def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
+    def test_client_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
         changes = {
             "data__source": "files",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
@@ -255,7 +255,7 @@ class TestFlap(Promises):
             ),
         ],
     )
-    def test_what_cannot_be_cut_or_written_is_refused_before_anything_starts(
+    def test_impossible_cuts_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
@@ -263,9 +263,7 @@ class TestFlap(Promises):
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("spoilt", ["infinite", "negative", "huge"])
-    def test_moments_that_no_inputs_have_cost_their_sender_alone(
-        self, bench: Bench, spoilt: str
-    ) -> None:
+    def test_impossible_moments_drop_their_sender(self, bench: Bench, spoilt: str) -> None:
         from flwr.app import Array, Message
 
         from espalier.messages.records import STYPE
@@ -289,7 +287,7 @@ class TestFlap(Promises):
         ]
         assert "is not finite, or none that inputs of a model have" in clients[1]["reason"]
 
-    def test_more_tokens_than_were_asked_for_are_refused(self, bench: Bench) -> None:
+    def test_more_tokens_than_requested_are_refused(self, bench: Bench) -> None:
         from flwr.app import Message
 
         def claim(request: Message, reply: Message) -> Message:
@@ -303,9 +301,7 @@ class TestFlap(Promises):
             bench.run(grid)
 
     @pytest.mark.parametrize("claimed", ["tokens", "inputs"])
-    def test_one_client_counts_up_to_a_multiple_of_the_median(
-        self, bench: Bench, claimed: str
-    ) -> None:
+    def test_one_client_is_capped_by_median(self, bench: Bench, claimed: str) -> None:
         """The limit applies to claimed tokens and to moments far above those of other clients."""
         from flwr.app import Array, Message
 
@@ -337,7 +333,7 @@ class TestFlap(Promises):
 
 
 @pytest.mark.parametrize("method", ["flap", "llm-streamline"])
-def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
+def test_site_with_more_windows_takes_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))

@@ -100,7 +100,7 @@ class TestHetLoRA(Promises):
 
     # ----- ranks ----------------------------------------------------------------------------------
 
-    def test_adapters_of_every_rank_travel_with_its_shapes(self, on_own_text: Bench) -> None:
+    def test_adapters_travel_in_their_rank_s_shapes(self, on_own_text: Bench) -> None:
         changes = {"hetlora__gamma": 1.0}
         grid = on_own_text.grid(**changes)
         requests = list[Message]()
@@ -122,9 +122,7 @@ class TestHetLoRA(Promises):
             assert shapes["attn.q.lora_a"] == (lora_rank, 16)
             assert shapes["attn.v.lora_b"] == (8, lora_rank)
 
-    def test_a_client_begins_a_round_with_the_first_ranks_of_the_global_adapters(
-        self, bench: Bench
-    ) -> None:
+    def test_round_starts_from_first_global_ranks(self, bench: Bench) -> None:
         grid = bench.grid()
         requests = list[Message]()
         grid.before_push = requests.append
@@ -146,7 +144,7 @@ class TestHetLoRA(Promises):
                 brought[client]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8
             )
 
-    def test_without_ranks_a_client_s_capability_decides(self, bench: Bench) -> None:
+    def test_capability_decides_without_set_ranks(self, bench: Bench) -> None:
         grid = bench.grid(hetlora__ranks="")
         requests = list[Message]()
         grid.before_push = requests.append
@@ -156,7 +154,7 @@ class TestHetLoRA(Promises):
         assert limits(requests, 1) == {0: 8, 1: 4, 2: 1, 3: 6}
         assert {client["status"] for client in document["clients"]} == {"completed"}
 
-    def test_a_client_that_no_round_asked_trains_alone_at_its_own_rank(
+    def test_unsampled_client_has_its_rank_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks = {}
@@ -175,7 +173,7 @@ class TestHetLoRA(Promises):
         bench.run(grid, **changes)
         assert ranks == {0: 8, 1: 4, 2: 1, 3: 6}
 
-    def test_measured_and_stated_capabilities_do_not_mix(self, bench: Bench) -> None:
+    def test_mixed_capability_sources_are_refused(self, bench: Bench) -> None:
         grid = bench.grid(hetlora__ranks="")
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
         with pytest.raises(
@@ -190,7 +188,7 @@ class TestHetLoRA(Promises):
         grid = bench.grid(**changes)
         return grid, bench.run(grid, **changes)
 
-    def test_zero_padded_factors_are_averaged_by_norms(self, bench: Bench) -> None:
+    def test_padded_factors_are_averaged_by_norm(self, bench: Bench) -> None:
         grid, folder = self._last(bench)
         sent = sent_adapters(grid, 1)
         weights = norm_weights(sent)
@@ -220,7 +218,7 @@ class TestHetLoRA(Promises):
                 np.matmul(*written(folder, 1, matrix)), expected, rtol=1e-4, atol=1e-8
             )
 
-    def test_where_nobody_changed_anything_all_weigh_alike(self, bench: Bench) -> None:
+    def test_unchanged_adapters_have_equal_weights(self, bench: Bench) -> None:
         """B starts at zero, and the learning rate is too small to change it in float32."""
         grid, folder = self._last(bench, training__learning_rate=1e-300)
         sent = sent_adapters(grid, 1)
@@ -231,7 +229,7 @@ class TestHetLoRA(Promises):
         assert not mean_b.any()
         np.testing.assert_allclose(a, mean_a, rtol=1e-6)
 
-    def test_equal_clients_give_what_each_of_them_trained(
+    def test_equal_clients_give_their_common_result(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for client in range(bench.num_clients):
@@ -279,9 +277,7 @@ class TestHetLoRA(Promises):
                 )
 
     @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
-    def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(
-        self, bench: Bench, aggregation: str
-    ) -> None:
+    def test_implausible_update_drops_its_sender(self, bench: Bench, aggregation: str) -> None:
         changes = {"hetlora__aggregation": aggregation, "part_bytes": 1 << 20}
         grid = bench.grid(**changes)
         grid.tamper[1] = added_to_b(100.0)
@@ -295,9 +291,7 @@ class TestHetLoRA(Promises):
         assert "lora_b: a number is larger than 2 steps" in clients[1]["reason"]
 
     @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
-    def test_honest_clients_of_all_ranks_stay_below_the_limit(
-        self, bench: Bench, aggregation: str
-    ) -> None:
+    def test_honest_clients_of_all_ranks_are_accepted(self, bench: Bench, aggregation: str) -> None:
         changes = PRUNED | {
             "hetlora__aggregation": aggregation,
             "federation__wire_dtype": "nf4",
@@ -309,9 +303,7 @@ class TestHetLoRA(Promises):
 
     # ----- self-pruning ---------------------------------------------------------------------------
 
-    def test_self_pruning_lowers_a_rank_and_the_next_round_s_order_has_it(
-        self, bench: Bench
-    ) -> None:
+    def test_self_pruning_lowers_next_round_s_rank(self, bench: Bench) -> None:
         grid = bench.grid(**PRUNED)
         requests = list[Message]()
         grid.before_push = requests.append
@@ -350,9 +342,7 @@ class TestHetLoRA(Promises):
     @pytest.mark.parametrize(
         "wire_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"]
     )
-    def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(
-        self, bench: Bench, wire_dtype: str
-    ) -> None:
+    def test_pruned_rank_stays_zero_despite_feedback(self, bench: Bench, wire_dtype: str) -> None:
         """Losses of earlier rounding are dropped with the rank.
 
         Ranks keep falling from round to round.
@@ -370,9 +360,7 @@ class TestHetLoRA(Promises):
     @pytest.mark.parametrize(
         "wire_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"]
     )
-    def test_differences_of_clients_of_all_ranks_are_added_to_the_first_ranks_of_the_global_adapters(
-        self, bench: Bench, wire_dtype: str
-    ) -> None:
+    def test_differences_are_added_to_first_ranks(self, bench: Bench, wire_dtype: str) -> None:
         """Ranks that a client gave up leave nothing, even if other clients still have them.
 
         The reference is computed with loops, round by round.
@@ -428,7 +416,7 @@ class TestHetLoRA(Promises):
                     a, whole[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-5, atol=1e-8
                 )
 
-    def test_rounded_updates_end_near_those_of_float32(self, bench: Bench) -> None:
+    def test_rounded_updates_approximate_float32(self, bench: Bench) -> None:
         """The runs have three rounds over NF4."""
         common: dict[str, Any] = {
             "lora__merge": False,
@@ -441,7 +429,7 @@ class TestHetLoRA(Promises):
         found = updates(bench.run(**common, federation__wire_dtype="nf4"))
         assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
-    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
+    def test_killed_after_pruning_equals_never_killed(self, bench: Bench) -> None:
         changes = PRUNED | {"federation__wire_dtype": "nf4"}
         uninterrupted = bench.run(**changes)
         folder = bench.killed(third_order_of(3), **changes)
@@ -449,9 +437,7 @@ class TestHetLoRA(Promises):
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
-    def test_a_run_of_measured_capabilities_goes_on_without_a_site_that_is_gone(
-        self, bench: Bench
-    ) -> None:
+    def test_measured_run_goes_on_without_lost_site(self, bench: Bench) -> None:
         changes = {"hetlora__ranks": "", "num_clients": 2}
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
@@ -470,9 +456,7 @@ class TestHetLoRA(Promises):
 
     # ----- a fleet's clock ------------------------------------------------------------------------
 
-    def test_rounds_take_what_the_fleet_s_devices_would_with_the_ranks_that_they_have(
-        self, bench: Bench
-    ) -> None:
+    def test_times_follow_fleet_and_current_ranks(self, bench: Bench) -> None:
         """A token costs 4 operations per frozen parameter and 6 per trained one.
 
         A byte has 8 bits, and nothing is sent to clients in round 1.
@@ -517,7 +501,7 @@ class TestHetLoRA(Promises):
 
     # ----- claims about a rank --------------------------------------------------------------------
 
-    def test_a_rank_that_its_adapters_belie_costs_the_sender_alone(self, bench: Bench) -> None:
+    def test_false_rank_report_drops_its_sender(self, bench: Bench) -> None:
         def claim(rank: int) -> Any:
             def tamper(request: Message, reply: Message) -> Message:
                 if read(request.content).header.kind == "train":
@@ -538,7 +522,7 @@ class TestHetLoRA(Promises):
         assert "not zero beyond rank 1, which the client reports" in clients[1]["reason"]
         assert "rank is above 8, the order's rank_limit" in clients[2]["reason"]
 
-    def test_later_parts_are_held_against_the_reported_rank_too(self, bench: Bench) -> None:
+    def test_later_parts_must_match_reported_rank(self, bench: Bench) -> None:
         def fill(request: Message, reply: Message) -> Message:
             header = read(request.content).header
             if (header.kind, header.server_round) == ("fetch", 2):
@@ -560,7 +544,7 @@ class TestHetLoRA(Promises):
         ]
         assert "not zero beyond rank 4, which the client reports" in clients[3]["reason"]
 
-    def test_egress_holds_back_what_is_not_zero_beyond_the_rank(
+    def test_egress_refuses_nonzero_beyond_rank(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(

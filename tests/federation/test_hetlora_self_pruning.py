@@ -19,7 +19,7 @@ def factors_of(size: float) -> Factors:
     return Factors(torch.ones(2, 4) * half, torch.full((4, 2), 0.5), 3.0)
 
 
-def test_a_client_s_decision_is_that_of_the_sum_over_its_matrices() -> None:
+def test_self_pruning_sums_over_all_matrices() -> None:
     """The tail starts at rank 2, and the matrices have ranks 4, 4 and 2.
 
     The matrix of rank 2 has no tail; the tails of the other two are added.

@@ -126,9 +126,7 @@ class TestLlmPruner(Promises):
         return []
 
     @pytest.mark.parametrize("element", ["absolute", "signed"])
-    def test_scores_are_those_of_autograd_and_are_added_up(
-        self, bench: Bench, element: str
-    ) -> None:
+    def test_scores_equal_autograd_and_are_summed(self, bench: Bench, element: str) -> None:
         """The lowest groups of each kind and block are pruned until 30% of their cost is reached.
 
         Signed sums count by their magnitude.
@@ -161,7 +159,7 @@ class TestLlmPruner(Promises):
                     sorted(range(number), key=lambda unit: sums[unit])[go:]
                 )
 
-    def test_squares_are_the_fisher_information_of_masks(self, bench: Bench) -> None:
+    def test_squares_are_the_fisher_information(self, bench: Bench) -> None:
         """Masks scale the outputs of the groups, and gradients are taken sample by sample.
 
         The search prunes the numbers of groups and channels with the lowest loss.
@@ -214,7 +212,7 @@ class TestLlmPruner(Promises):
             metric["values"]["federated"], rel=1e-5
         )
 
-    def test_signed_sums_of_unequal_parties_add_up_to_those_of_all(self, bench: Bench) -> None:
+    def test_signed_sums_are_weighted_by_samples(self, bench: Bench) -> None:
         """A party with three samples counts three times as much as a party with one."""
         model = OpenedModel(bench.model)
         samples = all_samples(bench)[:4]
@@ -232,7 +230,7 @@ class TestLlmPruner(Promises):
                     parts[0][index][kind] + parts[1][index][kind], values, rtol=1e-4, atol=1e-5
                 )
 
-    def test_a_magnitude_below_zero_costs_its_sender_alone(self, bench: Bench) -> None:
+    def test_negative_magnitude_drops_its_sender(self, bench: Bench) -> None:
         def negate(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 blobs = reply.content["blobs"]
@@ -254,7 +252,7 @@ class TestLlmPruner(Promises):
         ]
         assert "a score is not a finite number, or below 0" in clients[1]["reason"]
 
-    def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
+    def test_share_is_of_all_despite_spared_blocks(self, bench: Bench) -> None:
         folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__pruning_ratio": 0.2})
         small = OpenedModel(folder / "model")
         base = OpenedModel(bench.model)
@@ -278,16 +276,14 @@ class TestLlmPruner(Promises):
             ),
         ],
     )
-    def test_what_cannot_be_cut_is_refused_before_anything_starts(
+    def test_impossible_cuts_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
             bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 
-    def test_scores_of_one_client_do_not_drown_the_others(
-        self, bench: Bench, plain: Uninterrupted
-    ) -> None:
+    def test_one_client_s_scores_are_capped(self, bench: Bench, plain: Uninterrupted) -> None:
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 blobs = reply.content["blobs"]

@@ -179,9 +179,7 @@ class TestLlmStreamline(Promises):
         changes = {"data__source": "files", "data__path": f"{bench.folder}/text-{{client}}.txt"}
         return all_samples(bench, **changes).chunk(bench.num_clients)
 
-    def test_the_stretch_that_changes_its_input_least_over_all_tokens_goes(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_least_changing_stretch_is_removed(self, plain: Uninterrupted) -> None:
         samples = self.samples(plain.bench)
         for client, own in enumerate(samples):
             cosines = sent(plain.received, 1, client)["cosines"]
@@ -197,7 +195,7 @@ class TestLlmStreamline(Promises):
         start = int(np.argmax(pooled))
         assert report["blocks_that_went"] == [start, start + 1]
 
-    def test_the_last_block_may_be_compared_before_the_final_norm(self, pointed: Bench) -> None:
+    def test_last_block_is_comparable_before_norm(self, pointed: Bench) -> None:
         """The setting holds for clients, local baselines and the centralized baseline.
 
         The last block of the model adds almost nothing.
@@ -233,9 +231,7 @@ class TestLlmStreamline(Promises):
             values = document["metrics"][0]["values"]
             assert values["centralized"] == pytest.approx(values["federated"], rel=1e-6)
 
-    def test_clients_train_as_a_plain_loop_does_and_their_layers_are_averaged(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_training_equals_plain_loop_and_average(self, plain: Uninterrupted) -> None:
         bench = plain.bench
         samples = self.samples(plain.bench)
         start, *_ = summary(plain.folder)["report"]["blocks_that_went"]
@@ -319,9 +315,7 @@ class TestLlmStreamline(Promises):
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert own["values"]["local_baseline"] is not None
 
-    def test_hidden_states_that_were_lost_are_made_again(
-        self, bench: Bench, plain: Uninterrupted
-    ) -> None:
+    def test_lost_hidden_states_are_recomputed(self, bench: Bench, plain: Uninterrupted) -> None:
         def lose(message: Message) -> None:
             header: Header = read(message.content).header
             if (header.kind, header.server_round, header.client) == ("train", 3, 1):
@@ -389,7 +383,7 @@ class TestLlmStreamline(Promises):
             ),
         ],
     )
-    def test_what_cannot_be_done_is_refused_before_anything_starts(
+    def test_impossible_settings_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
@@ -404,7 +398,7 @@ class TestLlmStreamline(Promises):
             (2, 1e9, "steps of"),
         ],
     )
-    def test_what_no_honest_work_leads_to_costs_its_sender_alone(
+    def test_implausible_reply_drops_its_sender(
         self, bench: Bench, server_round: int, value: float, words: str
     ) -> None:
         def spoil(request: Message, reply: Message) -> Message:
@@ -435,7 +429,7 @@ class TestLlmStreamline(Promises):
         ]
         assert words in clients[1]["reason"]
 
-    def test_more_tokens_than_any_client_has_are_refused(self, bench: Bench) -> None:
+    def test_too_many_tokens_are_refused(self, bench: Bench) -> None:
         def claim(request: Message, reply: Message) -> Message:
             if "tokens" in reply.content["fields"]:
                 reply.content["fields"]["tokens"] = 16_000_001
@@ -457,7 +451,7 @@ class TestLlmStreamline(Promises):
             ({"max-rounds": 2}, "max-rounds = 2: rounds of the run = 3"),
         ],
     )
-    def test_a_site_s_limits_hold_for_the_layer_s_training(
+    def test_site_limits_apply_to_layer_training(
         self, bench: Bench, limit: dict[str, int], words: str
     ) -> None:
         """The site reports its limits at enrolment, before any work."""

@@ -68,9 +68,7 @@ def kinds(grid: InProcessGrid, partition: int = 0) -> list[str]:
 
 
 @every_method
-def test_the_local_only_result_is_made_in_a_message_of_its_own(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baseline_has_a_message_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the clients evaluate, they neither train nor prune."""
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
@@ -107,7 +105,7 @@ def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 
 
 @pytest.mark.parametrize("bench", ["fedprllm-one-shot", "fedspallm"], indirect=True)
-def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> None:
+def test_no_baseline_message_if_rounds_leave_it(bench: Bench) -> None:
     bench.method = bench.method.removesuffix("-one-shot")
     grid = bench.grid()
     bench.run(grid)
@@ -115,14 +113,14 @@ def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> Non
     assert kinds(grid)[-1] == "evaluate"
 
 
-def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
+def test_no_baseline_without_evaluation(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid, evaluation__local_baseline=False)
     assert kinds(grid)[-1] in ("train", "fetch")
 
 
 @every_method
-def test_a_client_that_fails_alone_keeps_its_contribution(bench: Bench) -> None:
+def test_failed_baseline_keeps_contribution(bench: Bench) -> None:
     grid = bench.grid()
     grid.tamper[1] = lambda request, reply: (
         None if read(request.content).header.kind == "alone" else reply
@@ -154,7 +152,7 @@ def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
     return Federation._patience(federation, roster.seats[client])
 
 
-def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:
+def test_patience_is_a_multiple_of_round_times() -> None:
     seats = [
         Seat(0, "a", 1, seconds=30.0, rounds=3),
         Seat(1, "b", 2, seconds=20.0, rounds=1),
@@ -175,9 +173,7 @@ def test_no_client_makes_the_server_wait_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("measured", "again"), [(100.0, False), (1.0, True)])
-def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(
-    bench: Bench, measured: float, again: bool
-) -> None:
+def test_client_of_slow_rounds_is_asked_once(bench: Bench, measured: float, again: bool) -> None:
     """Two deadlines of 5 seconds pass while the client trains.
 
     Training takes 100 polls of the server: 50 in the first 5 seconds and 50 in the next 25.
@@ -287,7 +283,7 @@ def answer(
 
 
 @every_method
-def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench) -> None:
+def test_repeated_message_gets_kept_answer(bench: Bench) -> None:
     """The repeated reply has the same duration, which a second computation would not have."""
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
@@ -303,7 +299,7 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
 
 
 @pytest.mark.parametrize("bench", ["slicegpt"], indirect=True)
-def test_what_an_evaluation_stores_makes_no_other_evaluation_of_it(bench: Bench) -> None:
+def test_stored_bases_do_not_change_an_evaluation(bench: Bench) -> None:
     """The first evaluation stores bases in the round that the request rests on."""
     requests = requests_of(bench)
     assert answer(bench, requests["train"]).header.status == "ok"
@@ -326,7 +322,7 @@ def told_once(bench: Bench) -> MessageBody:
     return requests["evaluate"]
 
 
-def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(
+def test_failed_evaluation_does_not_block_another(
     bench: Bench,
 ) -> None:
     requests = requests_of(bench)
@@ -369,7 +365,7 @@ def test_an_evaluation_that_failed_counts(bench: Bench, monkeypatch: pytest.Monk
     assert answer(bench, requests["evaluate"], 3).header.status == "ok"
 
 
-def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) -> None:
+def test_another_result_is_not_evaluated_any_more(bench: Bench) -> None:
     """A result that was computed again could reveal something new."""
     evaluate = told_once(bench)
     (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/alone.json")
@@ -400,7 +396,7 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 
 
 @pytest.mark.parametrize("kind", sorted(WORK))
-def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
+def test_repeated_message_waits_for_first_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, arrivals: threading.Semaphore, kind: str
 ) -> None:
     requests = requests_of(bench)

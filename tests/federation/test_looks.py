@@ -35,7 +35,7 @@ def looks(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_each_look_is_what_a_shorter_run_ends_with(bench: Bench) -> None:
+def test_looks_equal_the_ends_of_shorter_runs(bench: Bench) -> None:
     found = looks(bench.run(evaluation__every=1, training__schedule="constant"))
     assert [look["round"] for look in found] == [1, 2, 3]
     for look in found:
@@ -46,7 +46,7 @@ def test_each_look_is_what_a_shorter_run_ends_with(bench: Bench) -> None:
         }
 
 
-def test_after_every_so_many_rounds_and_killed_it_is_the_same(bench: Bench) -> None:
+def test_looks_are_the_same_after_kill(bench: Bench) -> None:
     changes = {"evaluation__every": 2, "federation__rounds": 5}
     whole = bench.run(**changes)
     assert [look["round"] for look in looks(whole)] == [2, 4]
@@ -61,7 +61,7 @@ def test_without_it_nothing_is_written(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", ["fedspine"], indirect=True)
-def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> None:
+def test_every_device_s_own_model_is_measured(bench: Bench) -> None:
     """The server builds the devices' models from cuts and adapters.
 
     Its metrics are those that the devices report.
@@ -77,7 +77,7 @@ def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("bench", ["sft-p"], indirect=True)
-def test_what_cannot_be_measured_between_rounds_is_refused_at_once(bench: Bench) -> None:
+def test_impossible_looks_are_refused_at_once(bench: Bench) -> None:
     with pytest.raises(
         EspalierError,
         match=r"evaluation.every = 1: sft-p is evaluated only at the end; set it to 0",

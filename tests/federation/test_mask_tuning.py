@@ -193,7 +193,7 @@ class TestMaskTuning(Promises):
         assert structure is not None
         return {(index, kind): list(structure.blocks[index].kept(kind)) for index, kind in PLACES}
 
-    def test_factors_have_the_fisher_information_of_masks(
+    def test_factors_give_fisher_information(
         self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
     ) -> None:
         """The factor of two samples has two rows.
@@ -211,7 +211,7 @@ class TestMaskTuning(Promises):
                         rows.T @ rows, gradients.T @ gradients / 2, rtol=5e-3, atol=1e-8
                     )
 
-    def test_units_go_that_the_search_and_the_greedy_pass_choose(
+    def test_units_chosen_by_search_are_removed(
         self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
     ) -> None:
         rows = {place: np.vstack([own[place] for own in by_hand]) for place in PLACES}
@@ -230,9 +230,7 @@ class TestMaskTuning(Promises):
             moved += len(expected - start)
         assert moved > 0
 
-    def test_equations_and_scales_are_those_of_the_cut_model_in_memory(
-        self, plain: Uninterrupted
-    ) -> None:
+    def test_equations_equal_cut_model_in_memory(self, plain: Uninterrupted) -> None:
         kept = self.kept(plain.folder)
         outputs = [outputs_by_hand(plain.bench, own, kept) for own in self.samples(plain.bench)]
         sent = 0
@@ -276,7 +274,7 @@ class TestMaskTuning(Promises):
     def test_what_is_delivered_is_what_is_written(self, whole: Uninterrupted) -> None:
         """Pushed tensors include the scales, because clients evaluate the federated model.
 
-        ``test_figures_on_own_text`` compares the metrics.
+        ``test_own_text_figures_equal_transformers`` compares the metrics.
         """
         delivered = [read(request.content) for request in whole.requests]
         bodies = [
@@ -288,9 +286,7 @@ class TestMaskTuning(Promises):
             assert set(np.flatnonzero(scales)) == set(stay)
 
     @pytest.mark.parametrize("clients", [1, 4])
-    def test_the_federation_is_one_party_that_has_all_windows(
-        self, bench: Bench, clients: int
-    ) -> None:
+    def test_federation_equals_single_party(self, bench: Bench, clients: int) -> None:
         """A federation of one client is that party."""
         changes: dict[str, Any] = {
             "data__source": "files",
@@ -310,9 +306,7 @@ class TestMaskTuning(Promises):
             assert values["local_baseline"] == pytest.approx(values["federated"], rel=1e-3)
         assert values["federated"] != pytest.approx(values["dense"], rel=1e-3)
 
-    def test_without_rescaling_there_is_one_round_and_what_a_client_would_cut_needs_no_message(
-        self, bench: Bench
-    ) -> None:
+    def test_without_rescaling_there_is_one_round(self, bench: Bench) -> None:
         bench.settings = {**SMALL, "llm-pruner.rearrange": "groups"}
         grid = bench.grid(evaluation__local_baseline=True)
         document = summary(bench.run(grid, evaluation__local_baseline=True))
@@ -359,7 +353,7 @@ class TestMaskTuning(Promises):
             (2, lambda own: opposed(own["joint"]), "not inner products of the outputs of groups"),
         ],
     )
-    def test_numbers_that_no_outputs_have_cost_their_sender_alone(
+    def test_impossible_statistics_drop_their_sender(
         self,
         bench: Bench,
         of_round: int,
@@ -378,7 +372,7 @@ class TestMaskTuning(Promises):
         ]
         assert words in clients[1]["reason"]
 
-    def test_equations_of_one_client_do_not_drown_the_others(self, bench: Bench) -> None:
+    def test_one_client_s_equations_are_capped(self, bench: Bench) -> None:
         def shout(tensors: dict[str, np.ndarray]) -> None:
             for value in tensors.values():
                 value *= 1e6
@@ -406,7 +400,7 @@ def opposed(triangle: np.ndarray) -> None:
     triangle[:] = full[np.triu_indices(width)]
 
 
-def test_scales_beyond_ten_leave_groups_as_they_are() -> None:
+def test_scales_beyond_ten_are_not_used() -> None:
     """A group that would need a scale of 20 keeps scale 1; a scale of 9 is valid."""
     job = LlmPrunerSettings.model_validate({"rescale": "all", "element": "squared"})
     assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0]))) is None
@@ -434,7 +428,7 @@ def test_scales_beyond_ten_leave_groups_as_they_are() -> None:
     }
 
 
-def test_equations_that_fit_into_no_message_are_refused() -> None:
+def test_oversized_equations_are_refused() -> None:
     shapes = {
         "attn.q": (8, 8),
         "attn.k": (8, 8),

@@ -21,9 +21,7 @@ PARSED = (
 """Modules, and their functions that read a message, the settings, the contract or the model."""
 
 
-def test_a_site_parses_a_message_and_what_belongs_to_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_site_parses_a_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     # The minimum for real sites is larger than the texts of the bench.
     monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)

@@ -68,7 +68,7 @@ class TestOptions(Federations):
         assert len(told) == 4
         assert {len(fields["blob_sha256"]) for fields in told} == {1}
 
-    def test_a_site_without_the_base_model_takes_part_where_the_method_says_so(
+    def test_site_may_lack_base_model_if_allowed(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = save_tiny_llama(bench.folder / "other", seed=5)
@@ -89,7 +89,7 @@ class TestOptions(Federations):
         monkeypatch.setattr("client_app.site.downloaded_model", lambda *_: brought)
         assert "node-00002" in enrolled()
 
-    def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(
+    def test_decisions_are_checkpointed_before_orders(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A resumed run does not decide again."""

@@ -75,9 +75,7 @@ def test_a_client_that_died_is_told_by_its_name(
     assert summary(folder)["missing"] == [{"site": "node-00001", "reason": why}]
 
 
-def test_a_client_that_could_not_be_evaluated_is_in_the_result(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unevaluated_client_is_in_result(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     grid = bench.grid()
     grid.tamper[1] = silent_from("evaluate")
     assert summary(bench.run(grid))["missing"] == []
@@ -87,7 +85,7 @@ def test_a_client_that_could_not_be_evaluated_is_in_the_result(
     )
 
 
-def test_a_node_that_does_not_say_who_it_is_in_time_is_told(
+def test_silent_node_is_reported_by_its_number(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = bench.grid()
@@ -100,7 +98,7 @@ def test_a_node_that_does_not_say_who_it_is_in_time_is_told(
     )
 
 
-def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(
+def test_mended_site_does_not_join_a_resumed_run(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = with_a_typo(bench.grid(), 2)
@@ -139,7 +137,7 @@ def test_one_that_never_connected_has_no_name() -> None:
     ]
 
 
-def test_a_second_node_of_a_seated_name_is_not_missing() -> None:
+def test_second_node_of_a_seat_is_not_missing() -> None:
     roster = Roster(
         {0: Seat(0, "a", 1)},
         {"a": "a second node with this site name", "c": "has another base model"},
@@ -189,11 +187,11 @@ def test_in_deployment_every_site_is_needed(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("deployed")
-def test_in_deployment_fewer_are_enough_if_the_settings_say_so(bench: Bench) -> None:
+def test_deployment_may_allow_fewer_clients(bench: Bench) -> None:
     folder = bench.run(with_a_typo(bench.grid(), 2), quorum=0.5)
     assert summary(folder)["finished"] == 2
 
 
-def test_the_run_directory_names_the_quorum_that_counted(bench: Bench) -> None:
+def test_quorum_in_force_is_in_run_directory(bench: Bench) -> None:
     folder = bench.run()
     assert quorum(folder) == 0.5

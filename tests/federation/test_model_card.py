@@ -77,7 +77,7 @@ def test_cards_of_adapters_and_of_a_merged_model(model: OpenedModel) -> None:
     assert "PeftModel" not in merged
 
 
-def test_a_base_model_with_an_owner_is_named_to_the_hub(tmp_path: Path) -> None:
+def test_base_model_with_owner_is_named(tmp_path: Path) -> None:
     model = OpenedModel(
         save_tiny_llama(tmp_path / "models--owner--tiny.llama" / "snapshots" / "0a1b")
     )
@@ -123,9 +123,7 @@ def test_paths_stay_out_of_it(model: OpenedModel, method: str) -> None:
         ("/secret/stories", "a dataset of the Hugging Face hub"),
     ],
 )
-def test_a_dataset_of_the_hub_is_named_and_a_directory_is_not(
-    model: OpenedModel, path: str, named: str
-) -> None:
+def test_hub_dataset_is_named_but_no_directory(model: OpenedModel, path: str, named: str) -> None:
     card = pruned_card(parse({"data.source": "hub", "data.path": path}), model, 0.5)
     assert f"from {named} (" in row(card, "data")
     assert "secret" not in card

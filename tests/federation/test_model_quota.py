@@ -156,7 +156,7 @@ def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
     )
 
 
-def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
+def test_other_cuts_of_file_take_no_more_room(tmp_path: Path) -> None:
     """Each run offers the same folder in pieces of another size.
 
     It sends all pieces but the last.
@@ -178,7 +178,7 @@ def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
     assert (last.brought() / "model.safetensors").read_bytes() == data
 
 
-def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
+def test_disk_holds_files_and_one_piece_at_most(
     tmp_path: Path,
 ) -> None:
     """The limit holds also if the same piece occurs in several places."""
@@ -192,7 +192,7 @@ def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
     assert not list((tmp_path / "state" / "models").rglob("*.blob"))
 
 
-def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
+def test_larger_model_or_piece_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match=f"max-model-bytes = {MOST}: the run's model has"):
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
@@ -207,7 +207,7 @@ def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == 0
 
 
-def test_pieces_are_not_so_small_that_the_disk_s_blocks_take_far_more_room(tmp_path: Path) -> None:
+def test_too_small_pieces_are_refused(tmp_path: Path) -> None:
     server = Server(tmp_path, "a", of(1, 500))
     server.offered = server.offered.model_copy(update={"piece_bytes": MIN_PIECE_BYTES - 1})
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_pieces_are_not_so_small_that_the_disk_s_blocks_take_far_more_room(tmp_p
         server.offer()
 
 
-def test_files_that_are_not_what_was_offered_leave_nothing(tmp_path: Path) -> None:
+def test_files_with_wrong_hash_leave_nothing(tmp_path: Path) -> None:
     server = Server(tmp_path, "a", of(1, 3_000))
     server.offered = server.offered.model_copy(update={"file_sha256": ["0" * 64]})
     lacking = server.offer()
@@ -238,7 +238,7 @@ def test_json_that_is_nested_too_deep_is_not_kept(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == 0
 
 
-def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
+def test_abandoned_model_makes_room_and_can_go_on(tmp_path: Path) -> None:
     """A reservation ends one hour after its last piece, if another model needs the space."""
     given_up, other = (Server(tmp_path, str(n), of(n, 15_000)) for n in range(2))
     given_up.offer()
@@ -260,7 +260,7 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     assert (other.brought() / "model.safetensors").exists()
 
 
-def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> None:
+def test_damaged_reservation_still_counts(tmp_path: Path) -> None:
     """A damaged reservation still counts with the size of the files on disk."""
     first, second = (Server(tmp_path, str(n), of(n, 12_000)) for n in range(2))
     for index in first.offer():
@@ -272,7 +272,7 @@ def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> No
             second.offer()
 
 
-def test_a_file_without_weights_is_no_larger_than_any_is(tmp_path: Path) -> None:
+def test_file_without_weights_is_bounded_in_size(tmp_path: Path) -> None:
     large = {
         "names": ["tokenizer.json"],
         "sizes": [(1 << 27) + 1],

@@ -245,7 +245,7 @@ def perplexity(document: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(("name", "bad"), PAIRS)
-def test_one_bad_client_of_eight_costs_ten_percent_at_most_or_is_dropped(
+def test_bad_client_costs_ten_percent_at_most(
     name: str,
     bad: str,
     homes: dict[str, Home],
@@ -275,7 +275,7 @@ def test_every_method_is_tried() -> None:
     assert {name.split()[0] for name in CASES} == set(METHODS)
 
 
-def test_the_result_of_eight_honest_clients_is_limited_nowhere(
+def test_eight_honest_clients_are_never_capped(
     homes: dict[str, Home], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))

@@ -117,7 +117,7 @@ def tuning(bench: Bench) -> Bench:
 # ----- outgoing data ------------------------------------------------------------------------------
 
 
-def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
+def test_no_answer_depends_on_two_tokens(bench: Bench) -> None:
     """A server could guess two calibration tokens and verify the guess."""
     changes = {"data__num_samples": 1, "data__sequence_length": 2}
     site = OneSite(bench, {"min-tokens": 0}, **changes)
@@ -129,7 +129,7 @@ def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("own_samples", [2, 5])
-def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_samples: int) -> None:
+def test_amount_of_text_does_not_leave_site(bench: Bench, own_samples: int) -> None:
     """A sample has 16 tokens; the run asks for 2000 samples, and the site has fewer."""
     site = OneSite(bench, data__num_samples=2000)
     told = site.refusal("train")
@@ -144,7 +144,7 @@ def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_samples: i
 @pytest.mark.parametrize(
     "content", [b"fine\n\n" * 9 + b"\xff\xfe", b""], ids=["not UTF-8", "empty"]
 )
-def test_what_is_wrong_with_a_file_is_told_at_the_site_alone(
+def test_file_errors_stay_in_site_s_log(
     bench: Bench, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     file = bench.folder / f"{SECRET}.txt"
@@ -174,7 +174,7 @@ def test_numbers_of_lines_do_not_leave_either(
 
 
 @pytest.mark.parametrize("source", ["files", "hub"])
-def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, source: str) -> None:
+def test_run_s_path_is_not_opened_at_site(bench: Bench, source: str) -> None:
     file = bench.folder / "id_rsa"
     file.write_text(private_text(0))
     site = OneSite(bench, {"data-path": ""}, data__source=source, data__path=str(file))
@@ -206,7 +206,7 @@ def test_a_run_s_field_is_not_read(bench: Bench) -> None:
     assert chosen.ask("train", lineage=named("c")).blobs != plain.blobs
 
 
-def test_a_site_s_own_model_that_is_none_is_told_by_the_owner_s_key(bench: Bench) -> None:
+def test_invalid_own_model_names_owner_s_key(bench: Bench) -> None:
     told = OneSite(bench, {"model-path": str(bench.folder)}).refusal("enrol")
     assert told.startswith("model-path in --node-config: ")
     assert "has no config.json" in told
@@ -221,7 +221,7 @@ def test_a_run_s_model_is_not_opened(bench: Bench) -> None:
         )
 
 
-def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Bench) -> None:
+def test_task_records_are_read_if_declared(bench: Bench) -> None:
     tuning(bench)
     file = bench.folder / "reviews.jsonl"
     file.write_text(
@@ -263,7 +263,7 @@ def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
         ({"require-site-keys": True}, {}, "require-site-keys: in this run anyone could use this site's name"),
     ],
 )  # fmt: skip
-def test_what_a_site_does_not_allow_is_refused_in_words(
+def test_disallowed_run_is_refused_in_words(
     bench: Bench, kind: str, node: dict[str, Any], changes: dict[str, Any], line: str
 ) -> None:
     told = OneSite(bench, node, **changes).refusal(kind)
@@ -334,7 +334,7 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
     assert site.ask("train", lineage=named("c")).header.status == "ok"
 
 
-def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
+def test_repeated_size_probing_is_limited(bench: Bench) -> None:
     """A server that asks for ever more samples would learn how many there are.
 
     Each run that asks counts, regardless of the answer.
@@ -359,7 +359,7 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
     assert asked["b"].ask("train", lineage=named("b")).header.status == "ok"
 
 
-def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
+def test_disallowed_run_is_not_counted(bench: Bench) -> None:
     """The site refuses before it reads its data."""
     for lineage in ("a", "b", "c"):
         assert "threads = 1000" in OneSite(bench, {"max-runs": 1}, threads=1000).refusal(
@@ -380,7 +380,7 @@ def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
 # ----- two sites, one state directory -------------------------------------------------------------
 
 
-def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(bench: Bench) -> None:
+def test_sites_sharing_state_keep_own_masks(bench: Bench) -> None:
     shared = {"state-dir": str(bench.folder / "shared")}
     first = OneSite(bench, shared).ask("train")
     other = OneSite(
@@ -442,9 +442,7 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
         )
 
 
-def test_an_evaluation_is_of_the_texts_that_the_settings_name(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_takes_named_texts_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server could otherwise evaluate any number of invented texts at once."""
     site = OneSite(bench)
     tokens = list(range(16))
@@ -508,9 +506,7 @@ def test_steps_that_learn_nothing_do_not_count(
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
 @pytest.mark.parametrize("kind", ["train", "fetch", "deliver", "evaluate", "enrol"])
-def test_a_round_that_the_run_does_not_have_is_refused(
-    bench: Bench, method: str, kind: str
-) -> None:
+def test_round_beyond_run_is_refused(bench: Bench, method: str, kind: str) -> None:
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
     told = (
@@ -521,7 +517,7 @@ def test_a_round_that_the_run_does_not_have_is_refused(
     assert told in OneSite(bench).refusal(kind, 400)
 
 
-def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:
+def test_evaluation_alone_does_not_train(bench: Bench) -> None:
     """The site would otherwise train on one sequence.
 
     A server could then recognize it by its score among nine texts.
@@ -574,7 +570,7 @@ def test_a_panic_in_any_handler_is_an_answer(
         (client_app.policy.egress_check, "egress_log"),
     ],
 )
-def test_a_panic_on_the_way_in_or_out_is_an_answer(
+def test_panic_outside_handlers_is_an_answer(
     bench: Bench, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, panic)
@@ -608,7 +604,7 @@ def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> No
     assert not (bench.folder / "state").exists()
 
 
-def test_sites_that_share_a_state_directory_have_logs_of_their_own(bench: Bench) -> None:
+def test_sites_sharing_state_keep_own_logs(bench: Bench) -> None:
     """Log names stay distinct if one site's name ends like another's.
 
     Run names must not make up the difference either.
@@ -627,7 +623,7 @@ def test_sites_that_share_a_state_directory_have_logs_of_their_own(bench: Bench)
     assert len(list((bench.folder / "state").glob("2*/*/r001"))) == 6
 
 
-def test_what_else_lies_in_the_state_directory_is_no_run_of_a_site(bench: Bench) -> None:
+def test_other_folders_of_state_are_no_runs(bench: Bench) -> None:
     """A site's name may equal the name of a model's folder, which has a version file too."""
     name = "0" * 64
     mark_as_ours(private_folder(bench.folder / "state", "models", name))

@@ -43,7 +43,7 @@ def second_site(grid: InProcessGrid, **config: Any) -> Context:
         ({"data_path": "."}, "cannot be read (Is a directory)"),
     ],
 )
-def test_a_site_whose_file_will_not_do_is_refused_with_its_name_before_any_round(
+def test_site_with_bad_file_is_refused_by_name(
     bench: Bench, config: dict[str, Any], reason: str
 ) -> None:
     grid = bench.grid()
@@ -59,7 +59,7 @@ def test_a_site_whose_file_will_not_do_is_refused_with_its_name_before_any_round
     assert kinds == ["enrol"]
 
 
-def test_a_name_that_no_site_may_have_is_not_repeated(bench: Bench) -> None:
+def test_invalid_site_name_is_not_repeated(bench: Bench) -> None:
     grid = bench.grid()
     second_site(grid, site="ward\n7 \x1b[2J")
     ((_, told),) = summary(bench.run(grid))["refused"].items()
@@ -79,9 +79,7 @@ LOADS = [
 
 
 @pytest.mark.parametrize(("code", "reason"), LOADS)
-def test_a_node_that_could_not_load_the_program_yet_is_asked_again(
-    bench: Bench, code: int, reason: str
-) -> None:
+def test_node_still_loading_is_asked_again(bench: Bench, code: int, reason: str) -> None:
     """The program was still being installed by another run."""
     grid = bench.grid()
     tries = list[Message]()
@@ -99,9 +97,7 @@ def test_a_node_that_could_not_load_the_program_yet_is_asked_again(
 
 
 @pytest.mark.parametrize(("code", "reason"), LOADS)
-def test_one_that_cannot_is_refused_and_told_what_to_remove(
-    bench: Bench, code: int, reason: str
-) -> None:
+def test_unloadable_node_is_told_what_to_remove(bench: Bench, code: int, reason: str) -> None:
     grid = bench.grid()
     asked = list[str]()
 
@@ -117,7 +113,7 @@ def test_one_that_cannot_is_refused_and_told_what_to_remove(
     assert "remove apps/espalier.espalier.* in its FLWR_HOME" in told
 
 
-def test_other_errors_of_flower_are_no_fault_of_loading() -> None:
+def test_other_flower_errors_are_no_load_failure() -> None:
     request = Message(RecordDict(), 1, "query")
     for code, reason in (
         (ErrorCode.NODE_UNAVAILABLE, ""),

@@ -62,7 +62,7 @@ def zeros_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_zeros_of_a_pruned_model_stay_if_they_are_to(
+def test_zeros_of_pruned_model_stay_on_request(
     tmp_path: Path, pruned: dict[str, Path], method: str, keep: bool
 ) -> None:
     """Only the merged model is written then, and it has the reported perplexity."""
@@ -84,9 +84,7 @@ def test_zeros_of_a_pruned_model_stay_if_they_are_to(
     assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
 
 
-def test_a_smaller_model_is_tuned_and_stays_as_small(
-    tmp_path: Path, pruned: dict[str, Path]
-) -> None:
+def test_tuned_smaller_model_stays_as_small(tmp_path: Path, pruned: dict[str, Path]) -> None:
     bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(pruned["flap"])})
     folder = bench.run()
     small = open_model(str(pruned["flap"]))
@@ -130,7 +128,7 @@ def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]
 
 
 @torch.no_grad()
-def test_the_masked_pass_is_that_of_the_masked_matrix(tmp_path: Path) -> None:
+def test_masked_pass_equals_masked_matrix(tmp_path: Path) -> None:
     """The reference is the product of the factors, masked and added to the weight."""
     shared = home(tmp_path)
     opened = OpenedModel(shared.model)

@@ -49,9 +49,7 @@ def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
     assert ("is in a new directory" in told) == bool(list((bench.folder / "runs").iterdir()))
 
 
-def test_one_that_is_removed_behind_the_last_line_is_not_completed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_removed_before_its_end_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "server_app.app.Summary.take_figures",
         lambda *_: shutil.rmtree(next((bench.folder / "runs").iterdir())),

@@ -89,7 +89,7 @@ def one_killed(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
 # ----- damage, remains and remedy -----------------------------------------------------------------
 
 
-def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
+def test_earlier_checkpoint_gives_the_same_bytes(
     killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = killed.again(tmp_path, monkeypatch)
@@ -127,7 +127,7 @@ def test_behind_a_damaged_blob_too(
     assert killed.resume(run) == killed.expected
 
 
-def test_all_blobs_that_a_checkpoint_needs_are_named_in_it(killed: Interrupted) -> None:
+def test_checkpoint_names_all_blobs_it_needs(killed: Interrupted) -> None:
     """Damage is then found before any further round is computed."""
     document = json.loads((killed.run / "checkpoint" / "state.json").read_text())
     hashes = {path.stem for path in (killed.run / "checkpoint" / "blobs").iterdir()}
@@ -176,7 +176,7 @@ def test_what_no_longer_remains_is_not_promised(
         one_killed.resume(run)
 
 
-def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
+def test_missing_checkpoint_is_no_fresh_start(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -187,7 +187,7 @@ def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
         one_killed.resume(run)
 
 
-def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_words(
+def test_earlier_versions_are_refused_in_words(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -232,7 +232,7 @@ def test_the_summary_decides_nothing(
 # ----- before the end of the first round ----------------------------------------------------------
 
 
-def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
+def test_site_keeps_its_rank_after_early_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of three sites arrives only at the resumption.
@@ -309,7 +309,7 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
     ],
 )
-def test_what_cannot_be_resumed_is_told_before_anything_is_started(
+def test_impossible_resumption_is_told_early(
     damage: Callable[[Path], Any],
     told: str,
     one_killed: Interrupted,
@@ -324,7 +324,7 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_started(
     assert remains(run) == before
 
 
-def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
+def test_run_without_checkpoint_does_not_restart(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -335,7 +335,7 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
         one_killed.resume(run)
 
 
-def test_other_settings_and_a_server_at_work_are_told_before_too(
+def test_changed_settings_and_lock_are_told_early(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -350,7 +350,7 @@ def test_other_settings_and_a_server_at_work_are_told_before_too(
         assert remains(run) == before
 
 
-def test_an_out_dir_below_a_link_to_nothing_is_told(
+def test_out_dir_below_dangling_link_is_told(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_killed.again(tmp_path, monkeypatch)
@@ -359,7 +359,7 @@ def test_an_out_dir_below_a_link_to_nothing_is_told(
         looked_at(one_killed, out_dir=str(tmp_path / "link" / "runs"))
 
 
-def test_a_look_neither_holds_nor_changes_what_will_be_resumed(
+def test_inspection_holds_and_changes_nothing(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -380,7 +380,7 @@ def test_a_look_neither_holds_nor_changes_what_will_be_resumed(
         ("x" * 300, "File name too long"),
     ],
 )
-def test_an_out_dir_that_cannot_be_made_is_told_before(
+def test_impossible_out_dir_is_told_early(
     one_killed: Interrupted, tmp_path: Path, below: str, told: str
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -447,7 +447,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @settings(max_examples=50, phases=[Phase.generate])
 @given(data=st.data())
-def test_a_damaged_file_is_a_mistake_or_changes_nothing(
+def test_damaged_file_is_told_or_harmless(
     data: st.DataObject, one_killed: Interrupted, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     documents = [
@@ -487,7 +487,7 @@ def without_blanks(files: dict[str, bytes]) -> dict[str, Any]:
     }
 
 
-def test_a_blank_more_in_a_checkpoint_changes_nothing(
+def test_extra_blank_in_checkpoint_is_harmless(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
@@ -520,7 +520,7 @@ def with_second_server(
     return grid, refused
 
 
-def test_a_second_server_is_refused_and_told_who_works_there(
+def test_second_server_is_told_who_works_there(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)

@@ -81,7 +81,7 @@ def test_a_resumed_run_comes_to_the_same_end(bench: Bench) -> None:
     }
 
 
-def test_who_was_not_late_is_not_dropped_for_others(bench: Bench) -> None:
+def test_punctual_client_is_not_dropped(bench: Bench) -> None:
     """The slow client uses up the round while it receives data.
 
     The other clients still get time for their work.
@@ -111,7 +111,7 @@ def rounds_of(folder: Path, shared: bool, **changes: Any) -> Rounds:
     return rounds
 
 
-def test_by_default_it_is_long_and_a_simulation_has_none(tmp_path: Path) -> None:
+def test_default_is_long_and_none_in_simulation(tmp_path: Path) -> None:
     """A busy machine must not end a simulation's round: its clients queue for the workers."""
     assert rounds_of(tmp_path, True).round_seconds() == math.inf
     assert rounds_of(tmp_path, False).round_seconds() == 86_400

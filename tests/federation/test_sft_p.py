@@ -74,9 +74,7 @@ class TestSftP(PersonalPromises):
 
     # ----- private and outgoing values ------------------------------------------------------------
 
-    def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(
-        self, kept: Uninterrupted
-    ) -> None:
+    def test_no_outgoing_byte_is_of_embedding_or_mask(self, kept: Uninterrupted) -> None:
         for client in range(kept.bench.num_clients):
             rounds = every_round(kept, client)
             assert [own.keys() for own in rounds] == 2 * [
@@ -141,7 +139,7 @@ class TestSftP(PersonalPromises):
         assert sent == expected
         assert any(name.startswith("mask.") for name in sent["block-0000"])
 
-    def test_the_generator_is_the_mean_of_what_clients_sent(self, bench: Bench) -> None:
+    def test_generator_is_the_mean_of_those_sent(self, bench: Bench) -> None:
         grid = bench.grid(federation__rounds=1)
         folder = bench.run(grid, federation__rounds=1)
         sent: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
@@ -195,7 +193,7 @@ class TestSftP(PersonalPromises):
                     block.get_submodule(path).weight[~found[index, kind]] = 0
         return model
 
-    def test_every_client_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
+    def test_client_models_are_written_as_reported(self, bench: Bench) -> None:
         """The written model is complete and has the client's budget.
 
         No message says where the model lies.
@@ -227,7 +225,7 @@ class TestSftP(PersonalPromises):
         ]
         assert [body.fields.keys() for body in alone] == [{"seconds"}] * 4
 
-    def test_a_real_site_writes_its_model_where_its_owner_says(self, bench: Bench) -> None:
+    def test_real_site_writes_where_its_owner_says(self, bench: Bench) -> None:
         grid = real_sites(bench, bench.grid(sft_p__keep_models=True))
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= (
@@ -244,7 +242,7 @@ class TestSftP(PersonalPromises):
         )
         assert not (folder / "clients").exists()
 
-    def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
+    def test_masks_keep_each_client_s_budget(self, kept: Uninterrupted) -> None:
         gates = ResidualGates(OpenedModel(kept.bench.model).plan)
         for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
             spent = int(
@@ -271,7 +269,7 @@ class TestSftP(PersonalPromises):
         assert all(name.startswith("mask.") for name in names)
         assert not (folder / "adapter").exists()
 
-    def test_without_conditioning_equal_budgets_give_one_mask(
+    def test_unconditioned_equal_budgets_share_a_mask(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
@@ -296,7 +294,7 @@ class TestSftP(PersonalPromises):
             for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]
         } == {"completed"}
 
-    def test_clients_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
+    def test_clients_score_own_models_on_task_items(self, bench: Bench) -> None:
         """The server sends public items along.
 
         Clients also evaluate their own items, and compare with the dense model.
@@ -318,9 +316,7 @@ class TestSftP(PersonalPromises):
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
 
-    def test_a_model_of_clients_that_train_in_nf4_is_measured_on_a_task_s_items(
-        self, tmp_path: Path
-    ) -> None:
+    def test_nf4_clients_are_measured_on_task_items(self, tmp_path: Path) -> None:
         """The numbers of residual dimensions need not be multiples of NF4's block size."""
         pytest.importorskip("bitsandbytes")
         base = save_tiny_llama(tmp_path / "base", blocks=1, hidden=64, feed_forward=64)
@@ -411,7 +407,7 @@ class TestSftP(PersonalPromises):
         for name, value in load_file(three / "generator.safetensors").items():
             assert torch.equal(value, load_file(folder / "generator.safetensors")[name])
 
-    def test_where_a_site_is_missing_the_last_of_the_others_is_late(self, bench: Bench) -> None:
+    def test_last_client_is_late_for_missing_site(self, bench: Bench) -> None:
         changes = {
             "sft_p__pruning_ratios": "",
             "sft_p__late_clients": 1,
@@ -428,7 +424,7 @@ class TestSftP(PersonalPromises):
         assert {client for client, kind in kinds if kind == "train"} == {0, 1}
         assert {client for client, kind in kinds if kind == "alone"} == {2}
 
-    def test_who_was_never_drawn_fits_its_embedding_too(
+    def test_unsampled_client_fits_its_embedding(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         changes = {
@@ -445,7 +441,7 @@ class TestSftP(PersonalPromises):
         assert len(drawn) in (1, 2)
         assert {int(client) for client in document["late"]} == {0, 1, 2, 3} - drawn
 
-    def test_fitting_counts_towards_what_a_site_s_owner_allows(self, bench: Bench) -> None:
+    def test_fitting_counts_towards_site_s_limit(self, bench: Bench) -> None:
         changes = {"sft_p__pruning_ratios": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
         grid = real_sites(bench, bench.grid(**changes))
         for context in grid.contexts.values():
@@ -455,9 +451,7 @@ class TestSftP(PersonalPromises):
         ):
             bench.run(grid, **changes)
 
-    def test_a_client_that_lost_its_embedding_reports_no_model_of_another(
-        self, bench: Bench
-    ) -> None:
+    def test_lost_embedding_leaves_no_reported_model(self, bench: Bench) -> None:
         """The client loses its metrics and its model; the other clients keep theirs."""
         changes = {"sft_p__keep_models": True, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
@@ -488,7 +482,7 @@ class TestSftP(PersonalPromises):
 
     @pytest.mark.parametrize("before", ["all", "read"])
     @pytest.mark.parametrize("norm", ["all", "read"])
-    def test_lanes_are_cut_again_where_norms_see_all_of_them_alone(
+    def test_lanes_are_cut_again_only_with_norm_all(
         self, bench: Bench, before: str, norm: str
     ) -> None:
         smaller = (
@@ -513,7 +507,7 @@ class TestSftP(PersonalPromises):
 
     # ----- figures for people ---------------------------------------------------------------------
 
-    def test_figures_of_masks_are_those_of_clients_private_state(
+    def test_mask_figures_are_those_of_private_state(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
@@ -554,7 +548,7 @@ class TestSftP(PersonalPromises):
         sent = {name for _, reply in grid.received for name in read(reply.content).fields}
         assert not sent & {"spent", "perplexity", "target", "masks"}
 
-    def test_a_client_with_too_little_held_out_text_trains_all_the_same(self, bench: Bench) -> None:
+    def test_client_short_of_held_out_text_trains(self, bench: Bench) -> None:
         for client in range(bench.num_clients):
             passages = private_text(client).split("\n\n")
             kept = [passage for passage in passages if not held_out(passage)]
@@ -596,7 +590,7 @@ class TestSftP(PersonalPromises):
             ),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(
+    def test_incompatible_settings_are_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(EspalierError, match=words):
@@ -604,7 +598,7 @@ class TestSftP(PersonalPromises):
         assert not (bench.folder / "runs").exists()
 
 
-def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
+def test_real_site_ignores_ratios_by_client() -> None:
     """Only simulated clients use the list of ratios by client number."""
     config = {"method": "sft-p", "sft-p.pruning-ratio": 0.3, "sft-p.pruning-ratios": "0.5"}
     gates = ResidualGates(Site(config, NodeSettings()).model.plan)
@@ -619,7 +613,7 @@ def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     )
 
 
-def test_a_budget_is_met_when_ten_draws_are_near_it_on_average() -> None:
+def test_budget_is_met_by_ten_draws_on_average() -> None:
     assert steps_to_budget([1.5] * 5 + [1.0] * 10) == 15
     assert steps_to_budget([1.1, 0.9] * 5 + [3.0]) == 10
     assert steps_to_budget([1.0] * 9) is None

@@ -36,7 +36,7 @@ class Broken:
         (SimpleNamespace(), False),
     ],
 )
-def test_an_actor_of_ray_is_and_everything_else_is_not(
+def test_only_a_ray_actor_is_simulated(
     monkeypatch: pytest.MonkeyPatch, library: Any, simulated: bool
 ) -> None:
     if library is None:
@@ -46,7 +46,7 @@ def test_an_actor_of_ray_is_and_everything_else_is_not(
     assert in_simulation() == simulated
 
 
-def test_whoever_calls_the_app_itself_plays_a_node_for_as_long_as_it_does() -> None:
+def test_direct_caller_of_app_plays_a_node() -> None:
     assert not in_simulation()
     with playing_a_node():
         assert in_simulation()

@@ -124,7 +124,7 @@ class TestSliceGpt(Promises):
         """Return no orders: an order of SliceGPT has no content that could differ."""
         return []
 
-    def test_bases_are_those_of_one_party_that_has_all_windows(self, pointed: Bench) -> None:
+    def test_bases_equal_one_party_with_all_windows(self, pointed: Bench) -> None:
         folder = pointed.run(evaluation__centralized="auto")
         expected = [
             principal(moments) for moments in moments_by_hand(pointed, all_samples(pointed))
@@ -138,9 +138,7 @@ class TestSliceGpt(Promises):
         assert metric["values"]["dense"] != pytest.approx(metric["values"]["federated"], rel=1e-3)
 
     @pytest.mark.parametrize("weights", ["samples", "equal"])
-    def test_who_has_more_windows_weighs_more_where_they_are_told(
-        self, pointed: Bench, weights: str
-    ) -> None:
+    def test_clients_weigh_by_windows_if_told(self, pointed: Bench, weights: str) -> None:
         changes: dict[str, Any] = {"federation__client_weights": weights}
         if weights == "samples":
             changes["federation__max_weight_ratio"] = 1e6
@@ -169,7 +167,7 @@ class TestSliceGpt(Promises):
             )
             torch.testing.assert_close(found, principal(mean), rtol=0, atol=1e-5)
 
-    def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
+    def test_client_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
         changes = {
             "data__source": "files",
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
@@ -218,9 +216,7 @@ class TestSliceGpt(Promises):
 
     # ----- public text ----------------------------------------------------------------------------
 
-    def test_from_public_text_clients_send_nothing_of_theirs(
-        self, bench: Bench, tmp_path: Path
-    ) -> None:
+    def test_with_public_text_clients_send_nothing(self, bench: Bench, tmp_path: Path) -> None:
         text = tmp_path / "slice.txt"
         text.write_text(bench.public.read_text()[::-1])
         bench.settings = bench.settings | PUBLIC | {"slicegpt.public-text": str(text)}
@@ -255,7 +251,7 @@ class TestSliceGpt(Promises):
             ),
         ],
     )
-    def test_public_text_that_cannot_be_used_is_refused_before_anything_starts(
+    def test_unusable_public_text_is_refused_early(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         bench.settings = bench.settings | PUBLIC
@@ -273,7 +269,7 @@ class TestSliceGpt(Promises):
 
     # ----- refusals -------------------------------------------------------------------------------
 
-    def test_a_width_of_nothing_is_refused_before_anything_starts(self, bench: Bench) -> None:
+    def test_empty_width_is_refused_early(self, bench: Bench) -> None:
         words = (
             r"slicegpt.width-pruning-ratio = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
             r" lower width-pruning-ratio or mul"
@@ -282,9 +278,7 @@ class TestSliceGpt(Promises):
             bench.run(slicegpt__width_pruning_ratio=0.8)
         assert not (bench.folder / "runs").exists()
 
-    def test_a_model_with_other_norms_is_refused_before_anything_starts(
-        self, bench: Bench, tmp_path: Path
-    ) -> None:
+    def test_model_without_rms_norms_is_refused_early(self, bench: Bench, tmp_path: Path) -> None:
         other = tmp_path / "opt"
         config = OPTConfig(
             vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, word_embed_proj_dim=16,
@@ -303,9 +297,7 @@ class TestSliceGpt(Promises):
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("spoilt", ["infinite", "negative", "too long", "too alike"])
-    def test_moments_that_no_signals_have_cost_their_sender_alone(
-        self, bench: Bench, spoilt: str
-    ) -> None:
+    def test_impossible_moments_drop_their_sender(self, bench: Bench, spoilt: str) -> None:
         def spoil(tensors: dict[str, np.ndarray]) -> None:
             values = tensors["moments"]
             if spoilt == "infinite":
@@ -328,9 +320,7 @@ class TestSliceGpt(Promises):
         ]
         assert "not second moments of signals behind a norm" in clients[1]["reason"]
 
-    def test_windows_that_are_claimed_count_up_to_a_multiple_of_the_median(
-        self, bench: Bench
-    ) -> None:
+    def test_claimed_windows_are_capped_by_median(self, bench: Bench) -> None:
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 reply.content["fields"]["samples"] = 900_000
@@ -342,7 +332,7 @@ class TestSliceGpt(Promises):
         assert client["status"] == "completed"
         assert client["capped"]["weight"] == {"claimed": 900_000, "counted": 4, "times": 1}
 
-    def test_windows_that_are_told_unasked_cost_their_sender(self, bench: Bench) -> None:
+    def test_unrequested_windows_drop_their_sender(self, bench: Bench) -> None:
         grid = bench.grid(federation__client_weights="equal")
         grid.tamper[1] = lambda request, reply: _told(request, reply)
         clients = summary(bench.run(grid, federation__client_weights="equal"))["clients"]
@@ -404,7 +394,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
 
 
-def test_a_sliced_model_is_tuned_with_federated_lora(tmp_path: Path, sliced: Path) -> None:
+def test_sliced_model_is_tuned_by_federated_lora(tmp_path: Path, sliced: Path) -> None:
     """The merged model is sliced too and has the reported perplexity."""
     bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(sliced)})
     folder = bench.run()
@@ -426,16 +416,14 @@ def test_a_sliced_model_is_tuned_with_federated_lora(tmp_path: Path, sliced: Pat
         assert torch.equal(tuned.checkpoint.read(path), small.checkpoint.read(path))
 
 
-def test_weights_of_a_sliced_model_are_set_to_zero(tmp_path: Path, sliced: Path) -> None:
+def test_sliced_model_is_pruned_to_zeros(tmp_path: Path, sliced: Path) -> None:
     folder = Bench(tmp_path, "fedprllm", {"model": str(sliced)}).run()
     assert OpenedModel(folder / "model").plan == open_model(str(sliced)).plan
     assert summary(folder)["sparsity"]["achieved"] == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.parametrize("method", ["flap", "llm-pruner", "llm-streamline", "sft-p", "slicegpt"])
-def test_methods_that_cut_units_or_blocks_refuse_it_before_anything_starts(
-    tmp_path: Path, sliced: Path, method: str
-) -> None:
+def test_structured_methods_refuse_sliced_models(tmp_path: Path, sliced: Path, method: str) -> None:
     more = {
         "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
         "sft-p": {"lora.rank": 2},
@@ -446,7 +434,7 @@ def test_methods_that_cut_units_or_blocks_refuse_it_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_settings_that_a_run_of_public_text_writes_are_read_again() -> None:
+def test_public_text_settings_are_read_again() -> None:
     flat = {"method": "slicegpt", "slicegpt.covariances": "public"}
     written = {**flat, "federation.client-weights": "samples"}
     assert parse(written, by_hand=changed(written)) == parse(flat)

@@ -85,7 +85,7 @@ def test_an_adapter_comes_on_top_of_its_base(
     assert not any("warning" in line for line in lines)
 
 
-def test_a_result_that_is_larger_than_its_base_is_warned_of(
+def test_larger_result_than_base_is_warned_of(
     model: OpenedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
@@ -97,9 +97,7 @@ def test_a_result_that_is_larger_than_its_base_is_warned_of(
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
 
 
-def test_a_run_with_a_result_larger_than_its_base_records_the_warning(
-    model: OpenedModel, tmp_path: Path
-) -> None:
+def test_warning_of_larger_result_is_recorded(model: OpenedModel, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     number = model.plan.num_parameters + 1000
     save_file({"one": np.zeros(number, np.float32)}, tmp_path / "model" / "model.safetensors")
@@ -156,7 +154,7 @@ def test_sizes_are_those_of_the_files(tmp_path: Path, model: OpenedModel) -> Non
     )
 
 
-def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) -> None:
+def test_rounded_rows_are_explained_by_hand(model: OpenedModel) -> None:
     """Rows of 16 weights lose int(9.6) = 9, rows of 24 lose int(14.4) = 14.
 
     That is 96 * 9 + 16 * 14 of 1920 weights per block, or 56.67%.
@@ -184,7 +182,7 @@ def test_the_federated_model_is_explained_too(model: OpenedModel) -> None:
         (0.3, {"method": "fedspallm", "fedspallm__sampled_layers": 0.6}),
     ],
 )
-def test_what_is_shown_as_asked_for_or_low_for_another_reason_gets_no_such_note(
+def test_no_note_without_rounded_row(
     model: OpenedModel, local: float, settings: dict[str, Any]
 ) -> None:
     assert rounding_notes(summary(model, local, local, **settings)) == []

@@ -158,9 +158,7 @@ def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
     assert {client["status"] for client in document["clients"]} == {"completed"}
 
 
-def test_a_few_answers_are_too_few_however_long_they_are(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_long_answers_are_too_few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error does not reveal the number of answers."""
     monkeypatch.setattr("espalier.data.client_items.MIN_ITEMS", 10)
     bench = bench_of(
@@ -181,7 +179,7 @@ def encoder(folder: Path) -> Bench:
     return bench
 
 
-def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
+def test_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
     grid = encoder.grid(training__steps=12, evaluation__every=2)
     run = encoder.run(grid, training__steps=12, evaluation__every=2)
     document, (look,) = summary(run), json.loads((run / "rounds.json").read_text())["rounds"]
@@ -251,7 +249,7 @@ def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
         encoder.run(task__name="dolly")
 
 
-def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder: Path) -> None:
+def test_wrong_test_items_are_refused_early(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
     with pytest.raises(EspalierError, match=r"nowhere.jsonl: no such file; check task.test-path"):
         bench.run(task__test_path=str(folder / "nowhere.jsonl"))
@@ -261,7 +259,7 @@ def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder
     assert not (folder / "runs").exists()
 
 
-def test_sequences_longer_than_the_model_takes_are_refused_before_anything_starts(
+def test_overlong_sequences_are_refused_early(
     encoder: Bench,
 ) -> None:
     """RoBERTa has 64 positions, but the first token has position 2.
@@ -295,7 +293,7 @@ def test_sequences_longer_than_the_model_takes_are_refused_before_anything_start
         ("lora__rank", 17, r"lora.rank: 17 is larger than a side of attn.q"),
     ],
 )
-def test_adapters_and_a_base_that_do_not_fit_the_model_are_refused_before_anything_starts(
+def test_incompatible_adapters_are_refused_early(
     folder: Path, key: str, value: object, told: str
 ) -> None:
     with pytest.raises(EspalierError, match=told):
@@ -311,7 +309,7 @@ def sums(client: int, number: int = 40) -> list[dict[str, Any]]:
     ]
 
 
-def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_starts(
+def test_answers_without_room_are_refused_early(
     folder: Path,
 ) -> None:
     bench = bench_of(folder, "gsm8k", sums)
@@ -340,7 +338,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
 
 
 @pytest.mark.parametrize("source", ["documentation", "files"])
-def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
+def test_deployed_site_without_data_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr("espalier.flower.shared_nodes.GRIDS", ())
@@ -374,7 +372,7 @@ def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it
     assert "data-path: this site names no file" in reason
 
 
-def test_a_client_without_items_is_refused_when_it_enrols(folder: Path) -> None:
+def test_client_without_items_is_refused(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
     (folder / "text-2.txt").write_text("{}\n")
     document = summary(bench.run(**NOT_COMPARED))
@@ -395,7 +393,7 @@ def long_reviews(client: int, number: int = 30) -> list[dict[str, Any]]:
     return records
 
 
-def test_the_summary_tells_how_many_test_items_were_cut(
+def test_summary_counts_truncated_test_items(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench = bench_of(

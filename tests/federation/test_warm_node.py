@@ -50,7 +50,7 @@ class Enough(Exception):
     """Exception that ends an endless loop."""
 
 
-def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_claimed_by_a_free_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["", "a task", "", "another"])
     free = iter([True, False, True, True, False, True])
     claimed: list[str] = []
@@ -83,7 +83,7 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
     assert [answered.is_set() for answered in heard] == [True, False]
 
 
-def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_told_until_task_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats continue regardless of the SuperNode's answers."""
     told_twice = Event()
     beats = list[int]()
@@ -119,7 +119,7 @@ def changed(bundle: bytes, name: str, content: bytes | None) -> bytes:
     return found.getvalue()
 
 
-def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes) -> None:
+def test_bundle_has_installed_program_s_hash(bundle: bytes) -> None:
     assert bundle_sha256(bundle) == code_sha256()
     # Settings are not part of the program's hash.
     assert bundle_sha256(changed(bundle, "conf/mine.toml", b"seed = 1")) == code_sha256()
@@ -134,7 +134,7 @@ def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes
         ("pruning_kernels/votes/__init__.py", b""),
     ],
 )
-def test_another_program_is_refused_and_nothing_of_it_is_run(
+def test_other_program_is_refused_and_not_run(
     bundle: bytes, name: str, content: bytes | None
 ) -> None:
     before = set(sys.modules)
@@ -161,12 +161,12 @@ def large(how: int, size: int, claimed: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_bundle_that_would_fill_the_memory_is_refused(how: int) -> None:
+def test_bundle_beyond_memory_is_refused(how: int) -> None:
     with pytest.raises(zipfile.BadZipFile, match="more than"):
         bundle_sha256(large(how, MAX_BYTES + 1, MAX_BYTES + 1))
 
 
-def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
+def test_bundle_of_false_size_is_not_unpacked() -> None:
     bundle = large(zipfile.ZIP_DEFLATED, 8 * MAX_BYTES, 10)
     size = 8 * MAX_BYTES
     tracemalloc.start()
@@ -176,7 +176,7 @@ def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
     tracemalloc.stop()
 
 
-def test_files_that_lie_over_each_other_are_refused() -> None:
+def test_overlapping_files_are_refused() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("client_app/a.py", bytes(1000))
@@ -197,7 +197,7 @@ def test_files_that_lie_over_each_other_are_refused() -> None:
         bundle_sha256(again.getvalue())
 
 
-def test_what_is_damaged_or_too_large_is_no_bundle_either() -> None:
+def test_damaged_or_oversized_bundle_is_refused() -> None:
     damaged = bytearray(large(zipfile.ZIP_DEFLATED, 100_000, 100_000))
     damaged[60:70] = b"\xff" * 10
     with pytest.raises(zipfile.BadZipFile):
@@ -227,7 +227,7 @@ def _entry(like: bytes, name: bytes) -> bytes:
     return like[:28] + struct.pack("<H", len(name)) + like[30:46] + name
 
 
-def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
+def test_bundle_of_too_many_files_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check does not rely on the number of files that the end record claims: here 1."""
@@ -242,7 +242,7 @@ def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
             bundle_sha256(bundle)
 
 
-def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> None:
+def test_other_end_record_is_refused(bundle: bytes) -> None:
     """Python's reader searches for the end record, and it trusts the sizes of a ZIP64 file."""
     locator = code_hash.ZIP64_RECORD.pack(code_hash.END_OF_ZIP64, 0, 0, 1)
     start = len(bundle) - code_hash.END_RECORD.size
@@ -280,7 +280,7 @@ def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_bundle_that_cannot_be_unpacked_in_pieces_is_refused(how: int) -> None:
+def test_other_compression_is_refused(how: int) -> None:
     with pytest.raises(zipfile.BadZipFile, match="is not packed as in"):
         bundle_sha256(large(how, 1000, 1000))
 
@@ -295,9 +295,7 @@ def until(what: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("script", [ECHO, LEAVES, DIES])
-def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
-    tmp_path: Path, script: str
-) -> None:
+def test_ended_worker_is_restarted_for_next_task(tmp_path: Path, script: str) -> None:
     """The first worker stays, the second asks to end after each answer.
 
     The third dies with its task.
@@ -329,7 +327,7 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
         (signal.SIGTERM, [3, 4], []),
     ],
 )
-def test_a_task_whose_process_was_killed_for_memory_is_told_of(
+def test_task_killed_for_memory_is_reported(
     tmp_path: Path, number: int, kills: list[int | None], told: list[tuple[str, bytes]]
 ) -> None:
     counts = iter(kills)
@@ -341,7 +339,7 @@ def test_a_task_whose_process_was_killed_for_memory_is_told_of(
     assert lost == told
 
 
-def test_a_lost_task_is_answered_in_place_of_its_process(
+def test_lost_task_is_answered_by_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The worker notes the envelope of its message, and the node replies from that note.
@@ -383,7 +381,7 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     assert len(pushed) == 2
 
 
-def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_enough(
+def test_oversized_worker_forgets_models_or_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = [900]
@@ -406,7 +404,7 @@ def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_
     )
 
 
-def test_the_server_is_told_why_there_is_no_answer_but_nothing_of_an_unexpected_error(
+def test_server_is_told_expected_reasons_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert told(AnotherProgramError("install the same release")) == "install the same release"
@@ -418,7 +416,7 @@ def test_the_server_is_told_why_there_is_no_answer_but_nothing_of_an_unexpected_
     assert "a private word" in capsys.readouterr().err
 
 
-def test_what_this_process_holds_grows_with_what_it_makes() -> None:
+def test_resident_memory_grows_with_allocations() -> None:
     before = resident()
     block = bytearray(b"x") * (1 << 26)
     assert before + len(block) // 2 < resident() <= machine_memory()[0]
@@ -465,8 +463,6 @@ def test_a_bound_below_0_is_refused() -> None:
         (["--node-config"], 0, 1.0, "node-config"),
     ],
 )
-def test_a_node_that_would_not_be_safe_is_not_started(
-    words: list[str], port: int, seconds: float, told: str
-) -> None:
+def test_unsafe_node_is_not_started(words: list[str], port: int, seconds: float, told: str) -> None:
     with pytest.raises(EspalierError, match=told):
         run_node(ROOT, words, port, seconds)

@@ -37,13 +37,13 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("missing")
-def test_the_command_refuses_before_anything_is_started() -> None:
+def test_command_refuses_before_any_start() -> None:
     with pytest.raises(EspalierError, match=REMEDY):
         configuration(APP, ["fedpetuning", "training.base=nf4"], on_this_machine=True)
 
 
 @pytest.mark.usefixtures("missing")
-def test_a_run_elsewhere_is_for_that_machine_to_refuse() -> None:
+def test_remote_run_is_not_refused_here() -> None:
     _, settings = configuration(APP, ["fedpetuning", "training.base=nf4"], on_this_machine=False)
     assert settings.training.base == "nf4"
 
@@ -56,7 +56,7 @@ def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("missing")
-def test_the_server_refuses_before_there_is_a_run_directory(tmp_path: Path) -> None:
+def test_server_refuses_before_run_directory(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, "sst2", reviews)
     with pytest.raises(EspalierError, match=REMEDY):
         bench.run(training__base="nf4")

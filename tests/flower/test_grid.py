@@ -19,7 +19,7 @@ def of_kind(kind: type[Grid]) -> Grid:
     return Mock(spec=kind)
 
 
-def test_flower_s_grid_in_memory_is_a_simulation_s() -> None:
+def test_in_memory_grid_is_a_simulation() -> None:
     assert is_simulation(of_kind(flower_grids.InMemoryGrid))
 
 

@@ -52,7 +52,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("log", FAULTS)
-def test_a_program_that_is_there_only_in_part_is_recognised(log: str) -> None:
+def test_partial_program_is_recognised(log: str) -> None:
     assert is_incomplete(f"starting\n{log}\nmore\n")
 
 
@@ -61,7 +61,7 @@ def test_other_failures_are_not(log: str) -> None:
     assert not is_incomplete(f"starting\n{log}\nmore\n")
 
 
-def test_the_directory_to_remove_is_named_where_the_log_has_it() -> None:
+def test_directory_to_remove_is_read_from_log() -> None:
     assert where_to_mend(FAULTS[0]) == FOLDER
     assert where_to_mend(FAULTS[5]) == FOLDER
     assert where_to_mend(FAULTS[1]).startswith("apps/espalier.espalier.* in the FLWR_HOME")
@@ -119,7 +119,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
 HALF = ("finished:failed", f"{FAULTS[0]}\n")
 
 
-def test_such_a_run_is_submitted_again_and_the_directory_is_named(
+def test_partial_program_leads_to_second_try(
     give: Callable[..., tuple[int, list[Path]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, apps = give(HALF, ("finished:completed", "fine\n"))
@@ -142,7 +142,7 @@ def test_it_is_submitted_once_more_only(give: Callable[..., tuple[int, list[Path
     assert (code, len(apps)) == (1, 2)
 
 
-def test_other_failures_and_completed_runs_are_not_repeated(
+def test_other_endings_are_not_repeated(
     give: Callable[..., tuple[int, list[Path]]],
 ) -> None:
     assert len(give(("finished:failed", "the run failed\n"))[1]) == 1

@@ -8,7 +8,7 @@ from espalier.flower import pulls
 from espalier.flower.pulls import ask_again_soon
 
 
-def test_an_object_is_awaited_for_more_attempts_than_flower_makes(
+def test_pulls_wait_longer_than_flower_s_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("pull_objects", "pull_and_inflate_object_from_tree"):

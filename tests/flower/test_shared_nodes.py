@@ -21,13 +21,13 @@ def simulated(nodes: int) -> Grid:
     return Mock(spec=InMemoryGrid, get_node_ids=lambda: list(range(50, 50 + nodes)))
 
 
-def test_nodes_are_shared_only_in_a_simulation_that_has_too_few() -> None:
+def test_only_small_simulations_share_nodes() -> None:
     assert isinstance(with_enough_nodes(simulated(2), 3), SharedNodes)
     for grid in (simulated(3), simulated(4), Mock(spec=Grid, get_node_ids=lambda: [1])):
         assert with_enough_nodes(grid, 3) is grid
 
 
-def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(
+def test_two_nodes_for_five_clients_equal_five(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = home(tmp_path)

@@ -8,7 +8,7 @@ from flwr.supernode import start_client_internal
 from espalier.flower.supernode import ASK_SECONDS, BUSY_SECONDS, REPLY_SECONDS, Waits
 
 
-def test_a_busy_node_asks_often_and_an_idle_one_as_flower_does() -> None:
+def test_only_a_busy_node_asks_often() -> None:
     now = [0.0]
     slept = list[float]()
 
@@ -30,7 +30,7 @@ def test_a_busy_node_asks_often_and_an_idle_one_as_flower_does() -> None:
     assert waits.monotonic is time.monotonic
 
 
-def test_flower_s_loop_waits_by_the_name_that_is_replaced() -> None:
+def test_flower_s_loop_uses_replaced_sleep() -> None:
     assert start_client_internal.time is time
     source = inspect.getsource(start_client_internal)
     assert "time.sleep(3)" in source

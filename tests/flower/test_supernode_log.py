@@ -23,7 +23,7 @@ def heard(lines: list[str], site: str = "hospital-a") -> list[str]:
     return [shown for line in lines for shown in log.heard(f"{line}\n")]
 
 
-def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
+def test_connection_is_told_with_its_name() -> None:
     first, second = heard(["INFO :      SuperNode ID: 612"])
     assert first == "INFO :      SuperNode ID: 612"
     assert (
@@ -59,12 +59,12 @@ def test_a_refusal_is_followed_by_a_sentence(reason: str, told: str) -> None:
 @pytest.mark.parametrize(
     "code", ["FLEET_NODE_ACTIVATION_FAILED", "FLEET_SUPERNODE_REGISTRATION_DISABLED"]
 )
-def test_flower_gives_the_reasons_that_are_explained(code: str) -> None:
+def test_explained_reasons_are_given_by_flower(code: str) -> None:
     reason = API_ERROR_MAP[ApiErrorCode[code]].public_message
     assert "refused this node" not in why_refused(reason, SupernodeLog("a", "h:1", "a.key", ""))
 
 
-def test_the_remedy_names_the_command_with_the_site_s_own_key() -> None:
+def test_remedy_names_command_and_own_key() -> None:
     line = heard(["[code: 2004] Failed to activate SuperNode."])[1]
     assert "flwr supernode register hospital-a.key.pub CONNECTION" in line
 

@@ -115,9 +115,7 @@ class FamilyContract(ABC):
         assert (len(list(saved.glob("*.safetensors"))) > 1) == ("sharded" in name)
         assert ("lm_head.weight" in OpenedModel(saved).checkpoint.tensors) == ("tied" not in name)
 
-    def test_the_plan_names_every_linear_of_every_block_and_nothing_else(
-        self, opened: OpenedModel
-    ) -> None:
+    def test_plan_names_exactly_the_block_linears(self, opened: OpenedModel) -> None:
         model = whole_model(opened.directory)
         expected = {
             f"{self.blocks}.{index}.{path}.weight": tuple(module.weight.shape)
@@ -150,7 +148,7 @@ class FamilyContract(ABC):
         assert (sizes_of(plan, plan.blocks[0]).groups, plan.heads_per_group) == self.kv_groups
 
     @torch.no_grad()
-    def test_streamed_logits_are_those_of_the_whole_model(
+    def test_streamed_logits_equal_whole_model(
         self, opened: OpenedModel, computing: Computing
     ) -> None:
         samples = token_sequences(11, 9)
@@ -161,7 +159,7 @@ class FamilyContract(ABC):
         expected = whole_model(opened.directory)(input_ids=samples, use_cache=False).logits
         assert_close(found, expected)
 
-    def test_pruning_block_by_block_is_pruning_with_the_whole_model_in_memory(
+    def test_blockwise_pruning_equals_whole_pruning(
         self, opened: OpenedModel, computing: Computing
     ) -> None:
         samples = token_sequences(6, 10)
@@ -177,7 +175,7 @@ class FamilyContract(ABC):
                 assert torch.equal(found[index][name], mask), (index, name)
 
     @torch.no_grad()
-    def test_the_exported_model_is_the_masked_one_for_plain_transformers(
+    def test_export_equals_masked_model_bit_for_bit(
         self, opened: OpenedModel, tmp_path: Path, computing: Computing
     ) -> None:
         def masks(index: int) -> dict[str, Tensor]:

@@ -93,9 +93,7 @@ def layers_of(whole: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_names_on_the_wire_are_the_same_for_every_family(
-    models: dict[str, OpenedModel], name: str
-) -> None:
+def test_wire_names_are_the_same_in_all_families(models: dict[str, OpenedModel], name: str) -> None:
     model = models[name]
     _, parameters = adapted(model, plan_of(model, targets="attn.q,attn.v,mlp.down", layers="1"))
     assert {key: sorted(block) for key, block in parameters.items()} == {
@@ -109,7 +107,7 @@ def test_names_on_the_wire_are_the_same_for_every_family(
 
 @pytest.mark.parametrize("targets", ["all", "mlp.down", "attn.o", "attn.q,mlp.up"])
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_exactly_the_planned_matrices_are_adapted_and_trained(
+def test_exactly_the_planned_matrices_are_trained(
     models: dict[str, OpenedModel], name: str, targets: str
 ) -> None:
     """BERT's mlp.down is ``output.dense``; the path of its attn.o ends with the same words."""
@@ -140,7 +138,7 @@ def test_exactly_the_planned_matrices_are_adapted_and_trained(
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
+def test_short_names_for_peft_are_unambiguous(family: Any) -> None:
     """peft gets a short name if it identifies one matrix of a block, and full paths if it does not.
 
     Short names keep ``adapter_config.json`` small.
@@ -246,7 +244,7 @@ def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path, computing: 
 # ----- ranks and scalings -------------------------------------------------------------------------
 
 
-def test_ranks_and_scalings_arrive_in_pefts_modules(models: dict[str, OpenedModel]) -> None:
+def test_ranks_and_scalings_arrive_in_peft(models: dict[str, OpenedModel]) -> None:
     """alpha / rank is 3/2."""
     model = models["llama"]
     plan = plan_of(model, targets="attn.q,mlp.up")
@@ -282,7 +280,7 @@ def test_block_1_is_not_block_11(tmp_path: Path) -> None:
     }
 
 
-def test_alphas_are_whole_numbers_where_they_can_be(models: dict[str, OpenedModel]) -> None:
+def test_alphas_are_integers_where_possible(models: dict[str, OpenedModel]) -> None:
     model = models["llama"]
     whole_number = lora_config(model.family, plan_of(model, alpha=4.0), 2, 0.0)
     assert (whole_number.lora_alpha, type(whole_number.lora_alpha)) == (4, int)
@@ -326,7 +324,7 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
         assert not torch.equal(found, weight)
 
 
-def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
+def test_merged_weight_is_rounded_once() -> None:
     from pruning_kernels.lora.factors import Factors
 
     generator = torch.Generator().manual_seed(3)
@@ -340,7 +338,7 @@ def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
 
 
 @torch.no_grad()
-def test_a_model_with_adapters_computes_what_the_merged_one_does(
+def test_adapters_compute_what_the_merge_does(
     models: dict[str, OpenedModel], tmp_path: Path, computing: Computing
 ) -> None:
     from espalier.hf.export.model import export_edited

@@ -104,7 +104,7 @@ def with_old_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     "change", [with_other_head, under_the_head, twice, of_the_base, with_old_buffers]
 )
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_tied_models_tensors_are_those_that_transformers_takes(
+def test_tied_tensors_are_those_of_transformers(
     tmp_path: Path, change: Change, sharded: bool
 ) -> None:
     base = save_model(tmp_path / "base", llama_config(tie_word_embeddings=True))
@@ -140,7 +140,7 @@ def cut_into_two(directory: Path) -> None:
     (directory / WEIGHTS).unlink()
 
 
-def test_an_export_leaves_out_an_index_that_nobody_reads(tmp_path: Path) -> None:
+def test_export_leaves_out_an_unread_index(tmp_path: Path) -> None:
     base = save_model(tmp_path / "base", llama_config())
     (base / "model.safetensors.index.json").write_text(
         '{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}'
@@ -185,7 +185,7 @@ def test_an_export_leaves_out_an_index_that_nobody_reads(tmp_path: Path) -> None
     ],
     ids=["mistral groups", "mistral heads", "qwen3 heads", "qwen2 groups", "llama heads", "opt"],
 )
-def test_what_config_json_leaves_out_is_transformers_own(
+def test_config_defaults_are_transformers_own(
     tmp_path: Path, config: PretrainedConfig, left_out: str, heads: tuple[int, int] | None
 ) -> None:
     if heads is None:
@@ -202,7 +202,7 @@ def test_what_config_json_leaves_out_is_transformers_own(
     require_same_logits(model, CPU, SAMPLES)
 
 
-def test_a_key_that_transformers_ignores_is_ignored(tmp_path: Path) -> None:
+def test_key_ignored_by_transformers_is_ignored(tmp_path: Path) -> None:
     """OPT has as many groups as heads, whatever a key of another family says."""
     sizes = SIZES | {"num_attention_heads": 4}
     base = save_model(tmp_path / "base", OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32))
@@ -214,7 +214,7 @@ def test_a_key_that_transformers_ignores_is_ignored(tmp_path: Path) -> None:
     "key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
 )
 @pytest.mark.parametrize("code", ["kernels-community/flash-attn2", "flash_attention_2", "no such"])
-def test_code_that_config_json_names_is_not_fetched(
+def test_code_named_in_config_is_not_fetched(
     tmp_path: Path, key: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model and of an encoder; transformers would ask the hub for it, or fail without it."""
@@ -242,9 +242,7 @@ def float32_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_plain_model_on_the_disk_is_the_one_in_memory(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_plain_model_on_disk_equals_memory(tmp_path: Path, dtype: torch.dtype) -> None:
     """Covers files that hold two dtypes."""
     base = save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16)
     change_tensors(base, float32_norms)
@@ -340,7 +338,7 @@ def without(name: str) -> Change:
         ),
     ],
 )
-def test_what_transformers_would_make_up_or_leave_out_is_named(
+def test_missing_and_surplus_tensors_are_named(
     tmp_path: Path, change: Change, config: dict[str, Any], told: str
 ) -> None:
     base = save_model(tmp_path / "base", llama_config())
@@ -420,7 +418,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
         ),
     ],
 )
-def test_weights_beyond_the_computing_dtype_are_refused_only_there(
+def test_overflow_is_refused_per_computing_dtype(
     tmp_path: Path, value: float, stored: torch.dtype, dtype: torch.dtype, told: str
 ) -> None:
     base = save_model(tmp_path / "base", llama_config())
@@ -440,7 +438,7 @@ def test_weights_beyond_the_computing_dtype_are_refused_only_there(
         require_finite_weights(model, computing)
 
 
-def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Path) -> None:
+def test_float16_overflow_names_its_block(tmp_path: Path) -> None:
     """Each weight fits float16; the sum that the second block computes does not."""
     base = save_model(tmp_path / "base", llama_config())
     change_tensors(

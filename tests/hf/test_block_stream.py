@@ -55,19 +55,19 @@ def whole_logits(
     "samples", [1, SAMPLES_PER_BATCH, SAMPLES_PER_BATCH + 1, 2 * SAMPLES_PER_BATCH]
 )
 @pytest.mark.usefixtures("eight_samples")
-def test_logits_are_the_whole_models_for_any_number_of_batches(
+def test_logits_are_the_same_for_any_batches(
     stream: BlockStream, untied: Path, samples: int
 ) -> None:
     ids = token_sequences(samples, 7)
     assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
-def test_windows_of_the_longest_length_and_of_one_token(stream: BlockStream, untied: Path) -> None:
+def test_windows_of_longest_and_shortest_length(stream: BlockStream, untied: Path) -> None:
     for ids in (token_sequences(2, 64), token_sequences(3, 1)):
         assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
-def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream) -> None:
+def test_second_use_gives_the_same_bits(stream: BlockStream) -> None:
     ids = token_sequences(3, 6)
     others = token_sequences(2, 9, seed=6)
     first = logits(stream, ids)
@@ -76,7 +76,7 @@ def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream)
 
 
 @pytest.mark.usefixtures("eight_samples")
-def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: BlockStream) -> None:
+def test_unread_logits_leave_nothing_behind(stream: BlockStream) -> None:
     ids = token_sequences(SAMPLES_PER_BATCH + 1, 7)
     first = logits(stream, ids)
     unfinished = stream.logits(run_through(stream, ids))
@@ -86,7 +86,7 @@ def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: Block
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_lower_precision_is_that_of_the_whole_model(
+def test_lower_precision_equals_whole_model(
     untied: Path, device: torch.device, dtype: torch.dtype
 ) -> None:
     stream = BlockStream(OpenedModel(untied), Computing(device, dtype, 1))
@@ -98,9 +98,7 @@ def test_a_lower_precision_is_that_of_the_whole_model(
     )
 
 
-def test_a_model_stored_in_bf16_is_computed_in_float32(
-    tmp_path: Path, computing: Computing
-) -> None:
+def test_bf16_model_is_computed_in_float32(tmp_path: Path, computing: Computing) -> None:
     directory = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
     ids = token_sequences(2, 8)
     found = logits(BlockStream(OpenedModel(directory), computing), ids)
@@ -139,9 +137,7 @@ def test_linears_by_canonical_name(stream: BlockStream) -> None:
         }
 
 
-def test_masked_logits_are_those_of_the_whole_model_with_zeros(
-    stream: BlockStream, untied: Path
-) -> None:
+def test_masked_logits_equal_those_with_zeros(stream: BlockStream, untied: Path) -> None:
     shapes = {linear.name: linear.shape for linear in stream.model.plan.blocks[0].linears}
     masked = whole_model(untied)
     with torch.no_grad():
@@ -165,7 +161,7 @@ def test_the_dense_model_has_no_edits() -> None:
     assert edits.dense(3) == {}
 
 
-def test_masks_set_weights_to_zero_and_leave_the_others() -> None:
+def test_masks_zero_only_their_weights() -> None:
     linear = nn.Linear(3, 2)
     before = linear.weight.detach().clone()
     apply_prune_masks(
@@ -189,7 +185,7 @@ def test_the_global_generator_is_left_alone(untied: Path, computing: Computing) 
 @pytest.mark.parametrize(
     "name", ["model.norm.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
 )
-def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
+def test_missing_tensor_outside_linears_is_named(
     untied: Path, computing: Computing, tmp_path: Path, name: str
 ) -> None:
     damaged = Path(shutil.copytree(untied, tmp_path / "damaged"))
@@ -200,7 +196,7 @@ def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
         run_through(BlockStream(OpenedModel(damaged), computing), token_sequences(1, 4))
 
 
-def test_a_configuration_of_another_width_is_a_mistake(
+def test_configuration_of_other_width_is_refused(
     untied: Path, computing: Computing, tmp_path: Path
 ) -> None:
     damaged = Path(shutil.copytree(untied, tmp_path / "damaged"))

@@ -52,7 +52,7 @@ def test_nothing_is_added_outside_of_watching(device: torch.device) -> None:
     assert not linear._forward_pre_hooks
 
 
-def test_linears_with_the_same_input_and_with_another_one_in_between(device: torch.device) -> None:
+def test_only_shared_inputs_are_reused(device: torch.device) -> None:
     """The shortcut for query, key and value must not reuse the input of another linear."""
     first = nn.Linear(1, 1, device=device)
     second = nn.Linear(1, 1, device=device)
@@ -81,7 +81,7 @@ def test_a_later_watch_is_added_to_an_earlier_one(device: torch.device) -> None:
     assert sums.sums["a"].item() == 13.0
 
 
-def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> None:
+def test_low_precision_is_squared_in_float32(device: torch.device) -> None:
     """300 squared is 90000, which exceeds the range of float16."""
     linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     sums = InputSquareSums({"a": linear})
@@ -91,9 +91,7 @@ def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> No
 
 
 @torch.no_grad()
-def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
-    untied: Path, computing: Computing
-) -> None:
+def test_dense_sums_equal_those_of_hooks(untied: Path, computing: Computing) -> None:
     samples = token_sequences(10, 6)
     found: dict[int, dict[str, list[float]]] = {}
     recorded: list[Tensor] = []
@@ -131,7 +129,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
 # ----- pruning block by block ---------------------------------------------------------------------
 
 
-def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: Computing) -> None:
+def test_next_block_sees_pruned_output(untied: Path, computing: Computing) -> None:
     """A fully pruned block returns its input, so each block's first linears see the embeddings."""
     samples = token_sequences(3, 5)
     seen: list[Tensor] = []
@@ -155,7 +153,7 @@ def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: 
         )
 
 
-def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: Computing) -> None:
+def test_choices_see_the_dense_block_weights(untied: Path, computing: Computing) -> None:
     stored = OpenedModel(untied)
     expected = [
         stored.checkpoint.read(linear.parameter)
@@ -191,7 +189,7 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
 
 
 @pytest.mark.parametrize("tokens_at_once", [1, 100, 512])
-def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
+def test_batched_windows_give_the_same_masks(
     computing: Computing, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the trained demo model, batches may change at most three bits of the masks.
@@ -221,7 +219,7 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
 
 
 @pytest.mark.parametrize(("samples", "tokens"), [(32, 8), (4, 64), (8, 64)])
-def test_what_a_block_makes_does_not_grow_with_the_windows(
+def test_block_memory_does_not_grow_with_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, samples: int, tokens: int
 ) -> None:
     """The largest tensor of a block has 64 tokens of 48 channels.
@@ -239,7 +237,7 @@ def test_what_a_block_makes_does_not_grow_with_the_windows(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_sums_of_a_few_channels_at_a_time_have_the_bits_of_all_at_once(threads: int) -> None:
+def test_chunked_sums_are_bit_identical(threads: int) -> None:
     inputs = torch.randn(3, 400, 1300, generator=torch.Generator().manual_seed(0))
     linear = nn.Linear(1300, 1)
     before = torch.get_num_threads()
@@ -275,7 +273,7 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
 
 
 @torch.no_grad()
-def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> None:
+def test_pruned_layers_equal_those_of_hooks(untied: Path) -> None:
     """SparseGPT of blocks 0 and 2 against Gram matrices that hooks collect in a whole model.
 
     Each block of that model is replaced by its pruned version before the next block is computed.
@@ -315,7 +313,7 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
 
 
 @pytest.mark.parametrize(("damping_mean", "counted"), [("live", None), ("all", 2.5)])
-def test_what_a_dead_channel_counts_as_follows_from_the_windows(
+def test_dead_channel_count_follows_from_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, damping_mean: Any, counted: float | None
 ) -> None:
     """A dead channel counts as half the number of calibration samples, however they are batched."""
@@ -332,9 +330,7 @@ def test_what_a_dead_channel_counts_as_follows_from_the_windows(
     assert set(given) == {counted}
 
 
-def test_the_walk_ends_after_the_last_sampled_layer(
-    untied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_walk_ends_after_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = BlockStream(OpenedModel(untied), CPU)
     walked = []
     block = stream.block

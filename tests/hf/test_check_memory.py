@@ -141,9 +141,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Tra
 
 
 @pytest.mark.parametrize("what", [*DECODERS, *ENCODERS])
-def test_four_times_as_many_blocks_take_no_more_memory(
-    made: dict[tuple[int, bool], Trained], what: str
-) -> None:
+def test_memory_does_not_grow_with_blocks(made: dict[tuple[int, bool], Trained], what: str) -> None:
     """Nine more blocks would add 1.3 MB. peft loads all adapters, which are 15 kB per block."""
     few, many = (made[blocks, what in ENCODERS] for blocks in (FEW, MANY))
     adapters = 4 * (many.plan.num_parameters - few.plan.num_parameters) if "adapter" in what else 0
@@ -152,7 +150,7 @@ def test_four_times_as_many_blocks_take_no_more_memory(
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("what", [*DECODERS, *ENCODERS])
-def test_a_check_takes_at_most_1_3_times_the_memory_of_training(
+def test_check_memory_is_at_most_1_3_of_training(
     made: dict[tuple[int, bool], Trained], what: str, base: str
 ) -> None:
     if base == "nf4":

@@ -86,7 +86,7 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
 # ----- damage -------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
+def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(
         EspalierError,
@@ -135,9 +135,7 @@ def test_an_index_with_numbers_for_files_is_named(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_an_index_without_metadata_is_refused_as_transformers_does(
-    sharded: Path, tmp_path: Path
-) -> None:
+def test_index_without_metadata_is_refused(sharded: Path, tmp_path: Path) -> None:
     shutil.copytree(sharded, tmp_path / "copied")
     index = tmp_path / "copied" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
@@ -147,9 +145,7 @@ def test_an_index_without_metadata_is_refused_as_transformers_does(
         Checkpoint(tmp_path / "copied")
 
 
-def test_one_file_comes_before_an_index_as_in_transformers(
-    sharded: Path, untied: Path, tmp_path: Path
-) -> None:
+def test_single_file_precedes_an_index(sharded: Path, untied: Path, tmp_path: Path) -> None:
     shutil.copytree(sharded, tmp_path / "copied")
     changed = {name: value + 1 for name, value in load_file(untied / "model.safetensors").items()}
     save_file(changed, tmp_path / "copied" / "model.safetensors", {"format": "pt"})
@@ -166,15 +162,13 @@ def test_one_file_comes_before_an_index_as_in_transformers(
         ("shard-00000-model-00001-of-00002.safetensors", "", "shard of distributed training"),
     ],
 )
-def test_what_makes_transformers_load_other_weights_is_refused(
-    folder: Path, name: str, text: str, told: str
-) -> None:
+def test_ambiguous_weights_are_refused(folder: Path, name: str, text: str, told: str) -> None:
     (folder / name).write_text(text)
     with pytest.raises(EspalierError, match=told):
         Checkpoint(folder)
 
 
-def test_another_weight_file_that_the_configuration_names_is_refused(folder: Path) -> None:
+def test_other_weight_file_in_config_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"transformers_weights": "other.safetensors"}')
     with pytest.raises(EspalierError, match=r"transformers_weights = 'other.safetensors'"):
         OpenedModel(folder)
@@ -221,7 +215,7 @@ def test_a_dtype_that_cannot_be_pruned_is_named(folder: Path) -> None:
         Checkpoint(folder)
 
 
-def test_a_shard_that_loses_its_end_after_it_was_opened_is_named(folder: Path) -> None:
+def test_shard_truncated_after_opening_is_named(folder: Path) -> None:
     reader = Checkpoint(folder)
     last = max((name for name in TENSORS if name != "empty"), key=lambda n: reader.tensors[n].start)
     path = folder / "model.safetensors"
@@ -251,7 +245,7 @@ TAMPERED = {
     "change",
     [pytest.param(change, id=name) for name, change in TAMPERED.items()],
 )
-def test_a_tampered_header_is_a_mistake_that_names_the_file(folder: Path, change: Any) -> None:
+def test_tampered_header_names_the_file(folder: Path, change: Any) -> None:
     rewrite_header(
         folder / "model.safetensors", lambda header: header | {"f32": change(header["f32"])}
     )
@@ -285,7 +279,7 @@ def test_the_data_begin_at_a_multiple_of_eight() -> None:
         ("bf16", TENSORS["bf16"][:2], "expected 6 bytes of bf16, but got 4 of bf16"),
     ],
 )
-def test_tensors_are_written_in_the_announced_order_and_size(
+def test_tensors_must_come_as_announced(
     tmp_path: Path, name: str, value: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

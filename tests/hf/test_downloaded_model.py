@@ -76,7 +76,7 @@ def plain(directory: Path) -> Any:
 # ----- results ------------------------------------------------------------------------------------
 
 
-def test_token_ids_are_those_of_the_tokenizer_itself(
+def test_token_ids_equal_the_tokenizer_s_own(
     model: DownloadedModel, plain: Any, directory: Path
 ) -> None:
     for text in TEXTS:
@@ -91,7 +91,7 @@ def test_token_ids_are_those_of_the_tokenizer_itself(
     assert open_downloaded(directory) is model
 
 
-def test_batches_are_those_of_the_tokenizer_itself(model: DownloadedModel, plain: Any) -> None:
+def test_batches_equal_the_tokenizer_s_own(model: DownloadedModel, plain: Any) -> None:
     options = {
         "truncation": True,
         "max_length": 40,
@@ -133,7 +133,7 @@ def test_it_is_started_again_where_it_ended(model: DownloadedModel, plain: Any) 
     assert model.tokenizer._process.pid != process.pid
 
 
-def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: Path) -> None:
+def test_file_with_other_parts_is_refused(directory: Path, tmp_path: Path) -> None:
     """Nothing of the file is loaded: matching this pattern would take exponential time."""
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -189,9 +189,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         ("print('{}')", "gave an answer to another question"),
     ],
 )
-def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(
-    pretended: Any, script: str, words: str
-) -> None:
+def test_failed_process_is_told_in_a_sentence(pretended: Any, script: str, words: str) -> None:
     tokenizer = pretended(script)
     with pytest.raises(EspalierError, match=words) as caught:
         tokenizer.encode("a private word")
@@ -234,7 +232,7 @@ class PanicException(BaseException):
     "error",
     [PanicException("a private word"), MemoryError(), KeyError("a private word"), RecursionError()],
 )
-def test_an_error_is_an_answer_by_its_type_and_the_last_one(
+def test_error_is_answered_by_its_type(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def broken(_: Path) -> Any:

@@ -8,13 +8,13 @@ WEIGHT = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
 MASK = torch.tensor([[True, False, False], [False, False, True]])
 
 
-def test_masked_weights_are_zero_and_others_untouched() -> None:
+def test_masked_weights_are_zero_others_untouched() -> None:
     (edit,) = masked(lambda index: {"attn.q": MASK})(0).values()
     assert edit(WEIGHT).tolist() == [[0, -2, 3], [4, 5, 0]]
     assert WEIGHT[0, 0] == 1
 
 
-def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
+def test_scales_are_the_shares_of_keepers() -> None:
     """4 clients with votes [[4, 1, 0], [2, 4, 3]] to prune.
 
     The scales are the fractions of clients that keep a weight, [[0, 3/4, 1], [1/2, 0, 1/4]]. A

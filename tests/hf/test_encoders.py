@@ -31,9 +31,7 @@ def model_type(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_the_plan_names_every_linear_of_every_block_as_it_is_in_the_files(
-    model_type: str, stored_as: str, tmp_path: Path
-) -> None:
+def test_plan_names_linears_as_in_files(model_type: str, stored_as: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type, stored_as))
     prefix = "" if stored_as == "AutoModel" else f"{BASE[model_type]}."
     assert {linear.parameter for block in opened.plan.blocks for linear in block.linears} == {
@@ -53,7 +51,7 @@ def test_the_plan_names_every_linear_of_every_block_as_it_is_in_the_files(
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_parameters_are_those_of_the_encoder_without_pooler_and_heads(
+def test_parameters_exclude_pooler_and_heads(
     model_type: str, stored_as: str, tmp_path: Path
 ) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type, stored_as))
@@ -83,9 +81,7 @@ def test_names_of_the_first_bert_files(tmp_path: Path) -> None:
     assert opened.stored_name("classifier.weight") is None
 
 
-def test_the_skeleton_is_the_classifier_that_transformers_builds(
-    model_type: str, tmp_path: Path
-) -> None:
+def test_skeleton_is_the_transformers_classifier(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     skeleton = opened.new_skeleton(3)
     expected = AutoModelForSequenceClassification.from_config(
@@ -99,7 +95,7 @@ def test_the_skeleton_is_the_classifier_that_transformers_builds(
     assert not skeleton.training
 
 
-def test_linears_and_head_are_where_the_family_says(model_type: str, tmp_path: Path) -> None:
+def test_linears_and_head_have_family_paths(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     skeleton = opened.new_skeleton(3)
     for block in skeleton.get_submodule(opened.family.blocks):
@@ -128,7 +124,7 @@ def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
 # ----- refusals -----------------------------------------------------------------------------------
 
 
-def test_whoever_prunes_is_told_that_an_encoder_cannot_be(model_type: str, tmp_path: Path) -> None:
+def test_encoder_is_refused_for_pruning(model_type: str, tmp_path: Path) -> None:
     """Both entry points refuse: the server's skeleton and a client's block stream."""
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     with pytest.raises(
@@ -139,7 +135,7 @@ def test_whoever_prunes_is_told_that_an_encoder_cannot_be(model_type: str, tmp_p
         BlockStream(opened, CPU)
 
 
-def test_a_decoder_is_not_tuned_for_classification(tmp_path: Path) -> None:
+def test_decoder_is_refused_for_classification(tmp_path: Path) -> None:
     opened = OpenedModel(save_model(tmp_path / "saved", llama_config()))
     with pytest.raises(
         EspalierError, match=r"config.json: model_type .* a decoder; .* name an encoder"
@@ -159,7 +155,7 @@ def test_a_missing_linear_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_path: Path) -> None:
+def test_surplus_blocks_in_files_are_refused(stored_as: str, tmp_path: Path) -> None:
     directory = save_encoder(tmp_path / "saved", "roberta", stored_as)
     path = directory / "config.json"
     path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
@@ -178,7 +174,7 @@ def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_
         {"kind": "decoder"},
     ],
 )
-def test_a_family_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+def test_contradictory_family_is_refused(changes: dict[str, Any]) -> None:
     fields = {
         "name": "x",
         "model_types": ("x",),
@@ -193,7 +189,7 @@ def test_a_family_that_contradicts_itself_is_refused(changes: dict[str, Any]) ->
         Family(**fields | changes)
 
 
-def test_names_in_files_in_the_order_in_which_they_are_looked_for() -> None:
+def test_file_names_come_in_search_order() -> None:
     assert list(BERT.file_names("bert.embeddings.LayerNorm.bias")) == [
         "bert.embeddings.LayerNorm.bias",
         "embeddings.LayerNorm.bias",

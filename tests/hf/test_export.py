@@ -52,7 +52,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["untied", "sharded", "tied"])
-def test_zeros_are_exactly_at_the_masks_and_all_else_is_bit_identical(
+def test_export_changes_only_masked_weights(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     directory: Path = request.getfixturevalue(kind)
@@ -87,9 +87,7 @@ def test_bf16_stays_bf16(tmp_path: Path) -> None:
         assert torch.equal(value[kept], stored[name][kept])
 
 
-def test_configuration_tokenizer_and_index_are_copied_byte_by_byte(
-    sharded: Path, tmp_path: Path
-) -> None:
+def test_config_tokenizer_and_index_are_copied(sharded: Path, tmp_path: Path) -> None:
     target = exported(sharded, tmp_path / "model")
     assert sorted(file.name for file in target.iterdir()) == sorted(
         file.name for file in sharded.iterdir()
@@ -104,15 +102,13 @@ def test_configuration_tokenizer_and_index_are_copied_byte_by_byte(
     ]
 
 
-def test_every_reader_of_safetensors_is_told_the_format(untied: Path, tmp_path: Path) -> None:
+def test_safetensors_metadata_names_the_format(untied: Path, tmp_path: Path) -> None:
     target = exported(untied, tmp_path / "model")
     with safe_open(target / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_other_weights_and_the_dense_models_card_are_not_copied(
-    copied: Path, tmp_path: Path
-) -> None:
+def test_other_weights_and_card_are_not_copied(copied: Path, tmp_path: Path) -> None:
     for name in (
         "pytorch_model.bin",
         "README.md",
@@ -163,7 +159,7 @@ def test_the_dense_model_is_not_touched(copied: Path, tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in copied.iterdir()} == before
 
 
-def test_a_full_disk_is_a_mistake_and_leaves_no_model(
+def test_full_disk_leaves_no_model(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(_: int) -> None:
@@ -175,7 +171,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_no_model(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_disk_that_fills_up_while_files_are_copied_is_a_mistake(
+def test_disk_full_while_copying_is_an_error(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(*_: object) -> None:
@@ -240,9 +236,7 @@ def test_a_changed_weight_is_noticed(stream: BlockStream, target: Path, name: st
         check(stream, target)
 
 
-def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(
-    stream: BlockStream, target: Path
-) -> None:
+def test_tiny_weight_change_is_noticed_by_name(stream: BlockStream, target: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     row, column = masks_of(stream.model, 0)["attn.q"].nonzero()[0].tolist()
     change(target, name, (row, column), 1e-9)
@@ -250,7 +244,7 @@ def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(
         check(stream, target)
 
 
-def test_weights_that_are_not_a_number_are_noticed(stream: BlockStream, target: Path) -> None:
+def test_nan_weights_are_noticed(stream: BlockStream, target: Path) -> None:
     change(target, "model.norm.weight", 0, float("nan"))
     with pytest.raises(ExportError, match="differ by nan"):
         check(stream, target)
@@ -258,7 +252,7 @@ def test_weights_that_are_not_a_number_are_noticed(stream: BlockStream, target: 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_result_without_finite_logits_is_told_as_what_it_is(
+def test_non_finite_logits_are_told_as_such(
     dtype: torch.dtype, value: float, tmp_path: Path
 ) -> None:
     """Whatever the reloaded model gives: it is not the export that is wrong."""
@@ -284,9 +278,7 @@ def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> 
         check_export(stream, others, target, SAMPLES)
 
 
-def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(
-    stream: BlockStream, target: Path
-) -> None:
+def test_changed_unused_embedding_is_noticed(stream: BlockStream, target: Path) -> None:
     absent = min(set(range(96)) - set(SAMPLES.flatten().tolist()))
     change(target, "model.embed_tokens.weight", absent, 5.0)
     with pytest.raises(ExportError):

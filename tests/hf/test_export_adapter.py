@@ -98,7 +98,7 @@ def config_of(target: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("family", CONFIGS)
 @torch.no_grad()
-def test_plain_peft_computes_what_the_merged_model_does(
+def test_plain_peft_equals_merged_model(
     models: dict[str, OpenedModel], family: str, plan: str, tmp_path: Path, computing: Computing
 ) -> None:
     result = Result(models[family], **PLANS[plan])
@@ -144,7 +144,7 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
     assert {key: config[key] for key in wanted} == wanted
 
 
-def test_the_base_model_is_named_and_no_path_of_this_machine(
+def test_base_model_is_named_without_its_path(
     models: dict[str, OpenedModel], tmp_path: Path
 ) -> None:
     """The base model has another path on the reader's machine."""
@@ -175,9 +175,7 @@ def test_the_same_adapters_give_the_same_bytes(
     assert list(config_of(one)) == sorted(config_of(one))
 
 
-def test_an_older_adapter_is_replaced_and_a_half_written_one_forgotten(
-    models: dict[str, OpenedModel], tmp_path: Path
-) -> None:
+def test_older_adapter_is_replaced_whole(models: dict[str, OpenedModel], tmp_path: Path) -> None:
     target = tmp_path / "adapter"
     unfinished = tmp_path / ".adapter.unfinished"
     for folder in (target, unfinished):
@@ -305,9 +303,7 @@ def test_a_model_in_bfloat16_passes(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_large_updates_of_a_model_in_bfloat16_are_compared_as_closely_as_small_ones(
-    scale: float, tmp_path: Path
-) -> None:
+def test_large_bfloat16_updates_pass_check(scale: float, tmp_path: Path) -> None:
     """The rounding of merged weights is not reported as damage, however large the update is."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
     result = Result(model, targets="all", scale=scale)

@@ -26,9 +26,7 @@ HEADS = {
     "stored_as", ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassification"]
 )
 @pytest.mark.parametrize("model_type", ENCODERS)
-def test_plain_transformers_loads_edited_weights_and_head(
-    model_type: str, stored_as: str, tmp_path: Path
-) -> None:
+def test_transformers_loads_edits_and_head(model_type: str, stored_as: str, tmp_path: Path) -> None:
     base = save_encoder(tmp_path / "base", model_type, stored_as)
     names = dict.fromkeys(load_file(base / "model.safetensors"), "model.safetensors")
     (base / "model.safetensors.index.json").write_text(

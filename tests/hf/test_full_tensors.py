@@ -43,7 +43,7 @@ def whole_of(
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_every_tensor_of_a_block_has_one_canonical_name(tmp_path: Path, name: str) -> None:
+def test_block_tensors_have_one_canonical_name(tmp_path: Path, name: str) -> None:
     model = opened(tmp_path, name)
     of = [*model.family.linears, *model.family.norms]
     paths = [
@@ -103,9 +103,7 @@ def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("name", ["opt", "llama", "roberta"])
-def test_they_are_float32_on_any_base_and_the_model_computes_as_before(
-    tmp_path: Path, name: str, base: Any
-) -> None:
+def test_float32_tensors_leave_logits_unchanged(tmp_path: Path, name: str, base: Any) -> None:
     """Before training, a float32 tensor rounded at its use gives bitwise the same logits."""
     model = opened(tmp_path, name)
     dtype = torch.float32 if base == "float32" else torch.bfloat16
@@ -156,7 +154,7 @@ def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
     torch.testing.assert_close(norm.detach(), values * (1 + 2e-5) ** 2000, rtol=1e-3, atol=0)
 
 
-def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> None:
+def test_gradients_equal_those_of_transformers(tmp_path: Path) -> None:
     model = opened(tmp_path, "qwen3")
     whole = whole_of(model)
     samples = token_sequences(2, 7)

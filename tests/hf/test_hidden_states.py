@@ -28,9 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spilled", [False, True])
-def test_a_batch_is_what_was_last_put_in_its_place(
-    tmp_path: Path, dtype: torch.dtype, spilled: bool
-) -> None:
+def test_latest_batch_is_returned(tmp_path: Path, dtype: torch.dtype, spilled: bool) -> None:
     kept = hidden_states(tmp_path if spilled else None)
     batches = [
         torch.arange(samples * 6).view(samples, 2, 3).to(dtype) + 0.5 for samples in (4, 4, 1)
@@ -51,14 +49,14 @@ def test_the_file_has_no_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_value_that_is_not_contiguous_is_kept_as_it_is_seen(tmp_path: Path) -> None:
+def test_non_contiguous_value_is_kept(tmp_path: Path) -> None:
     batch = torch.arange(24.0).view(2, 3, 4).transpose(1, 2)
     kept = OnDisk(tmp_path)
     kept.append(batch)
     assert torch.equal(kept[0], batch)
 
 
-def test_a_full_disk_names_the_folder_and_the_setting(
+def test_full_disk_names_folder_and_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -83,7 +81,7 @@ def test_a_write_that_is_cut_short_is_continued(
     assert torch.equal(kept[0], torch.arange(12.0).view(1, 3, 4))
 
 
-def test_masks_and_logits_do_not_depend_on_where_activations_are(
+def test_activation_place_changes_no_result(
     model: OpenedModel, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
@@ -126,7 +124,7 @@ def test_activations_go_on_where_they_were_kept(
             stream.resume(samples, io.BytesIO(wrong))
 
 
-def test_what_the_model_passes_with_every_batch_is_held_once(
+def test_common_arguments_are_held_once(
     model: OpenedModel, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)

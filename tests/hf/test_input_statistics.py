@@ -24,7 +24,7 @@ def test_grams_on_paper(device: torch.device) -> None:
     assert grams.grams == {}
 
 
-def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
+def test_dead_channels_count_as_half_if_set(
     device: torch.device,
 ) -> None:
     """A dead diagonal of half the number of samples makes the diagonal of H 1.
@@ -45,7 +45,7 @@ def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
     assert torch.equal(found.upper, expected.upper)
 
 
-def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.device) -> None:
+def test_linears_of_one_input_share_a_gram(device: torch.device) -> None:
     first, second, third = (nn.Linear(2, 1, device=device) for _ in range(3))
     grams = InputGrams({"first": first, "second": second, "third": third})
     shared = torch.randn(1, 4, 2)
@@ -60,7 +60,7 @@ def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.devi
     assert not torch.equal(found["first"].upper, found["third"].upper)
 
 
-def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.device) -> None:
+def test_input_shared_only_once_is_an_error(device: torch.device) -> None:
     first = nn.Linear(2, 1, device=device)
     second = nn.Linear(2, 1, device=device)
     grams = InputGrams({"first": first, "second": second})
@@ -73,7 +73,7 @@ def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.de
             second(torch.randn(1, 4, 2))
 
 
-def test_low_precision_inputs_are_multiplied_in_float32(device: torch.device) -> None:
+def test_low_precision_is_multiplied_in_float32(device: torch.device) -> None:
     """300 squared is 90000, which exceeds the range of float16."""
     linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     grams = InputGrams({"a": linear})

@@ -37,9 +37,7 @@ def lines(directory: Path, settings: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning", "hetlora"])
-def test_windows_longer_than_the_model_takes_are_refused_all_at_once(
-    decoder: Path, method: str
-) -> None:
+def test_all_overlong_windows_are_told_at_once(decoder: Path, method: str) -> None:
     assert lines(decoder, SHORT | {"method": method}) == []
     rest = (
         "the model has 64 positions (max_position_embeddings in its config.json); set it to 64 or"
@@ -72,9 +70,7 @@ def test_only_what_the_run_uses_is_looked_at(
 @pytest.mark.parametrize(
     ("kind", "longest"), [("opt", 64), ("bert", 64), ("roberta", 62), ("xlm-roberta", 62)]
 )
-def test_learned_positions_end_where_they_are_said_to(
-    tmp_path: Path, kind: str, longest: int
-) -> None:
+def test_learned_positions_end_as_stated(tmp_path: Path, kind: str, longest: int) -> None:
     """transformers accepts the same lengths and none longer.
 
     RoBERTa counts positions from 2, and so does OPT, but the table of OPT is longer by 2.
@@ -101,7 +97,7 @@ def test_learned_positions_end_where_they_are_said_to(
         whole(input_ids=torch.full((1, longest + 1), 5))
 
 
-def test_what_is_not_in_the_file_is_transformers_own(decoder: Path) -> None:
+def test_missing_limits_are_transformers_defaults(decoder: Path) -> None:
     """The defaults of LlamaConfig are 2048 positions and 32000 embeddings."""
     config = json.loads((decoder / "config.json").read_text())
     del config["max_position_embeddings"]
@@ -121,7 +117,7 @@ def test_tokens_without_an_embedding_are_refused(decoder: Path) -> None:
     ]
 
 
-def test_embeddings_without_a_token_are_no_mistake(decoder: Path, tmp_path: Path) -> None:
+def test_embeddings_without_tokens_are_allowed(decoder: Path, tmp_path: Path) -> None:
     """Models often have more embeddings than tokens, for example a multiple of 64."""
     wider = save_model(tmp_path / "wider", llama_config(vocab_size=VOCABULARY + 32))
     shutil.copy(decoder / "tokenizer.json", wider)

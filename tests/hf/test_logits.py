@@ -40,15 +40,13 @@ def five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "tokens"), [(1, 1 << 24), (32000, 524), (1 << 24, 1), (1 << 25, 1)]
 )
-def test_a_piece_has_as_many_tokens_as_fit_and_one_at_least(vocabulary: int, tokens: int) -> None:
+def test_piece_has_at_least_one_token(vocabulary: int, tokens: int) -> None:
     assert tokens_at_once(vocabulary) == tokens
 
 
 @torch.no_grad()
 @pytest.mark.usefixtures("five_tokens")
-def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_gives_logits_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 3 and 1 sequences of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
     monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 21)
     samples = token_sequences(4, 7)
@@ -61,7 +59,7 @@ def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
 
 @torch.no_grad()
 @pytest.mark.usefixtures("five_tokens")
-def test_a_whole_model_gives_its_logits_at_some_places_in_pieces(directory: Path) -> None:
+def test_whole_model_gives_logits_in_pieces(directory: Path) -> None:
     model = whole_model(directory)
     seen = list[int]()
     samples = token_sequences(3, 9)
@@ -94,7 +92,7 @@ def test_a_model_that_fails_keeps_no_hook(directory: Path) -> None:
 
 
 @torch.no_grad()
-def test_embeddings_are_read_once_unless_they_are_the_head(
+def test_only_tied_embeddings_are_read_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = OpenedModel(directory)
@@ -110,7 +108,7 @@ def test_embeddings_are_read_once_unless_they_are_the_head(
 
 
 @pytest.mark.parametrize(("samples", "tokens"), [(40, 4), (10, 16), (5, 32)])
-def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
+def test_tensors_do_not_grow_with_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, samples: int, tokens: int
 ) -> None:
     """160 tokens, of which 32 pass a block together, with at most 48 channels within the block.

@@ -59,7 +59,7 @@ def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert list(limits(tmp_path / "no", tmp_path)) == []
 
 
-def test_processes_that_were_killed_for_memory_are_counted(tmp_path: Path) -> None:
+def test_kills_for_memory_are_counted(tmp_path: Path) -> None:
     """The count is that of the process's own group.
 
     In a container, that group is mounted at the root of the hierarchy.
@@ -81,7 +81,7 @@ def test_killed_processes_in_the_first_version(tmp_path: Path) -> None:
     assert memory_kills(own, groups) == 4
 
 
-def test_a_system_that_does_not_count_killed_processes(tmp_path: Path) -> None:
+def test_system_without_kill_counts_gives_none(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     groups = tmp_path / "groups"
     assert memory_kills(own, groups) is None

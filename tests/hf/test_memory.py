@@ -150,7 +150,7 @@ def test_bytes_are_those_of_a_loaded_encoder(
     compare(found, save_encoder(tmp_path, model_type, **WIDE), 3, base, dtype)
 
 
-def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> None:
+def test_configuration_alone_is_enough(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     assert footprint(tmp_path) == footprint(llama_config().to_dict())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -159,7 +159,7 @@ def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> No
 # ----- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
+def test_directory_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match=r"has no config.json; name the directory"):
         footprint(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
@@ -180,7 +180,7 @@ def test_what_cannot_be_loaded_is_not_counted() -> None:
         footprint(llama_config().to_dict() | {"hidden_size": "wide"})
 
 
-def test_nf4_of_rows_that_cannot_be_quantised_has_no_size() -> None:
+def test_unquantisable_rows_have_no_nf4_size() -> None:
     found = footprint(json.loads(json.dumps(llama_config().to_dict(), default=str)))
     assert found.weight_bytes("bfloat16") == 2 * found.parameters
     with pytest.raises(EspalierError, match="32 input features"):

@@ -49,7 +49,7 @@ def test_what_is_left_out_is_not_copied(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "target").iterdir()] == ["config.json"]
 
 
-def test_links_of_the_hub_s_cache_are_copied_as_files(tmp_path: Path) -> None:
+def test_links_of_hub_cache_become_files(tmp_path: Path) -> None:
     blob = tmp_path / "blobs" / "4f"
     snapshot = tmp_path / "snapshots" / "ab"
     target = tmp_path / "target"

@@ -85,7 +85,7 @@ def test_what_is_used_stays_and_what_is_not_goes(
     assert not folder_of(other, cache).exists()
 
 
-def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
+def test_second_load_does_not_quantise_again(
     model: OpenedModel,
     tmp_path: Path,
     quantised: list[tuple[int, int]],
@@ -99,7 +99,7 @@ def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
     assert len(quantised) == 28
 
 
-def test_a_refused_model_is_refused_before_anything_is_quantised(
+def test_model_is_refused_before_quantisation(
     tmp_path: Path, quantised: list[tuple[int, int]]
 ) -> None:
     config = llama_config(hidden_size=64, intermediate_size=96)
@@ -113,7 +113,7 @@ def test_a_refused_model_is_refused_before_anything_is_quantised(
     assert not (tmp_path / "cache").exists()
 
 
-def test_another_way_of_quantising_or_another_model_has_a_folder_of_its_own(
+def test_other_models_or_modes_have_own_folders(
     model: OpenedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = OpenedModel(
@@ -219,9 +219,7 @@ def _load(directory: Path, cache: Path, together: object, found: object) -> None
     found.put((len(shapes), bits(model, cache), len(shapes)))  # type: ignore[attr-defined]
 
 
-def test_processes_that_load_at_once_quantise_each_matrix_once_and_get_the_same(
-    model: OpenedModel, tmp_path: Path
-) -> None:
+def test_concurrent_loads_quantise_each_once(model: OpenedModel, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     together = context.Barrier(3)
     found = context.Queue()

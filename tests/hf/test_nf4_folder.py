@@ -165,7 +165,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
-def test_plain_transformers_loads_it_and_computes_what_we_do(
+def test_plain_transformers_computes_the_same(
     name: str, double: bool, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = OpenedModel(saved(name))
@@ -213,7 +213,7 @@ def test_it_computes_in_the_dtype_of_the_files(dtype: torch.dtype, tmp_path: Pat
     assert torch.equal(theirs(input_ids=samples).logits, ours(input_ids=samples).logits)
 
 
-def test_a_configuration_that_names_no_dtype_gets_that_of_the_files(tmp_path: Path) -> None:
+def test_missing_dtype_is_that_of_files(tmp_path: Path) -> None:
     directory = save_model(tmp_path / "saved", CONFIGS["llama"], torch.bfloat16)
     config = json.loads((directory / "config.json").read_text())
     config.pop("dtype")
@@ -254,7 +254,7 @@ def lengthy(
     return OpenedModel(written(long, tmp_path / "nf4", request.param))
 
 
-def test_values_are_those_of_bitsandbytes_for_the_whole_matrix(lengthy: OpenedModel) -> None:
+def test_values_equal_those_of_bitsandbytes(lengthy: OpenedModel) -> None:
     for path, linear in four_bit(plainly_loaded(lengthy.directory)).items():
         expected = (
             bitsandbytes()
@@ -272,7 +272,7 @@ def test_values_are_those_of_bitsandbytes_for_the_whole_matrix(lengthy: OpenedMo
         )
 
 
-def test_rows_pieces_and_rooms_are_parts_of_the_whole(lengthy: OpenedModel) -> None:
+def test_rows_and_pieces_are_parts_of_whole(lengthy: OpenedModel) -> None:
     found = lengthy.checkpoint
     for name in found.tensors:
         whole = found.read(name)
@@ -290,9 +290,7 @@ def test_rows_pieces_and_rooms_are_parts_of_the_whole(lengthy: OpenedModel) -> N
     assert max(len(chunk) for chunk in found.chunks(MATRIX)) == 4 * 10_240
 
 
-def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(
-    long: Path, lengthy: OpenedModel
-) -> None:
+def test_only_quantised_values_change_a_little(long: Path, lengthy: OpenedModel) -> None:
     base = OpenedModel(long)
     assert lengthy.checkpoint.tensors.keys() == base.checkpoint.tensors.keys()
     quantised = set(linears_of(base))
@@ -310,7 +308,7 @@ def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_matrices_are_handed_out_as_they_were_written(
+def test_stored_matrices_are_handed_out_as_is(
     double: bool, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A cache has no effect on stored NF4 matrices."""
@@ -393,7 +391,7 @@ def test_one_in_nf4_is_written_again_as_it_is(
     assert contents(written(one, tmp_path / "two", double)) == contents(one)
 
 
-def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(
+def test_scales_can_be_rewritten_in_other_form(
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     single = written(saved("llama"), tmp_path / "single", False)
@@ -407,7 +405,7 @@ def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "opt"])
 @torch.no_grad()
-def test_a_model_without_some_blocks_is_one_of_the_family(
+def test_model_without_some_blocks_stays_plain(
     name: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = OpenedModel(saved(name))
@@ -448,9 +446,7 @@ def test_without_no_block_it_is_the_whole_model(
     assert same(handed_out(OpenedModel(tmp_path / "kept")), quantised_anew(base, True))
 
 
-def test_blocks_dropped_from_one_in_nf4_leave_the_codes_of_the_others(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_dropped_blocks_leave_other_codes_alone(folder: Path, tmp_path: Path) -> None:
     whole = OpenedModel(folder)
     small = OpenedModel(folder, Structure.whole(whole.plan).with_blocks([1, 2]))
     expected = {
@@ -464,7 +460,7 @@ def test_blocks_dropped_from_one_in_nf4_leave_the_codes_of_the_others(
     assert len({small.sha256, whole.sha256, OpenedModel(tmp_path / "small").sha256}) == 3
 
 
-def test_units_are_cut_from_one_in_nf4_as_from_one_in_float32(folder: Path) -> None:
+def test_units_are_cut_from_nf4_as_from_float32(folder: Path) -> None:
     whole = OpenedModel(folder)
     small = OpenedModel(
         folder, Structure.whole(whole.plan).keeping({0: {"channels": list(range(0, 128, 2))}})
@@ -475,9 +471,7 @@ def test_units_are_cut_from_one_in_nf4_as_from_one_in_float32(folder: Path) -> N
     assert handed_out(small)[MATRIX]["packed"].shape == (64 * 64 // 2, 1)
 
 
-def test_what_transformers_has_no_words_for_is_refused(
-    saved: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_unsupported_structures_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     base = OpenedModel(saved("llama"))
     uneven = OpenedModel(
         base.directory, Structure.whole(base.plan).keeping({0: {"channels": list(range(64))}})
@@ -518,7 +512,7 @@ def test_an_export_is_in_float32_and_says_so(
         assert type(OpenedModel(tmp_path / "model").checkpoint) is Checkpoint
 
 
-def test_a_smaller_export_is_in_float32_and_says_so(folder: Path, tmp_path: Path) -> None:
+def test_smaller_export_is_in_float32(folder: Path, tmp_path: Path) -> None:
     small = OpenedModel(folder, Structure.whole(OpenedModel(folder).plan).with_blocks([0, 2]))
     export_structured(small, dense, tmp_path / "model", "plain")
     found = OpenedModel(tmp_path / "model")
@@ -616,7 +610,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_refused_when_it_is_opened(damage: str, folder: Path) -> None:
+def test_damaged_folder_is_refused_on_opening(damage: str, folder: Path) -> None:
     change, message = DAMAGE[damage]
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -626,7 +620,7 @@ def test_a_damaged_folder_is_refused_when_it_is_opened(damage: str, folder: Path
 
 
 @pytest.mark.parametrize("part", ["quant_map", "nested_quant_map"])
-def test_other_tables_are_refused_when_a_matrix_is_read(part: str, folder: Path) -> None:
+def test_other_tables_are_refused_on_reading(part: str, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[f"{MATRIX}.{part}"] += 0.01
     save_file(tensors, folder / "model.safetensors")
@@ -680,7 +674,7 @@ def test_another_quantisation_is_named(
         OpenedModel(folder)
 
 
-def test_a_configuration_that_says_otherwise_of_scales_is_refused(folder: Path) -> None:
+def test_contradiction_on_scales_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["bnb_4bit_use_double_quant"] = False
     (folder / "config.json").write_text(json.dumps(config))
@@ -690,7 +684,7 @@ def test_a_configuration_that_says_otherwise_of_scales_is_refused(folder: Path) 
         OpenedModel(folder)
 
 
-def test_a_configuration_alone_makes_no_model_in_nf4(
+def test_configuration_alone_makes_no_nf4_model(
     saved: Callable[[str], Path], folder: Path, tmp_path: Path
 ) -> None:
     directory = shutil.copytree(saved("llama"), tmp_path / "saved")

@@ -71,9 +71,7 @@ def linear_from(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_codes_are_the_nearest_level_of_each_weight_over_the_largest_of_its_block(
-    shape: tuple[int, int], device: torch.device
-) -> None:
+def test_codes_are_the_nearest_levels(shape: tuple[int, int], device: torch.device) -> None:
     weight = weight_of(shape)
     matrix = quantise([weight.flatten()], shape, device, double_quantisation=False)
     flat = weight.flatten().tolist()
@@ -89,7 +87,7 @@ def test_codes_are_the_nearest_level_of_each_weight_over_the_largest_of_its_bloc
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("double", [True, False])
-def test_the_linear_computes_with_what_a_slow_loop_makes_of_the_tensors(
+def test_linear_equals_slow_loop(
     shape: tuple[int, int], double: bool, device: torch.device
 ) -> None:
     matrix = quantise([weight_of(shape).flatten()], shape, device, double)
@@ -102,7 +100,7 @@ def test_the_linear_computes_with_what_a_slow_loop_makes_of_the_tensors(
     )
 
 
-def test_scales_are_kept_to_a_hundredth_by_double_quantisation(device: torch.device) -> None:
+def test_double_quantised_scales_are_within_1_pct(device: torch.device) -> None:
     weight = weight_of((256, 256))
     plain, double = (quantise([weight.flatten()], (256, 256), device, way) for way in (False, True))
     assert torch.equal(plain.packed, double.packed)
@@ -127,7 +125,7 @@ def test_cut_into_pieces_or_whole_it_is_the_same(dtype: torch.dtype, device: tor
     assert torch.equal(whole.packed, direct)
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+def test_bits_do_not_depend_on_threads() -> None:
     """The float32 mean of these 65,536 scales depends on the threads.
 
     Smaller means never do, because torch does not split them between threads.
@@ -155,7 +153,7 @@ def test_zeros_stay_zeros(device: torch.device) -> None:
 
 @pytest.mark.parametrize("shape", [(64, 128), (33, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_forward_pass_in_evaluation_mode_leaves_the_weight_alone(
+def test_evaluation_leaves_weight_alone(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
     """On CPUs with AVX512-BF16, bitsandbytes would repack the weight.
@@ -176,7 +174,7 @@ def test_a_forward_pass_in_evaluation_mode_leaves_the_weight_alone(
     assert linear.support_avx512bf16_for_cpu is False
 
 
-def test_gradients_reach_the_input_and_not_the_weight(device: torch.device) -> None:
+def test_gradients_reach_the_input_alone(device: torch.device) -> None:
     linear = linear_from(quantise([weight_of((64, 128)).flatten()], (64, 128), device), device)
     inputs = weight_of((5, 128), seed=2).to(device).requires_grad_()
     linear(inputs).sum().backward()
@@ -189,9 +187,7 @@ def test_gradients_reach_the_input_and_not_the_weight(device: torch.device) -> N
 
 
 @pytest.mark.parametrize("shape", [(64, 32), (48, 96), (5, 66), (33, 65), (1, 100)])
-def test_rows_that_are_no_whole_number_of_blocks_are_refused(
-    shape: tuple[int, int], device: torch.device
-) -> None:
+def test_rows_of_partial_blocks_are_refused(shape: tuple[int, int], device: torch.device) -> None:
     with pytest.raises(
         EspalierError,
         match=(
@@ -235,7 +231,7 @@ def test_the_tables_are_those_of_the_paper(device: torch.device) -> None:
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_are_those_of_the_whole_matrix_bit_for_bit(
+def test_rows_equal_whole_matrix(
     shape: tuple[int, int], double: bool, device: torch.device
 ) -> None:
     """Includes row ranges whose scales begin inside a nested block."""

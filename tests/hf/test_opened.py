@@ -59,7 +59,7 @@ def test_text_becomes_token_ids(untied: Path) -> None:
     assert OpenedModel(untied).encode("w5 w95 unknown w0") == [5, 95, 0, 0]
 
 
-def test_a_model_without_a_tokenizer_is_a_mistake_when_text_is_read(copied: Path) -> None:
+def test_missing_tokenizer_is_told_on_encoding(copied: Path) -> None:
     for file in copied.glob("tokenizer*"):
         file.unlink()
     model = OpenedModel(copied)
@@ -67,7 +67,7 @@ def test_a_model_without_a_tokenizer_is_a_mistake_when_text_is_read(copied: Path
         model.encode("w1")
 
 
-def test_a_directory_is_opened_by_name_and_the_demo_model_comes_with_the_package(
+def test_open_model_takes_directories_and_demo(
     untied: Path,
 ) -> None:
     assert open_model(str(untied)).plan == OpenedModel(untied).plan
@@ -86,9 +86,7 @@ def test_the_hash_does_not_depend_on_sharding(untied: Path, sharded: Path) -> No
     assert OpenedModel(untied).sha256 == OpenedModel(sharded).sha256
 
 
-def test_the_hash_does_not_depend_on_the_order_in_the_file_or_its_metadata(
-    copied: Path, untied: Path
-) -> None:
+def test_hash_ignores_file_order_and_metadata(copied: Path, untied: Path) -> None:
     tensors = load_file(copied / "model.safetensors")
     save_file(dict(reversed(tensors.items())), copied / "model.safetensors", {"note": "another"})
     assert OpenedModel(copied).sha256 == OpenedModel(untied).sha256
@@ -111,9 +109,7 @@ def another_dtype(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("change", [one_bit, another_name, another_shape, another_dtype])
-def test_the_hash_changes_with_every_bit_name_shape_and_dtype(
-    copied: Path, untied: Path, change: Any
-) -> None:
+def test_hash_covers_bits_names_shapes_and_dtypes(copied: Path, untied: Path, change: Any) -> None:
     change_tensors(copied, change)
     assert OpenedModel(copied).sha256 != OpenedModel(untied).sha256
 
@@ -136,15 +132,13 @@ def test_the_hash_changes_with_the_configuration(
 
 
 @pytest.mark.parametrize("key", ["transformers_version", "_name_or_path", "dtype"])
-def test_the_hash_does_not_depend_on_who_wrote_the_configuration(
-    copied: Path, untied: Path, key: str
-) -> None:
+def test_hash_ignores_who_wrote_configuration(copied: Path, untied: Path, key: str) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({key: "5.14.0", **config} | {key: "bfloat16"}))
     assert OpenedModel(copied).sha256 == OpenedModel(untied).sha256
 
 
-def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_path: Path) -> None:
+def test_hash_changes_with_model_s_dtype(untied: Path, tmp_path: Path) -> None:
     halved = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
     assert OpenedModel(halved).sha256 != OpenedModel(untied).sha256
 
@@ -152,14 +146,12 @@ def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_pa
 # ----- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
+def test_directory_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match=r"nothing: has no config.json; name the directory"):
         open_model(str(tmp_path / "nothing"))
 
 
-def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_name_is_told_from_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = (
         r"model = 'owner/name': there is no directory .*/owner/name\. .*\(hf download owner/name"
@@ -191,7 +183,7 @@ def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
 @pytest.mark.parametrize(
     "key", ["num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"]
 )
-def test_a_mixture_of_experts_is_refused_by_its_key(copied: Path, key: str) -> None:
+def test_mixture_of_experts_is_refused(copied: Path, key: str) -> None:
     change_config(copied, **{key: 8})
     with pytest.raises(EspalierError, match=rf"config.json: {key} = 8; mixture-of-experts"):
         OpenedModel(copied)
@@ -204,7 +196,7 @@ def test_a_quantised_model_is_refused_by_its_key(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mamba", None, ["llama"]])
-def test_an_unknown_type_is_met_with_the_known_ones(copied: Path, model_type: Any) -> None:
+def test_unknown_type_lists_known_ones(copied: Path, model_type: Any) -> None:
     change_config(copied, model_type=model_type)
     with pytest.raises(
         EspalierError, match=r"config.json: model_type = .* is not supported; supported are .*llama"
@@ -212,7 +204,7 @@ def test_an_unknown_type_is_met_with_the_known_ones(copied: Path, model_type: An
         OpenedModel(copied)
 
 
-def test_quantisation_is_told_before_the_unknown_type() -> None:
+def test_quantisation_is_told_before_unknown_type() -> None:
     with pytest.raises(EspalierError, match="quantization_config"):
         family_of({"model_type": "mamba", "quantization_config": {"bits": 4}}, "config.json")
 
@@ -238,7 +230,7 @@ def test_a_missing_linear_is_named(copied: Path) -> None:
         OpenedModel(copied)
 
 
-def test_more_blocks_in_the_configuration_than_in_the_file_name_the_first_missing_tensor(
+def test_surplus_configured_block_names_a_tensor(
     copied: Path,
 ) -> None:
     change_config(copied, num_hidden_layers=4)
@@ -253,9 +245,7 @@ def test_a_linear_that_is_no_matrix_is_named(copied: Path) -> None:
         OpenedModel(copied)
 
 
-def test_a_model_in_a_folder_that_moved_is_found_by_its_new_name(
-    untied: Path, tmp_path: Path
-) -> None:
+def test_moved_model_is_found_by_its_new_name(untied: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(untied, tmp_path / "moved")
     assert OpenedModel(Path(moved)).sha256 == OpenedModel(untied).sha256
 

@@ -50,9 +50,7 @@ def blocks_in(names: list[str]) -> list[str]:
     return [block for place, block in enumerate(found) if place == 0 or block != found[place - 1]]
 
 
-def test_blocks_are_read_once_and_in_order_with_the_same_result(
-    untied: Path, reads: list[str]
-) -> None:
+def test_blocks_are_read_once_and_in_order(untied: Path, reads: list[str]) -> None:
     found = logits(ahead(untied))
     once = list(reads)
     assert blocks_in(once) == [".", "0", "1", "2", "."]
@@ -65,9 +63,7 @@ def test_blocks_are_read_once_and_in_order_with_the_same_result(
     assert torch.equal(found, expected)
 
 
-def test_the_next_block_is_read_before_the_one_in_hand_is_left(
-    untied: Path, reads: list[str]
-) -> None:
+def test_next_block_is_read_ahead(untied: Path, reads: list[str]) -> None:
     stream = ahead(untied)
     assert stream._ahead is not None
     with stream.block(0, following=1):
@@ -76,7 +72,7 @@ def test_the_next_block_is_read_before_the_one_in_hand_is_left(
         assert blocks_in(reads) == ["0", "1"]
 
 
-def test_another_block_than_the_announced_one_is_read_and_nothing_of_that_is_kept(
+def test_unannounced_block_discards_what_was_read(
     untied: Path,
 ) -> None:
     stream = ahead(untied)
@@ -99,7 +95,7 @@ def test_nothing_follows_the_last_block(untied: Path) -> None:
         assert stream._ahead._begun == {}
 
 
-def test_what_cannot_be_read_is_told_at_the_block_that_needs_it(copied: Path) -> None:
+def test_read_error_is_told_at_its_block(copied: Path) -> None:
     stream = ahead(copied)
     stored = stream.model.checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
     with open(copied / "model.safetensors", "r+b") as file:

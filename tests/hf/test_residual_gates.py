@@ -189,7 +189,7 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
         assert float(moved.grad[number]) == pytest.approx(float(slope), rel=1e-2)
 
 
-def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
+def test_costs_equal_section_5_of_recipe(model: OpenedModel) -> None:
     """Section 5 of the recipe: T(g) = sum of k_ai (q + 2 kv) + k_ao q + 2 f k_fi + f k_fo."""
     q = 32
     kv = 16
@@ -202,7 +202,7 @@ def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
     )
 
 
-def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
+def test_share_of_model_keeps_rest_whole(model: OpenedModel) -> None:
     gates = ResidualGates(model.plan)
     everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
@@ -210,7 +210,7 @@ def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
         gates.target(0.9, "model")
 
 
-def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
+def test_sign_decides_without_budget() -> None:
     class Two(ResidualGates):
         widths = {(0, "attn_reads"): 3, (0, "attn_writes"): 2}  # type: ignore[assignment]  # noqa: RUF012
 

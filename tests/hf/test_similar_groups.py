@@ -32,9 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("apart", [0, 1, 3])
 @pytest.mark.parametrize("first", [0, 1])
-def test_distances_are_angles_between_outputs_at_the_last_token(
-    model: Path, apart: int, first: int
-) -> None:
+def test_distances_are_angles_at_last_token(model: Path, apart: int, first: int) -> None:
     samples = torch.randint(3, 260, (5, 12), generator=torch.Generator().manual_seed(0))
     emulator = range(first, BLOCKS - 1)
     found = angular_distances(BlockStream(OpenedModel(model), CPU), samples, apart, emulator)
@@ -58,7 +56,7 @@ def test_distances_are_angles_between_outputs_at_the_last_token(
     assert len(found) == len(emulator) - apart
 
 
-def test_groups_stay_in_the_emulator_and_do_not_overlap() -> None:
+def test_groups_stay_inside_and_do_not_overlap() -> None:
     """The last possible group ends with the emulator, one start before the paper's last."""
     # An emulator of 8 blocks and groups of n = 2.
     distances = [0.5, 0.1, 0.4, 0.1, 0.3, 0.05]
@@ -98,7 +96,7 @@ def test_blocks_go_at_even_distances(
     assert evenly_dropped(emulator, number, "down") == down
 
 
-def test_rounding_down_loses_the_last_block_where_the_published_code_does() -> None:
+def test_rounding_down_matches_published_code() -> None:
     """12 of 16 blocks stay, 15/11 blocks apart.
 
     In floating point the last place is 14.999999999999998, so block 14 stays in place of block 15.

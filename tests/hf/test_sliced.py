@@ -91,7 +91,7 @@ def project(model: Any, found: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_model_that_is_rotated_alone_gives_the_dense_logits(
+def test_rotated_model_gives_dense_logits(
     bases: dict[str, OpenedModel], name: str, tmp_path: Path
 ) -> None:
     expected = logits(bases[name].directory)
@@ -102,7 +102,7 @@ def test_a_model_that_is_rotated_alone_gives_the_dense_logits(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
+def test_sliced_model_is_a_projected_dense_one(
     bases: dict[str, OpenedModel], name: str, tmp_path: Path
 ) -> None:
     base = bases[name]
@@ -116,7 +116,7 @@ def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
     check_export(BlockStream(small, CPU), dense, tmp_path / "small", SAMPLES[:2])
 
 
-def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
+def test_signals_equal_norm_outputs_unscaled(bases: dict[str, OpenedModel]) -> None:
     """Second moments equal those of a whole model in memory; moments of batches add up."""
     base = bases["llama"]
     whole = whole_model(base.directory)
@@ -178,9 +178,7 @@ def test_what_is_written(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_tensor_that_no_module_reads_may_hold_anything(
-    bases: dict[str, OpenedModel], tmp_path: Path
-) -> None:
+def test_unread_tensor_may_hold_anything(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
     """As old buffers do: transformers passes it over, and so does the check of what is made."""
     name, base = "model.layers.0.self_attn.rotary_emb.inv_freq", bases["llama"]
     shutil.copytree(base.directory, tmp_path / "base")
@@ -190,9 +188,7 @@ def test_a_tensor_that_no_module_reads_may_hold_anything(
     torch.testing.assert_close(logits(folder), logits(exported(base, 24, tmp_path / "without")))
 
 
-def test_it_writes_the_same_with_and_without_a_cache(
-    bases: dict[str, OpenedModel], tmp_path: Path
-) -> None:
+def test_cached_generation_equals_uncached(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
     model = whole_model(exported(bases["qwen2"], 24, tmp_path / "small"))
     words = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     cached, anew = (
@@ -215,7 +211,7 @@ def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) 
 
 
 @torch.no_grad()
-def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
+def test_sliced_models_work_with_nf4(tmp_path: Path) -> None:
     """NF4 of a sliced model loads in transformers, and an NF4 base can be sliced, in float32."""
     sizes = {"hidden_size": 192, "intermediate_size": 64, "num_hidden_layers": 1}
     base = OpenedModel(save_model(tmp_path / "base", llama_config(**sizes)))
@@ -238,7 +234,7 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
+def test_unsliceable_model_is_told_alternatives(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
     with pytest.raises(
         EspalierError,
@@ -247,9 +243,7 @@ def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
         SlicedModel(model, lambda place: torch.eye(32), 32)
 
 
-def test_a_sliced_model_is_neither_cut_nor_sliced_again(
-    bases: dict[str, OpenedModel], tmp_path: Path
-) -> None:
+def test_sliced_model_is_not_cut_again(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
     small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
     with pytest.raises(
         EspalierError,

@@ -72,7 +72,7 @@ def hidden_states(directory: Path, samples: Tensor) -> tuple[list[Tensor], list[
     ids=["llama", "qwen3", "opt", "opt without a final norm"],
 )
 @pytest.mark.parametrize("span", [1, 2, 3])
-def test_cosines_are_those_of_transformers_own_hidden_states(
+def test_cosines_equal_those_of_transformers(
     tmp_path: Path, config: PretrainedConfig, span: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sequences pass in two batches."""
@@ -87,7 +87,7 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
     assert all(value.is_meta for value in stream._skeleton.parameters())
 
 
-def test_the_final_norm_decides_whether_the_last_block_seems_to_do_nothing(tmp_path: Path) -> None:
+def test_final_norm_decides_on_last_block(tmp_path: Path) -> None:
     """The last block adds nothing, but the final norm turns the sign of half the dimensions.
 
     The block before it adds little.

@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("name", "residual"), CASES)
 @torch.no_grad()
-def test_sliced_is_masked_whole_streamed_and_generating(
+def test_sliced_equals_masked_in_all_uses(
     saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
@@ -81,7 +81,7 @@ def test_a_sliced_encoder_is_a_masked_one(saved: dict[str, Path], name: str) -> 
 
 
 @pytest.mark.parametrize(("name", "residual"), [*CASES, *((name, False) for name in ENCODERS)])
-def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_base_s(
+def test_plan_and_parameters_follow_structure(
     saved: dict[str, Path], name: str, residual: bool
 ) -> None:
     base = OpenedModel(saved[name])
@@ -101,7 +101,7 @@ def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_b
     assert all(tuple(small.checkpoint.read(key).shape) == shape for key, shape in read.items())
 
 
-def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> None:
+def test_nested_structures_compose(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
     inner = uneven(base, residual=True)
     middle = OpenedModel(base.directory, inner)
@@ -121,7 +121,7 @@ def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> 
         inner.of(inner)
 
 
-def test_bytes_come_in_pieces_as_they_come_at_once(
+def test_tensors_read_in_pieces_are_the_same(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with whole tensors that torch indexes; short reads and skipped gaps are covered."""
@@ -147,7 +147,7 @@ def test_stretches_by_hand() -> None:
     assert list(stretches([7], 1 << 30)) == [(7, 8, 0, 1)]
 
 
-def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, Path]) -> None:
+def test_given_tensors_replace_slices(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["llama"])
     cut = uneven(base)
     structure = Structure(cut.base, cut.blocks, ("mlp.down",))
@@ -171,7 +171,7 @@ def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, 
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_scales_of_groups_go_into_the_columns_that_read_them(
+def test_group_scales_go_into_reading_columns(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales multiply the columns that read each kept group, in values, bytes and hash."""
@@ -227,7 +227,7 @@ def test_scales_of_groups_go_into_the_columns_that_read_them(
     assert small.sha256 != OpenedModel(base.directory, structure).sha256
 
 
-def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: Path) -> None:
+def test_nf4_is_quantised_after_slicing(tmp_path: Path) -> None:
     base = OpenedModel(save_wide(tmp_path / "base"))
     structure = (
         Structure.whole(base.plan)
@@ -264,7 +264,7 @@ def save_wide(folder: Path) -> Path:
     return save_model(folder, llama_config(**SIZES | sizes))
 
 
-def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> None:
+def test_lora_trains_in_smaller_structure(saved: dict[str, Path]) -> None:
     base = OpenedModel(saved["qwen2"])
     small = OpenedModel(base.directory, uneven(base, residual=True))
     lora = LoraSettings(rank=1, targets="all")
@@ -282,7 +282,7 @@ def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> No
     )
 
 
-def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, Path]) -> None:
+def test_smaller_model_has_the_masked_losses(saved: dict[str, Path]) -> None:
     small = OpenedModel(saved["mistral"], uneven(OpenedModel(saved["mistral"])))
     samples = token_sequences(5, 8)
     (found,) = mean_losses(BlockStream(small, CPU), {"text": samples}).values()
@@ -307,9 +307,7 @@ def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize("name", ["opt", "bert"])
-def test_residual_dimensions_of_families_without_a_norm_before_each_part_are_refused(
-    saved: dict[str, Path], name: str
-) -> None:
+def test_residual_cut_needs_pre_norms(saved: dict[str, Path], name: str) -> None:
     base = OpenedModel(saved[name])
     with pytest.raises(
         EspalierError, match="residual dimensions can be removed only in models like LLaMA"
@@ -343,7 +341,7 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
         ),
     ],
 )
-def test_a_share_that_cannot_go_is_told_with_what_helps(
+def test_impossible_share_is_told_with_remedy(
     tmp_path: Path, heads: int, given: dict[str, Any], remedy: str
 ) -> None:
     """The only group of a kind must stay, however low the pruning ratio is."""
@@ -360,7 +358,7 @@ def test_a_share_that_cannot_go_is_told_with_what_helps(
         Groups.of(plan).reachable(StructuredSettings.model_validate(given))
 
 
-def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> None:
+def test_uncuttable_units_suggest_no_other_share(tmp_path: Path) -> None:
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 1,
@@ -408,9 +406,7 @@ def test_what_is_gone_stays_gone_and_counts(
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
-def test_a_multiple_of_channels_stays_the_best_of_them(
-    saved: dict[str, Path], share: float
-) -> None:
+def test_multiple_of_channels_keeps_the_best(saved: dict[str, Path], share: float) -> None:
     """48, 32 or 16 of 48 channels stay: the highest by a plain sort.
 
     At least as many channels are cut as without the multiple.

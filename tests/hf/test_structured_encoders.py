@@ -68,7 +68,7 @@ def test_units_cost_what_goes_with_them(saved: dict[str, Path], name: str) -> No
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_each_way_of_attention_gives_the_logits_of_a_masked_encoder_also_behind_padding(
+def test_smaller_logits_equal_masked_with_padding(
     saved: dict[str, Path], name: str, how: str
 ) -> None:
     base = OpenedModel(saved[name])
@@ -98,7 +98,7 @@ def test_each_way_of_attention_gives_the_logits_of_a_masked_encoder_also_behind_
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_what_is_trained_of_a_smaller_encoder_learns_as_in_a_masked_one(
+def test_smaller_encoder_has_masked_gradients(
     saved: dict[str, Path], name: str, checkpointing: bool
 ) -> None:
     """Compare the gradients of LoRA on all matrices, element by element, and of the whole head."""
@@ -162,7 +162,7 @@ def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, t
 @pytest.mark.parametrize("uneven_blocks", [True, False])
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
+def test_smaller_encoder_is_written_with_its_head(
     saved: dict[str, Path], tmp_path: Path, name: str, uneven_blocks: bool
 ) -> None:
     """Only encoders with unequal blocks need modelling code in their directory.

@@ -39,7 +39,7 @@ def logits(model: OpenedModel) -> Tensor:
 
 @pytest.mark.parametrize(("name", "residual"), CASES)
 @torch.no_grad()
-def test_all_forms_that_are_possible_give_the_same_logits(
+def test_all_possible_forms_give_equal_logits(
     saved: dict[str, Path], tmp_path: Path, name: str, residual: bool
 ) -> None:
     """Espalier reopens the compact form, whose tensors are the slices of the base.
@@ -76,7 +76,7 @@ def test_all_forms_that_are_possible_give_the_same_logits(
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_blocks_that_are_alike_are_written_for_transformers_alone(
+def test_equal_blocks_are_written_in_plain_form(
     saved: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     base = OpenedModel(saved[name])
@@ -99,7 +99,7 @@ def test_blocks_that_are_alike_are_written_for_transformers_alone(
     assert OpenedModel(tmp_path / "plain").plan.num_parameters == small.plan.num_parameters
 
 
-def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
+def test_exported_code_knows_family_paths() -> None:
     """The exported code cannot import Espalier, so it names the paths a second time."""
     by_type = {name: family for family in FAMILIES for name in family.model_types}
     assert {
@@ -115,7 +115,7 @@ def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
     ("name", "possible"), [("llama", True), ("qwen3", False), ("opt", True), ("mistral", False)]
 )
 @torch.no_grad()
-def test_added_biases_are_in_every_form_that_can_have_them(
+def test_added_biases_are_in_every_possible_form(
     saved: dict[str, Path], tmp_path: Path, name: str, possible: bool
 ) -> None:
     base = OpenedModel(saved[name])
@@ -176,9 +176,7 @@ def test_a_smaller_model_is_edited_and_cut_again(saved: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize("spoil", ["remove", "other", "text"])
-def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(
-    saved: dict[str, Path], tmp_path: Path, spoil: str
-) -> None:
+def test_structure_must_match_the_files(saved: dict[str, Path], tmp_path: Path, spoil: str) -> None:
     base = OpenedModel(saved["llama"])
     export_structured(
         OpenedModel(base.directory, uneven(base)), dense, tmp_path / "small", "compact"
@@ -194,9 +192,7 @@ def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(
         OpenedModel(tmp_path / "small")
 
 
-def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
+def test_run_directory_opens_as_its_model(saved: dict[str, Path], tmp_path: Path) -> None:
     base = OpenedModel(saved["llama"])
     export_structured(
         OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
@@ -208,9 +204,7 @@ def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(
         open_model(str(tmp_path))
 
 
-def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
+def test_opening_asks_for_no_custom_code(saved: dict[str, Path], tmp_path: Path) -> None:
     """transformers asks whether to run the model's code unless its classes are registered."""
     base = OpenedModel(saved["llama"])
     export_structured(
@@ -231,9 +225,7 @@ def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
 
 
 @pytest.mark.parametrize("name", ["qwen2"])
-def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alone(
-    tmp_path: Path, name: str
-) -> None:
+def test_sliding_blocks_stay_sliding(tmp_path: Path, name: str) -> None:
     """Older files have no ``layer_types``: blocks from 2 on slide, by their number in the base."""
     base = save(tmp_path / "base", name)
     config = json.loads((base / "config.json").read_text())
@@ -248,9 +240,7 @@ def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alo
     assert written.config.layer_types == [types[0], types[2], types[3]]
 
 
-def test_a_plain_model_that_was_cut_from_a_compact_one_asks_for_no_code(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
+def test_plain_cut_of_compact_needs_no_code(saved: dict[str, Path], tmp_path: Path) -> None:
     base = OpenedModel(saved["llama"])
     alike = Structure.whole(base.plan).keeping(
         {index: {"channels": list(range(32))} for index in range(4)}

@@ -32,9 +32,7 @@ def stored(weight: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Checkpoint(tmp_path)
 
 
-def test_pieces_follow_each_other_in_row_major_order(
-    stored: Checkpoint, weight: torch.Tensor
-) -> None:
+def test_pieces_follow_in_row_major_order(stored: Checkpoint, weight: torch.Tensor) -> None:
     found = list(pieces(stored, "f32"))
     assert [len(piece) for piece in found] == [128, 128, 74]
     assert torch.equal(torch.cat(found), weight.flatten())

@@ -155,7 +155,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize(
     ("raised", "expected"), [(Panic, EspalierError), (KeyboardInterrupt, KeyboardInterrupt)]
 )
-def test_a_panic_of_the_library_is_a_mistake_and_an_interrupt_is_none(
+def test_library_panic_is_an_error(
     raised: type[BaseException],
     expected: type[BaseException],
     tmp_path: Path,

@@ -61,14 +61,14 @@ def built(**parts: Any) -> dict[str, Any]:
         ("|", ["", ""]),
     ],
 )
-def test_a_pattern_is_split_where_its_alternatives_end(pattern: str, parts: list[str]) -> None:
+def test_pattern_is_split_at_its_alternatives(pattern: str, parts: list[str]) -> None:
     assert list(alternatives(pattern)) == parts
 
 
 @pytest.mark.parametrize(
     "pattern", [GPT2, LLAMA3, QWEN2, CLIP, r" {2,}", r"\A +| +\z", r"a\|b|c\ d|ü", "▁"]
 )
-def test_patterns_of_published_tokenizers_are_known(pattern: str) -> None:
+def test_published_tokenizer_patterns_are_known(pattern: str) -> None:
     Regex(pattern)
     assert is_known_pattern(pattern)
 
@@ -91,7 +91,7 @@ def test_other_patterns_are_not(pattern: str) -> None:
             require_known_parts(built(**where), "tokenizer.json")
 
 
-def test_every_known_alternative_is_a_pattern_that_matches_fast() -> None:
+def test_every_known_alternative_matches_fast() -> None:
     """Each pattern stays fast on texts that make other patterns backtrack for a long time.
 
     The texts are repetitions, some with an end that does not match.

@@ -49,7 +49,7 @@ def test_the_plan_is_that_of_the_smaller_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, residual: bool) -> None:
+def test_smaller_update_is_a_slice_of_the_larger(tmp_path: Path, residual: bool) -> None:
     model = OpenedModel(save(tmp_path, "llama"))
     structure = uneven(model, residual=residual)
     adapters = adapter_plan(model.plan, LoraSettings(rank=3, targets="all", alpha=6.0))
@@ -91,7 +91,7 @@ def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int]
     return found[0], found[1]
 
 
-def test_a_structure_that_keeps_all_changes_nothing(tmp_path: Path) -> None:
+def test_complete_structure_changes_nothing(tmp_path: Path) -> None:
     plan, _, adapters = made(tmp_path)
     whole = Structure.whole(plan)
     tensors = drawn(adapters)

@@ -76,7 +76,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("family", DECODERS)
 @torch.no_grad()
-def test_a_decoder_is_bit_for_bit_what_transformers_loads(
+def test_decoder_equals_that_of_transformers(
     family: str, tie: bool, base: Base, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     directory = save_model(
@@ -118,9 +118,7 @@ def test_files_of_another_dtype_are_converted(
     }
 
 
-def test_a_missing_tensor_is_named_before_anything_is_read(
-    tmp_path: Path, computing: Computing
-) -> None:
+def test_missing_tensor_is_named_before_reading(tmp_path: Path, computing: Computing) -> None:
     directory = save_model(tmp_path / "saved", llama_config())
     tensors = load_file(directory / "model.safetensors")
     norm = tensors.pop("model.norm.weight")
@@ -166,7 +164,7 @@ def classifier(directory: Path, found: Any, model_type: str) -> Any:
 @pytest.mark.parametrize("stored_as", STORED_AS)
 @pytest.mark.parametrize("model_type", ENCODERS)
 @torch.no_grad()
-def test_an_encoder_is_what_transformers_loads_under_a_head_of_its_own(
+def test_encoder_equals_transformers_below_head(
     model_type: str, stored_as: str, tmp_path: Path, computing: Computing
 ) -> None:
     directory = save_encoder(tmp_path, model_type, stored_as)
@@ -205,9 +203,7 @@ def test_the_head_by_canonical_name(model_type: str, tmp_path: Path, computing: 
     assert base == {torch.bfloat16}
 
 
-def test_the_head_depends_on_its_seed_and_on_no_global_generator(
-    tmp_path: Path, computing: Computing
-) -> None:
+def test_head_depends_on_its_seed_alone(tmp_path: Path, computing: Computing) -> None:
     model = OpenedModel(save_encoder(tmp_path, "roberta"))
     heads = []
     for state, seed in ((1, 7), (2, 7), (2, 8)):
@@ -224,9 +220,7 @@ def test_the_head_depends_on_its_seed_and_on_no_global_generator(
     assert not heads[0]["classifier.out_proj.bias"].any()
 
 
-def test_a_dense_layer_that_the_files_hold_is_where_tuning_starts(
-    tmp_path: Path, computing: Computing
-) -> None:
+def test_stored_dense_layer_starts_head(tmp_path: Path, computing: Computing) -> None:
     """BERT's pooler is loaded; the classifier of an earlier task is not, even of equal size."""
     model = OpenedModel(
         save_encoder(tmp_path, "bert", "AutoModelForSequenceClassification", num_labels=3)
@@ -303,9 +297,7 @@ def test_only_the_linears_of_blocks_are_quantised(
 
 
 @torch.no_grad()
-def test_a_forward_pass_in_evaluation_mode_leaves_the_weights_alone(
-    wide: Path, device: torch.device
-) -> None:
+def test_evaluation_leaves_weights_alone(wide: Path, device: torch.device) -> None:
     found = load_whole(OpenedModel(wide), Computing(device, torch.bfloat16, 1), "nf4")
     before = [dequantised(found.get_submodule(path)) for path in quantised_paths(found)]
     found(input_ids=token_sequences(3, 9).to(device))
@@ -314,7 +306,7 @@ def test_a_forward_pass_in_evaluation_mode_leaves_the_weights_alone(
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_a_model_from_the_cache_is_a_model_that_was_just_quantised(
+def test_cached_model_equals_quantised_one(
     wide: Path, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_whole(OpenedModel(wide), computing, "nf4", cache_folder=tmp_path)
@@ -324,9 +316,7 @@ def test_a_model_from_the_cache_is_a_model_that_was_just_quantised(
     assert same(bits(first), bits(second))
 
 
-def test_tied_embeddings_stay_tied_and_are_not_quantised(
-    tmp_path: Path, computing: Computing
-) -> None:
+def test_tied_embeddings_stay_tied_unquantised(tmp_path: Path, computing: Computing) -> None:
     directory = save_model(tmp_path, llama_config(**WIDE, tie_word_embeddings=True))
     found = load_whole(OpenedModel(directory), computing, "nf4")
     assert found.lm_head.weight is found.model.embed_tokens.weight
@@ -349,7 +339,7 @@ def test_peft_adapts_it_and_only_adapters_learn(wide: Path, device: torch.device
     assert all("lora_" in name for name in learning)
 
 
-def test_a_matrix_that_cannot_be_quantised_is_named(untied: Path, computing: Computing) -> None:
+def test_unquantisable_matrix_is_named(untied: Path, computing: Computing) -> None:
     with pytest.raises(
         EspalierError,
         match=(

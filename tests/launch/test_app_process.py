@@ -19,7 +19,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
+def test_app_s_module_runs_in_current_directory(
     app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path_factory.mktemp("here")
@@ -34,7 +34,7 @@ def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
     assert (here / "written.txt").exists()
 
 
-def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -> None:
+def test_module_ends_with_killed_command(app: Path, tmp_path: Path) -> None:
     """The command's process is killed; the module, which would run for a minute, ends too."""
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)

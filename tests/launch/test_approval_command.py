@@ -27,9 +27,7 @@ def check(where: Path, *heads: str) -> int:
     return check_log({"where": str(where), "heads": list(heads)})
 
 
-def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_logs_are_summarised(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(state) == 0
     lines = capsys.readouterr().out.splitlines()
     path = state / "egress" / "run-1-a.jsonl"
@@ -47,7 +45,7 @@ def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_a_broken_log_is_named_with_its_first_broken_line(
+def test_broken_log_names_its_first_bad_line(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = state / "egress" / "run-1-b.jsonl"
@@ -87,7 +85,7 @@ def test_a_log_in_the_place_of_another_is_told(
     assert "  RENAMED  belongs to another run or site than its name says" in capsys.readouterr().out
 
 
-def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(
+def test_log_contents_cannot_steer_terminal(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     egress_log(state, "run-3", "a").append({"entry": "re\x1b[2Jply", "time": "\x1b[31mnow"})
@@ -97,7 +95,7 @@ def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(
     assert "re?[2Jply" in shown
 
 
-def test_a_noted_hash_finds_an_end_that_was_cut_off(
+def test_noted_hash_reveals_a_truncated_log(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = state / "egress" / "run-2-a.jsonl"
@@ -129,7 +127,7 @@ def test_a_noted_hash_may_have_large_letters(state: Path) -> None:
     assert check(state, chain_check(state / "egress" / "run-2-a.jsonl").head.upper()) == 0
 
 
-def test_a_log_that_cannot_be_read_hides_no_broken_one(
+def test_unreadable_log_hides_no_broken_one(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (state / "egress" / "run-0-a.jsonl").mkdir()

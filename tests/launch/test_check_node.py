@@ -73,9 +73,7 @@ def test_what_takes_long_is_told_as_it_goes(
     assert "reading" not in shown.out
 
 
-def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(
-    run: dict[str, Any], node: dict[str, Any]
-) -> None:
+def test_held_out_passages_are_not_trained_on(run: dict[str, Any], node: dict[str, Any]) -> None:
     lines = [line.strip() for line in look(node, run | {"method": "fedpetuning", "lora.rank": 2})]
     digests = {
         passage: hashlib.sha256(" ".join(passage.split()).encode()).digest()
@@ -90,7 +88,7 @@ def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(
     assert f"{len(tokens) // 16} training sequences of 16 tokens" in lines
 
 
-def test_it_says_what_the_node_would_accept_and_what_it_has(
+def test_limits_and_findings_are_told(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits = {
@@ -148,7 +146,7 @@ def test_it_says_what_a_run_would_send(
     ]  # fmt: skip
 
 
-def test_rounds_and_sizes_that_the_server_decides_are_told_as_bounds(
+def test_server_s_choices_are_told_as_bounds(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check({"node": node, "run": run | {"method": "fedspallm"}}) == 0
@@ -160,7 +158,7 @@ def test_rounds_and_sizes_that_the_server_decides_are_told_as_bounds(
 
 
 @pytest.mark.parametrize("key", ["state-dir", "models-dir"])
-def test_a_directory_that_cannot_be_written_is_told(
+def test_unwritable_directory_is_told(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     assert check({"node": node | {key: "/proc/self/task"}, "run": run}) == 2
@@ -190,7 +188,7 @@ def test_a_directory_that_cannot_be_written_is_told(
         ({}, {"method": "fedprlm"}, "method = 'fedprlm'"),
     ],
 )
-def test_what_the_node_would_refuse_is_told_with_code_2(
+def test_refusals_are_told_with_an_exit_code(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str],
     node_changes: dict[str, Any], run_changes: dict[str, Any], words: str,
 ) -> None:  # fmt: skip
@@ -208,7 +206,7 @@ def test_a_model_path_is_opened(run: dict[str, Any], node: dict[str, Any], tmp_p
 # ----- options of the command ---------------------------------------------------------------------
 
 
-def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
+def test_site_without_base_model_is_checked(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run's server sends the model and its tokenizer."""
@@ -227,7 +225,7 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     assert "the file is empty" in capsys.readouterr().err
 
 
-def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None:
+def test_node_configuration_is_read_as_by_flower(tmp_path: Path) -> None:
     given = 'site="hospital-a" data-path="/data/my notes.txt" num-samples=16 own-text=true capability=1.5'
     expected = {
         "site": "hospital-a",
@@ -269,7 +267,7 @@ def test_an_interrupt_speaks_of_the_node(
     )
 
 
-def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(
+def test_preset_settings_and_code_are_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []

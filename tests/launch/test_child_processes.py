@@ -119,7 +119,7 @@ def test_nothing_outlives_the_command(tmp_path: Path) -> None:
         assert all(map(gone, processes))
 
 
-def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_path: Path) -> None:
+def test_killed_keeper_ends_only_token_holders(tmp_path: Path) -> None:
     with kept(
         [sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path
     ) as process:
@@ -135,7 +135,7 @@ def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_pat
         orphan.kill()
 
 
-def test_the_exit_code_of_the_command_is_the_keeper_s(tmp_path: Path) -> None:
+def test_exit_code_is_the_keeper_s(tmp_path: Path) -> None:
     with kept(
         [sys.executable, "-c", "raise SystemExit(7)"], tmp_path, os.environ, tmp_path
     ) as process:
@@ -154,7 +154,7 @@ def test_what_the_command_writes_can_be_read(tmp_path: Path) -> None:
         assert list(process.stdout) == ["one\n", "two\n"]
 
 
-def test_a_command_hears_interrupts_also_where_the_parent_does_not(tmp_path: Path) -> None:
+def test_command_hears_interrupts_in_background(tmp_path: Path) -> None:
     """Shells start background processes with SIGINT ignored.
 
     Flower's processes end each other with SIGINT.
@@ -200,7 +200,7 @@ def test_an_interrupt_does_not_break_off_an_end() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_the_first_interrupt_is_put_off_and_the_second_is_not() -> None:
+def test_only_first_interrupt_is_put_off() -> None:
     with interrupted_later() as noted:
         signal.raise_signal(signal.SIGINT)
         assert noted == [signal.SIGINT]

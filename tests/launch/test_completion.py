@@ -22,9 +22,7 @@ APP = str(Path(__file__).parents[2])
         ("no-such-key=", []),
     ],
 )
-def test_values_of_a_key_are_offered_if_they_can_be_listed(
-    prefix: str, expected: list[str]
-) -> None:
+def test_listable_values_of_key_are_offered(prefix: str, expected: list[str]) -> None:
     assert complete_words(prefix, Namespace(app=APP)) == expected
 
 

@@ -22,7 +22,7 @@ PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_valid_and_all_of_them_is_read(name: str) -> None:
+def test_presets_are_valid_and_read_completely(name: str) -> None:
     """Every value of a preset reaches the run's settings."""
     config, settings = configuration(APP, [name], on_this_machine=False)
     given = flatten(read_preset(APP, name))
@@ -46,7 +46,7 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
     assert settings.evaluation.centralized == "off"
 
 
-def test_paths_mean_what_they_mean_where_the_command_is_given(
+def test_paths_are_relative_to_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,9 +104,7 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(
         ),
     ],
 )
-def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
-    words: list[str], line: str
-) -> None:
+def test_setting_of_another_method_is_refused(words: list[str], line: str) -> None:
     with pytest.raises(EspalierError) as caught:
         configuration(APP, [*words, "seed=-1"], on_this_machine=True)
     _, *told = str(caught.value).splitlines()
@@ -175,9 +173,7 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
         ),
     ],
 )
-def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
-    words: str, key: str, reason: str, remedy: str
-) -> None:
+def test_unread_setting_is_refused(words: str, key: str, reason: str, remedy: str) -> None:
     given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace(
         "TEXT", "data.source=files data.path=a.txt"
     )
@@ -189,7 +185,7 @@ def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
     )
 
 
-def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_made_by_hand(
+def test_preset_value_yields_to_choice_by_hand(
     tmp_path: Path,
 ) -> None:
     """The preset's 128 tokens per sample are for text.
@@ -221,7 +217,7 @@ def test_the_server_takes_what_a_preset_says(name: str) -> None:
     assert parse(config, by_hand=changed(config)).nested() == parse(config).nested()
 
 
-def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Path) -> None:
+def test_own_preset_with_unread_table_is_refused(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text(
         'method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n'
@@ -236,7 +232,7 @@ def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Pat
     assert settings.of(FedSpaLLMSettings).sparsity == 0.7
 
 
-def test_another_method_than_the_preset_s_leaves_the_preset_s_own_table_behind() -> None:
+def test_other_method_drops_preset_s_table() -> None:
     config, settings = configuration(
         APP, ["fedprllm-paper", "method=fedspallm", "num-clients=2"], on_this_machine=False
     )
@@ -246,7 +242,7 @@ def test_another_method_than_the_preset_s_leaves_the_preset_s_own_table_behind()
     }
 
 
-def test_simulated_clients_need_a_file_where_the_source_is_one(
+def test_simulated_clients_need_a_data_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["run", "data.source=files", "--app", str(APP)]) == 2
@@ -272,7 +268,7 @@ def test_what_is_a_string_by_default_stays_one(word: str, value: str) -> None:
     assert config[word.partition("=")[0]] == value
 
 
-def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_told_with_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.num-samples=many", "--app", str(APP)])
         == 2
@@ -338,7 +334,7 @@ def test_it_tells_where_the_app_is(
         main(["app", "further"])
 
 
-def test_the_name_of_a_model_on_the_hub_is_answered_with_how_to_get_it(
+def test_hub_model_name_gets_a_download_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -371,7 +367,7 @@ def test_so_is_one_without_an_owner(
 
 
 @pytest.mark.parametrize("words", [["data.source=files"], []])
-def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
+def test_hub_dataset_name_gets_a_source_hint(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -392,7 +388,7 @@ def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
     )
 
 
-def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(
+def test_directory_named_like_hub_model_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -401,7 +397,7 @@ def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(
     assert config["model"] == str(tmp_path / "models" / "llama")
 
 
-def test_the_model_of_another_machine_is_not_looked_for_here() -> None:
+def test_remote_model_is_not_looked_for_here() -> None:
     config, _ = configuration(APP, ["model=models/llama"], on_this_machine=False)
     assert config["model"] == "models/llama"
 
@@ -412,7 +408,7 @@ RAY_FAILED = """Traceback (most recent call last):
 """
 
 
-def test_only_ray_s_failure_to_start_is_tried_again() -> None:
+def test_only_a_failed_ray_start_is_repeated() -> None:
     assert RAY_DID_NOT_START.search(RAY_FAILED)
     assert not RAY_DID_NOT_START.search("RunFailed: 0 clients enrolled")
     assert not RAY_DID_NOT_START.search(RAY_FAILED.replace("init_ray", "process_message"))
@@ -437,7 +433,7 @@ def test_ray_is_started_up_to_three_times(
     assert capsys.readouterr().err.count("trying again") == starts - 1
 
 
-def test_a_superlink_that_cannot_be_reached_may_want_certificates(
+def test_unreachable_superlink_hints_certificates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Flower's message is the one for a SuperLink with TLS and a client without a certificate."""
@@ -453,7 +449,7 @@ def test_a_superlink_that_cannot_be_reached_may_want_certificates(
         superlink.start_run(APP, tmp_path / "run.toml")
 
 
-def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explained_failure_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray also complains if a ServerApp ends while Ray starts."""
     runs = []
 

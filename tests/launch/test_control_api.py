@@ -36,12 +36,12 @@ def serving(status: int) -> Iterator[str]:
     ("status", "found"),
     [(200, True), (400, True), (401, True), (500, True), (403, False), (404, False)],
 )
-def test_what_answers_but_refuses_nobody_is_a_control_api(status: int, found: bool) -> None:
+def test_server_refusing_nobody_is_a_control_api(status: int, found: bool) -> None:
     with serving(status) as address:
         assert answers(address, None) == found
 
 
-def test_nobody_and_what_is_not_http_are_no_control_api() -> None:
+def test_silent_and_non_http_are_no_control_api() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -57,7 +57,7 @@ def test_nobody_and_what_is_not_http_are_no_control_api() -> None:
     assert not answers(f"127.0.0.1:{port}", None)
 
 
-def test_other_addresses_of_this_machine_are_tried(
+def test_other_addresses_of_machine_are_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The address 127.0.0.2, which every Linux has, stands for another address."""
@@ -77,6 +77,6 @@ def test_other_addresses_of_this_machine_are_tried(
         )
 
 
-def test_a_superlink_on_another_machine_is_reached_from_another_machine() -> None:
+def test_remote_superlink_is_reachable() -> None:
     assert listens_elsewhere("server.example.org:9093") == ["server.example.org"]
     assert listens_elsewhere("[::1]:9") == []

@@ -8,7 +8,7 @@ from espalier.launch import addresses as module
 from espalier.launch.addresses import free_port
 
 
-def test_ports_that_somebody_has_or_that_are_to_be_avoided_are_not_returned(
+def test_taken_and_avoided_ports_are_not_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = free_port()
@@ -20,6 +20,6 @@ def test_ports_that_somebody_has_or_that_are_to_be_avoided_are_not_returned(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_is_taken_at_whatever_address_somebody_listens(address: str) -> None:
+def test_port_taken_at_any_address_is_taken(address: str) -> None:
     with socket.create_server((address, 0)) as server:
         assert not module._is_free(server.getsockname()[1])

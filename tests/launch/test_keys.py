@@ -116,9 +116,7 @@ def certificate(file: Path) -> x509.Certificate:
 
 
 @pytest.mark.parametrize("name", [x509.DNSName("server.example.org"), x509.DNSName("localhost")])
-def test_the_servers_certificate_holds_for_its_names_and_a_year(
-    made: Path, name: x509.DNSName
-) -> None:
+def test_certificate_holds_for_names_and_a_year(made: Path, name: x509.DNSName) -> None:
     """An independent verifier applies the rules of web certificates (RFC 5280)."""
     own = certificate(made / "server" / "server.pem")
     authority = certificate(made / "ca" / "ca.crt")
@@ -238,13 +236,13 @@ def test_a_site_is_added_without_the_authority(
     assert after["sites/c/ca.crt"] == after["sites/a/ca.crt"]
 
 
-def test_a_site_that_was_taken_away_does_not_come_back(made: Path) -> None:
+def test_removed_site_does_not_come_back(made: Path) -> None:
     (made / "server" / "sites" / "a.key.pub").unlink()
     assert main(["keys", str(made), "--site", "c"]) == 0
     assert list(public_keys(str(made / "server" / "sites"))) == ["b.1", "c"]
 
 
-def test_another_certificate_is_of_the_same_authority(made: Path) -> None:
+def test_new_certificate_has_the_same_authority(made: Path) -> None:
     before = files(made)
     for name in ("server.key", "server.pem"):
         (made / "server" / name).unlink()
@@ -259,7 +257,7 @@ def test_another_certificate_is_of_the_same_authority(made: Path) -> None:
     )
 
 
-def test_a_site_makes_its_own_pair_and_the_server_gets_the_public_one(
+def test_site_makes_its_pair_and_sends_one_key(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", str(tmp_path / "own"), "--site", "c"]) == 0
@@ -269,7 +267,7 @@ def test_a_site_makes_its_own_pair_and_the_server_gets_the_public_one(
     assert list(public_keys(str(made / "server" / "sites"))) == ["a", "b.1", "c"]
 
 
-def test_an_authority_that_comes_later_is_that_of_the_sites_that_are_there(tmp_path: Path) -> None:
+def test_later_authority_reaches_existing_sites(tmp_path: Path) -> None:
     assert main(["keys", str(tmp_path), "--site", "c"]) == 0
     assert main(["keys", str(tmp_path), *SERVER, "--site", "a"]) == 0
     assert list(public_keys(str(tmp_path / "server" / "sites"))) == ["a", "c"]
@@ -351,7 +349,7 @@ def test_nor_one_that_somebody_made_meanwhile(
         ((*SERVER, "--days", "9999"), "--days 9999"),
     ],
 )
-def test_what_cannot_be_made_is_told_before_anything_is(
+def test_impossible_request_makes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
     # Only the form with "=" works for values that begin with "-".
@@ -374,7 +372,7 @@ def test_all_mistakes_are_told_at_once(made: Path, capsys: pytest.CaptureFixture
         assert word in told
 
 
-def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(
+def test_incomplete_authority_is_not_replaced(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("server.key", "server.pem"):
@@ -392,9 +390,7 @@ def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(
     assert "ca.key: is missing" in told
 
 
-def test_a_directory_that_cannot_be_written_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_directory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["keys", str(tmp_path / "file"), "--site", "a"]) == 2
     assert (

@@ -43,7 +43,7 @@ def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -
         (["no-such-preset"], "no-such-preset"),
     ],
 )
-def test_wrong_words_are_told_before_anything_is_opened(
+def test_wrong_words_are_told_before_opening(
     words: list[str],
     told: str,
     asked: list[tuple[str, dict[str, Any]]],

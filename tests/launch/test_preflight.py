@@ -57,9 +57,7 @@ def test_nothing_is_said_where_all_is_well(config: dict[str, Any]) -> None:
     assert told(config) == []
 
 
-def test_every_client_s_file_is_opened_and_each_mistake_told_once(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_client_file_mistake_is_told_once(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("hawthorn")
     (tmp_path / "1.txt").unlink()
     (tmp_path / "2.txt").write_text("hawthorn")
@@ -76,9 +74,7 @@ def test_every_client_s_file_is_opened_and_each_mistake_told_once(
     )
 
 
-def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_client_beyond_quorum_stops_nothing(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "1.txt").unlink()
     (line,) = told(config)
     assert line.startswith(f"client 1: {tmp_path}/1.txt: no such file")
@@ -114,14 +110,14 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
         ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),
     ],
 )
-def test_what_the_server_or_a_round_would_refuse_is_refused(
+def test_later_refusals_are_told_at_once(
     config: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(EspalierError, match=re.escape(words)):
         open_all(config | changes, lambda line: pytest.fail(line))
 
 
-def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
+def test_unreachable_dataset_is_asked_for_once(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt takes long, and other clients would fail too."""
@@ -143,7 +139,7 @@ def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
     assert asked == [0]
 
 
-def test_a_state_directory_that_cannot_be_one_is_told(
+def test_unusable_state_directory_is_told(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -166,7 +162,7 @@ def superlink_that_takes_no_runs() -> Iterator[SimpleNamespace]:
     yield SimpleNamespace(start_run=lambda *_: pytest.fail("a run was submitted"))
 
 
-def test_the_command_ends_before_a_run_is_submitted(
+def test_command_ends_before_submission(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """The test uses the real process of the app and the command's arguments."""
@@ -206,7 +202,7 @@ def test_a_look_that_the_system_ends_is_told(
     )
 
 
-def test_a_running_superlink_is_asked_without_a_look_at_this_machine(
+def test_running_superlink_needs_no_local_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Model and data are on other machines."""
@@ -228,7 +224,7 @@ def test_a_running_superlink_is_asked_without_a_look_at_this_machine(
     )
 
 
-def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[str, Any]) -> None:
+def test_progress_of_reading_data_is_shown(config: dict[str, Any]) -> None:
     heard: list[str] = []
     with heard_by(heard.append):
         assert told(config) == []
@@ -251,7 +247,7 @@ def test_what_takes_long_is_told(
     )
 
 
-def test_a_simulation_without_ray_is_refused_at_once(
+def test_simulation_without_ray_is_refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """A container image has no Ray; a run on real sites does not need it."""

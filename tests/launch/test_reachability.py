@@ -44,7 +44,7 @@ def test_one_that_is_up_is_not_waited_for(
     assert capsys.readouterr().err == ""
 
 
-def test_one_that_comes_up_is_reached_and_the_wait_is_told_once(
+def test_starting_superlink_is_awaited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)
@@ -87,7 +87,7 @@ def test_the_wait_has_an_end(host: str, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 @pytest.mark.parametrize("command", [["run", "two-sites"], ["check-node", 'site="a"']])
-def test_what_is_no_address_is_refused_before_anything_is_waited_for(
+def test_invalid_address_is_refused_at_once(
     address: str,
     command: list[str],
     monkeypatch: pytest.MonkeyPatch,

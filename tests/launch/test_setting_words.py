@@ -70,7 +70,7 @@ def test_a_preset_that_is_none_gets_a_suggestion(
     assert f"did you mean '{meant}'? known presets are fedbiot, " in said
 
 
-def test_a_name_that_is_like_none_gets_all_of_them(
+def test_unrelated_name_lists_all_presets(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["run", "wikipedia"]) == 2

@@ -88,7 +88,7 @@ def a_run(folder: Path, status: str) -> str:
     return f"run directory {folder}\n"
 
 
-def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
+def test_interrupt_tells_resume_command(
     run: Callable[..., tuple[int, Scripted]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "runs of mine"
@@ -101,7 +101,7 @@ def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
     assert shlex.split(told[-1]) == ["espalier", *WORDS, f"resume-from={directory}"]
 
 
-def test_before_there_is_a_run_directory_nothing_can_go_on(
+def test_early_interrupt_repeats_command(
     run: Callable[..., tuple[int, Scripted]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["starting\n", KeyboardInterrupt], [])[0] == 130
@@ -109,7 +109,7 @@ def test_before_there_is_a_run_directory_nothing_can_go_on(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_interrupt_when_the_result_is_written_is_no_failure(
+def test_interrupt_after_result_is_no_failure(
     run: Callable[..., tuple[int, Scripted]],
     tmp_path: Path,
     own: bool,
@@ -121,14 +121,14 @@ def test_an_interrupt_when_the_result_is_written_is_no_failure(
     assert "resume-from" not in capsys.readouterr().err
 
 
-def test_an_interrupt_while_the_superlink_is_stopped_is_no_failure(
+def test_interrupt_while_stopping_is_no_failure(
     run: Callable[..., tuple[int, Scripted]],
 ) -> None:
     assert run([], ["finished:completed"], end=KeyboardInterrupt())[0] == 0
     assert run([], ["finished:failed"], end=KeyboardInterrupt())[0] == 130
 
 
-def test_a_run_on_another_s_superlink_is_stopped_there(
+def test_remote_run_is_stopped_at_its_superlink(
     run: Callable[..., tuple[int, Scripted]], tmp_path: Path
 ) -> None:
     """The run's directory is on another machine."""
@@ -138,7 +138,7 @@ def test_a_run_on_another_s_superlink_is_stopped_there(
     assert run(log, ["finished:completed"], "--superlink", "h:1")[0] == 0
 
 
-def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitted(
+def test_interrupt_at_submission_stops_run(
     run: Callable[..., tuple[int, Scripted]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -180,7 +180,7 @@ def test_a_lost_superlink_is_told_in_words(
     assert f"resume-from={tmp_path / 'run'}" in told
 
 
-def test_a_serverapp_that_said_nothing_can_be_gone_on_with(
+def test_silently_lost_serverapp_is_resumable(
     run: Callable[..., tuple[int, Scripted]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = a_run(tmp_path / "run", "failed")
@@ -190,7 +190,7 @@ def test_a_serverapp_that_said_nothing_can_be_gone_on_with(
     assert "resume-from" not in capsys.readouterr().err
 
 
-def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path: Path) -> None:
+def test_unreachable_superlink_counts_as_lost(tmp_path: Path) -> None:
     """The answer is that of the real ``flwr ls``."""
     address = f"127.0.0.1:{free_port()}"
     with running_superlink(address, None) as superlink:
@@ -232,7 +232,7 @@ def test_what_became_of_one_s_own_superlink(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}'])
-def test_a_summary_that_says_nothing_is_not_completed(tmp_path: Path, content: str) -> None:
+def test_empty_summary_is_not_completed(tmp_path: Path, content: str) -> None:
     watched = WatchedRun([], str(tmp_path))
     assert not watched.completed
     (tmp_path / "summary.json").write_text(content)

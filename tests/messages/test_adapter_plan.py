@@ -114,6 +114,6 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
         ({"alpha": 8001.0}, r"lora.alpha: alpha / rank is 1000.1"),
     ],
 )
-def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], words: str) -> None:
+def test_unknown_blocks_and_matrices_name_key(lora: dict[str, Any], words: str) -> None:
     with pytest.raises(EspalierError, match=words):
         plan_of(**lora)

@@ -51,7 +51,7 @@ def test_bytes_by_hand(wire_dtype: WireDtype, expected: int) -> None:
     st.sampled_from(PAYLOADS),
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4),
 )
-def test_what_is_packed_is_what_the_contract_names(
+def test_packed_tensors_follow_contract(
     wire_dtype: WireDtype, sizes: list[tuple[int, int]]
 ) -> None:
     """A tensor of n elements takes 4 n, 2 n, or ceil(n / 2) + 4 ceil(n / 64) bytes."""
@@ -105,7 +105,7 @@ def test_nf4_by_hand() -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(PAYLOADS), st.integers(0, 99), st.floats(1e-6, 1e6))
-def test_what_arrives_and_what_was_lost_are_what_was_sent(
+def test_received_and_lost_sum_to_what_was_sent(
     wire_dtype: WireDtype, seed: int, scale: float
 ) -> None:
     before = tensors_of(seed, scale)
@@ -120,7 +120,7 @@ def test_what_arrives_and_what_was_lost_are_what_was_sent(
     assert set(after) == set(SHAPES)
 
 
-def test_packing_leaves_the_tensors_alone_and_takes_slices() -> None:
+def test_packing_accepts_slices_and_changes_none() -> None:
     whole = torch.arange(24.0).reshape(4, 6).requires_grad_()
     blob, _ = pack_adapters({"b": whole[:, :2], "a": whole[:2]}, "float32")
     after = unpack_adapters({"a": (2, 6), "b": (4, 2)}, blob, "float32")
@@ -132,9 +132,7 @@ def test_packing_leaves_the_tensors_alone_and_takes_slices() -> None:
 
 
 @pytest.mark.parametrize(("wire_dtype", "coarse"), [("bfloat16", 1e-4), ("nf4", 1e-2)])
-def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
-    wire_dtype: WireDtype, coarse: float
-) -> None:
+def test_feedback_mean_converges_over_rounds(wire_dtype: WireDtype, coarse: float) -> None:
     """The mean error falls like 1 / rounds with feedback and stays constant without it.
 
     The same values are packed in every round.
@@ -186,7 +184,7 @@ def test_what_is_owed_to_others_is_not_paid_here() -> None:
 
 @pytest.mark.parametrize("wire_dtype", PAYLOADS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_not_packed(wire_dtype: WireDtype, bad: float) -> None:
+def test_non_finite_numbers_are_not_packed(wire_dtype: WireDtype, bad: float) -> None:
     tensors = tensors_of()
     tensors["attn.q.lora_b"][2, 1] = bad
     with pytest.raises(
@@ -202,7 +200,7 @@ def test_a_number_beyond_bfloat16_is_not_packed() -> None:
 
 
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-def test_numbers_that_are_not_finite_are_not_unpacked(wire_dtype: WireDtype) -> None:
+def test_non_finite_numbers_are_not_unpacked(wire_dtype: WireDtype) -> None:
     tensors = load(pack_adapters(tensors_of(), wire_dtype)[0])
     tensors["mlp.up.lora_a"][0, 5] = float("-inf")
     with pytest.raises(EspalierError, match=r"mlp.up.lora_a: a number is not finite"):

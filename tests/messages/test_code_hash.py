@@ -39,7 +39,7 @@ def test_is_the_hash_of_names_and_bytes(program: Path) -> None:
     assert fresh() == hashlib.sha256(expected).hexdigest()
 
 
-def test_changes_with_a_files_bytes_name_and_existence(program: Path) -> None:
+def test_changes_with_bytes_name_and_existence(program: Path) -> None:
     seen = [fresh()]
     (program / "sub" / "b.py").write_text("B = 2\n")
     seen.append(fresh())
@@ -64,7 +64,7 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         fresh()
 
 
-def test_the_real_programs_hash_has_the_form_that_enrolment_asks_for() -> None:
+def test_real_program_s_hash_has_enrolment_form() -> None:
     assert re.fullmatch("[0-9a-f]{64}", fresh())
 
 

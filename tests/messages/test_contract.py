@@ -113,12 +113,12 @@ def test_a_good_reply_passes() -> None:
     assert fields.model_dump()["seconds"] == 1.5
 
 
-def test_the_order_of_tensors_in_a_blob_does_not_matter() -> None:
+def test_tensor_order_in_blob_does_not_matter() -> None:
     masks = good_masks()
     check_reply(good_reply(masks=dict(reversed(masks.items()))), REQUEST, contract())
 
 
-def test_a_good_request_passes_and_one_with_scalars_does_not() -> None:
+def test_good_request_has_no_scalars() -> None:
     check(REQUEST, contract().down)
     with pytest.raises(EspalierError):
         check(MessageBody(header(), {"note": SECRET}), contract().down)
@@ -190,7 +190,7 @@ def test_other_tensors_are_refused(masks: Callable[[], dict[str, NDArray]], told
     refused(good_reply(masks=masks()))
 
 
-def test_a_mask_with_the_right_number_in_the_wrong_rows_is_refused() -> None:
+def test_mask_with_wrong_rows_is_refused() -> None:
     """The settings ask for 3 of every row of 6; this mask prunes two whole rows and no others."""
     refused(good_reply(masks=good_masks() | {"attn.q.prune_mask": words(2**12 - 1, 1)}))
 
@@ -211,13 +211,13 @@ def test_a_missing_blob_is_refused() -> None:
     assert refused(reply) == "blobs: 0 surplus and 1 missing of 2"
 
 
-def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
+def test_oversize_blob_is_refused_before_reading() -> None:
     reply = good_reply()
     reply.blobs["block-0000"] = bytes(2 * HEADER_ROOM + 2 * 24 + 1)
     assert "at most" in refused(reply)
 
 
-def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
+def test_limit_is_tensor_bytes_plus_headers() -> None:
     """Each of two blobs has three words of 8 bytes."""
     assert byte_limit(contract().up.blobs) == 2 * (24 + 64 * 1024)
 
@@ -231,7 +231,7 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("smuggled", SMUGGLED.values(), ids=SMUGGLED.keys())
-def test_a_blob_with_something_else_in_it_is_refused(smuggled: bytes) -> None:
+def test_blob_with_extra_bytes_is_refused(smuggled: bytes) -> None:
     reply = good_reply()
     reply.blobs["block-0001"] = smuggled
     refused(reply)
@@ -306,7 +306,7 @@ def test_a_reply_to_something_else_is_refused(field: str, value: Any) -> None:
 # ----- failures -----------------------------------------------------------------------------------
 
 
-def test_a_failure_carries_its_reason_and_nothing_else() -> None:
+def test_failure_carries_its_reason_alone() -> None:
     failure = MessageBody(header(status="failed"), {"reason": "no text"})
     assert check_reply(failure, REQUEST, contract()).model_dump() == {
         "reason": "no text",
@@ -319,7 +319,7 @@ def test_a_failure_carries_its_reason_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("field", ["client", "server_round", "attempt", "kind", "lineage"])
-def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
+def test_failure_for_another_request_is_refused(field: str) -> None:
     """A failure that could name another client or round would fail that one."""
     request = MessageBody(header())
     contract = contract_for(request, lambda: PLAN, SETTINGS)
@@ -341,7 +341,7 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
         )
 
 
-def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
+def test_result_in_failure_s_form_is_refused() -> None:
     refused(MessageBody(header(), {"reason": SECRET}))
 
 
@@ -353,7 +353,7 @@ def test_a_request_of_another_method_is_refused() -> None:
         contract_for(MessageBody(header(method="other")), lambda: PLAN, SETTINGS)
 
 
-def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
+def test_large_replies_travel_block_by_block() -> None:
     """Each block has 1200 bytes of masks, so with parts of 2000 bytes each block is a part."""
     wide = ModelPlan(
         tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(3)), 0
@@ -441,7 +441,7 @@ def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
         ({"test_metrics": ["loss"]}, "test_metrics"),
     ],
 )
-def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], words: str) -> None:
+def test_evaluation_stays_within_settings(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(EspalierError, match=words):
         contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
     with pytest.raises(EspalierError, match="texts are not allowed"):
@@ -450,7 +450,7 @@ def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], wor
         )
 
 
-def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
+def test_number_of_task_items_is_that_of_settings() -> None:
     given = {
         "method": "fedpetuning",
         "task.name": "sst2",
@@ -496,7 +496,7 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "test_scores": [], "seconds": 
         ({"own_losses": [3.0, 3.5, 3.2501]}, True, False),
     ],
 )
-def test_one_finite_loss_per_text_and_model_comes_back(
+def test_one_finite_loss_per_text_and_model(
     changes: dict[str, Any], own_text: bool, fits: bool
 ) -> None:
     reply = MessageBody(header(kind="evaluate"), LOSSES | changes)
@@ -543,7 +543,7 @@ def delivered(scaled: bool, **fields: Any) -> MessageBody:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> None:
+def test_delivery_holds_masks_and_scaling_votes(scaled: bool) -> None:
     request = delivered(scaled)
     found = contract_for(
         request,
@@ -560,9 +560,7 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
         check(delivered(scaled, num_voters=[4]), found.down)
 
 
-def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_and_nothing_else() -> (
-    None
-):
+def test_only_decided_blocks_may_be_delivered() -> None:
     """A client that lost its hidden states gets the blocks decided in earlier rounds.
 
     Parts hold whole blocks.
@@ -593,7 +591,7 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
         check(MessageBody(request.header, request.fields, delivered(False).blobs), found.down)
 
 
-def test_parts_of_what_was_decided_are_cut_from_those_blocks_alone() -> None:
+def test_decided_parts_are_cut_from_those_blocks() -> None:
     plan = replace(PLAN, blocks=tuple(replace(PLAN.blocks[0], index=index) for index in range(5)))
     size = sum(
         spec.num_bytes
@@ -605,7 +603,7 @@ def test_parts_of_what_was_decided_are_cut_from_those_blocks_alone() -> None:
     assert [list(part) for part in decided_parts(plan, settings, 5)] == [[0, 1], [2, 3], [4]]
 
 
-def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
+def test_order_after_scaling_brings_its_votes() -> None:
     settings = parse(
         {
             "fedprllm.strategy": "iterative",
@@ -630,7 +628,7 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
             check(MessageBody(header(server_round=2), fields, held), found.down)
 
 
-def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
+def test_nonexistent_part_of_result_is_refused() -> None:
     with pytest.raises(EspalierError, match="part 99 of a deliver does not exist"):
         contract_for(
             MessageBody(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
@@ -650,7 +648,7 @@ def test_own_text_is_what_the_run_s_settings_say() -> None:
 @pytest.mark.parametrize(
     ("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")]
 )
-def test_votes_travel_in_the_smallest_dtype_that_holds_them(clients: int, dtype: str) -> None:
+def test_votes_have_smallest_sufficient_dtype(clients: int, dtype: str) -> None:
     settings = parse({"fedprllm.weight-scaling": True, "num-clients": clients})
     specs = decided_specs(PLAN.blocks[0], settings)["votes-0000"]
     assert {spec.dtype for spec in specs.values()} == {dtype}

@@ -45,5 +45,7 @@ def test_a_reply_without_scores_is_refused() -> None:
     """The server reads every field of a reply that matches its contract."""
     told = Losses(losses=[1.5], own_losses=[], test_scores=[], seconds=0.0).model_dump()
     del told["test_scores"]
-    with pytest.raises(ProtocolError, match="Losses: missing, surplus or out of range: test_scores"):
+    with pytest.raises(
+        ProtocolError, match="Losses: missing, surplus or out of range: test_scores"
+    ):
         validate(Losses, told)

@@ -92,7 +92,7 @@ def answer(request: MessageBody, blobs: dict[str, bytes], **fields: Any) -> Mess
 # ----- shapes -------------------------------------------------------------------------------------
 
 
-def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
+def test_adapters_have_remaining_dimensions() -> None:
     shapes = trained(PLAN, settings_of(), 2, CUT).shapes()
     first = shapes["block-0000"]
     second = shapes["block-0001"]
@@ -118,7 +118,7 @@ def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
     assert second["attn.o.lora_a"] == (2, 4)
 
 
-def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
+def test_encoder_head_is_whole_after_any_cut() -> None:
     """The width of the head is that of the model, which no cut changes."""
     encoder = replace(PLAN, head_features=8)
     task = {"task.name": "sst2", "data.source": "files", "data.path": "x"}
@@ -136,7 +136,7 @@ def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
     assert shapes["block-0000"]["attn.q.lora_b"] == (4, 1)
 
 
-def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> None:
+def test_later_rounds_are_checked_by_their_bits() -> None:
     settings = settings_of()
     request = body(
         "train", 2, {"rank_limit": 2}, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}
@@ -164,7 +164,7 @@ def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> 
         hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
 
 
-def test_round_1_brings_nothing_and_is_of_the_whole_model() -> None:
+def test_round_1_covers_whole_model() -> None:
     settings = settings_of()
     request = body("train", 1, {"rank_limit": 2}, {})
     hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
@@ -187,7 +187,7 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
 # ----- the request to cut -------------------------------------------------------------------------
 
 
-def test_the_question_is_answered_with_bits_of_the_share() -> None:
+def test_question_is_answered_with_bits() -> None:
     settings = settings_of()
     least = 120 / 672
     request = body("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
@@ -203,7 +203,7 @@ def test_the_question_is_answered_with_bits_of_the_share() -> None:
         hold(request, answer(request, {STRUCTURE: bits(0, 2), "block-0000": bits()}), settings)
 
 
-def test_no_device_is_asked_for_more_than_the_share() -> None:
+def test_no_device_is_asked_beyond_share() -> None:
     settings = settings_of()
     for pruned in (0.2501, 1.0, -0.1, float("nan")):
         request = body("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
@@ -211,7 +211,7 @@ def test_no_device_is_asked_for_more_than_the_share() -> None:
             hold(request, answer(request, {STRUCTURE: bits()}), settings)
 
 
-def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None:
+def test_adapter_parts_follow_question() -> None:
     settings = settings_of(part_bytes=1024)
     for server_round, first in ((2, 1), (3, 1), (4, 0)):
         for part, key in enumerate(KEYS):

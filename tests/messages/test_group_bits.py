@@ -51,7 +51,7 @@ def test_a_pruning_ratio_is_rounded_up() -> None:
     assert [to_remove(total, share) for total, share in given] == [5, 6, 1, 0]
 
 
-def test_groups_lie_block_by_block_attention_first() -> None:
+def test_groups_are_ordered_block_by_block() -> None:
     assert GROUPS.costs.tolist() == [96, 96, *[24] * 6] * 2
     assert GROUPS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
     assert GROUPS.share(cut(0, 10)) == 120 / TOTAL
@@ -124,7 +124,7 @@ def test_a_step_comes_to_the_share_within_a_group(
         require_step(GROUPS, cut(*before), cut(*after), share, job())
 
 
-def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
+def test_separate_kinds_each_reach_share() -> None:
     """A quarter of 192 is one group and a quarter of 144 is two channels, in each block."""
     kinds = job(selection="kind")
     step = partial(require_step, GROUPS)
@@ -143,7 +143,7 @@ def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
         step(cut(), cut(0, 10, 11, 12), 0.25, blocks)
 
 
-def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
+def test_kept_multiple_widens_bounds() -> None:
     """4 or 2 of 6 channels stay, so a cut of one channel (1/8 of 144) becomes two."""
     multiple = job(selection="kind", channel_multiple=2)
     require_step(GROUPS, cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
@@ -153,7 +153,7 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
         require_step(GROUPS, cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
 
 
-def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
+def test_exhausted_device_reaches_any_share() -> None:
     """A multiple of 4 keeps 4 of 6 channels, and one group of two stays."""
     chosen = job(channel_multiple=4)
     assert GROUPS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
@@ -168,7 +168,7 @@ def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
 @pytest.mark.parametrize("multiple", [1, 2, 3])
-def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:
+def test_honest_cut_is_always_a_valid_step(selection: str, multiple: int) -> None:
     """Every cut of an honest device is valid, for any scores and any growth of the ratio."""
     generator = np.random.default_rng(multiple)
     chosen = job(selection=selection, channel_multiple=multiple, pruning_ratio=0.45)

@@ -151,9 +151,7 @@ def _padding(tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, -math.nan, None])
-def test_numbers_that_are_not_finite_are_found_in_every_dtype(
-    dtype: str, number: float | None
-) -> None:
+def test_non_finite_numbers_are_found(dtype: str, number: float | None) -> None:
     of_torch = TORCH_DTYPES[dtype]
     kept = torch.tensor(
         [torch.finfo(of_torch).max, torch.finfo(of_torch).min, 0.0, -0.0, 1e-6], dtype=of_torch
@@ -185,12 +183,12 @@ def test_a_spoiled_layer_is_refused(change: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", [[0, 3], [2, 0], [1, 1]])
-def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[int]) -> None:
+def test_unknown_or_unordered_layers_are_refused(blocks: list[int]) -> None:
     with pytest.raises(EspalierError, match="layers must be ascending and below 3"):
         contract_for(train(blocks=blocks), lambda: PLAN, SETTINGS)
 
 
-def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_else() -> None:
+def test_window_number_is_sent_only_as_a_weight() -> None:
     weighted = parse(
         {"method": "fedspallm", "part-bytes": 1024, "federation.client-weights": "samples"}
     )

@@ -37,7 +37,7 @@ def record(ledger: Ledger, direction: Any, client: int, sent: MessageBody) -> in
     return num_bytes(content)
 
 
-def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
+def test_message_has_an_entry_plus_one_per_blob() -> None:
     entries: list[dict[str, Any]] = []
     size = record(Ledger(entries.append), "up", 2, body({"block-0001": BLOB, "block-0000": BLOB}))
     assert [entry["block"] for entry in entries] == [None, "block-0000", "block-0001"]
@@ -56,7 +56,7 @@ def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
         assert {key: entry[key] for key in common} == common
 
 
-def test_bytes_are_summed_per_client_and_direction() -> None:
+def test_bytes_are_summed_by_client_and_direction() -> None:
     ledger = Ledger(lambda _: None)
     up = record(ledger, "up", 0, body({"block-0000": BLOB}))
     up += record(ledger, "up", 0, body({}))
@@ -65,7 +65,7 @@ def test_bytes_are_summed_per_client_and_direction() -> None:
     assert (ledger.total().up, ledger.total().down) == (up, down)
 
 
-def test_enrolment_is_in_the_entries_and_in_no_clients_sum() -> None:
+def test_enrolment_counts_for_no_client() -> None:
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
     record(ledger, "up", -1, body({}, client=-1))
@@ -80,7 +80,7 @@ def test_a_resumed_run_goes_on_with_the_sums() -> None:
     assert ledger.state() == [[0, 10, 20], [3, 1 + size, 2]]
 
 
-def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> None:
+def test_round_time_is_noted_once_across_resumes(tmp_path: Path) -> None:
     """Other entries, a torn line and invalid entries in the ledger's file do no harm."""
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
@@ -125,7 +125,7 @@ def test_a_hostile_scalar_does_not_end_the_run() -> None:
     Ledger(lambda _: None).record("up", 2, sent, content)
 
 
-def test_a_refused_reply_is_one_entry_of_its_bytes_under_the_request_s_header() -> None:
+def test_refused_reply_is_one_entry() -> None:
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
     sent = body({"block-0001": BLOB, "block-0000": b"nonsense"})

@@ -53,7 +53,7 @@ def test_a_bit_per_weight_and_little_else() -> None:
     assert 256 * 256 // 8 <= len(large) <= 256 * 256 // 8 + 200
 
 
-def test_masks_of_another_shape_do_not_pass_for_the_blocks() -> None:
+def test_masks_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="a mask of 65 weights has 2 words"):
         unpack_masks(BLOCK, pack_masks(masks() | {"mlp.up": torch.zeros(3, 3, dtype=torch.bool)}))
 

@@ -72,7 +72,7 @@ def test_other_records_are_refused(changes: dict[str, Any], told: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, "1", None])
-def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
+def test_unknown_schema_version_is_refused(version: object) -> None:
     header = {
         key: value
         for key, value in (HEADER | {"status": "ok", "schema_version": version}).items()
@@ -104,7 +104,7 @@ def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
         ("note", SECRET),
     ],
 )
-def test_a_malformed_header_names_the_field_and_not_the_value(field: str, value: Any) -> None:
+def test_malformed_header_names_the_field_alone(field: str, value: Any) -> None:
     with pytest.raises(EspalierError, match=f"Header: .*{field}") as caught:
         read(record(header=ConfigRecord(HEADER | {field: value})))
     assert SECRET not in str(caught.value)
@@ -132,7 +132,7 @@ def test_a_header_without_a_field_names_it() -> None:
         {"seconds": 1.0, "surplus": SECRET},
     ],
 )
-def test_scalars_out_of_their_description_are_refused_without_quoting_them(
+def test_invalid_scalars_are_refused_unquoted(
     values: dict[str, Any],
 ) -> None:
     with pytest.raises(EspalierError, match="Example: missing, surplus or out of range") as caught:
@@ -152,7 +152,7 @@ def test_a_reason_has_a_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["enrol", "train", "evaluate", "fetch"])
-def test_a_letter_is_addressed_by_flowers_message_type(kind: str) -> None:
+def test_message_has_flower_s_message_type(kind: str) -> None:
     play_task()
     message = address(body(kind=kind), 42, 60.0)
     assert message.metadata.dst_node_id == 42
@@ -175,7 +175,7 @@ def test_bytes_on_paper() -> None:
     assert num_bytes(content) == names + 8 + 8 + 1 + 16 + 2 + len(b"blob")
 
 
-def test_bytes_of_a_list_of_numbers_are_counted_without_looking_at_each() -> None:
+def test_number_lists_are_sized_without_loop() -> None:
     class Watched(list[int]):
         def __iter__(self) -> Any:
             raise AssertionError("every number was looked at")
@@ -197,7 +197,7 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", TOO_MUCH.values(), ids=TOO_MUCH.keys())
 @pytest.mark.parametrize("place", ["header", "fields"])
-def test_more_than_any_message_needs_is_refused_before_it_is_validated(
+def test_oversize_record_is_refused_unvalidated(
     fields: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -210,7 +210,7 @@ def test_more_than_any_message_needs_is_refused_before_it_is_validated(
     assert len(str(caught.value)) < 120
 
 
-def test_of_many_records_or_fields_a_few_are_named() -> None:
+def test_only_a_few_records_or_fields_are_named() -> None:
     with pytest.raises(EspalierError, match=r"and 92 more") as caught:
         read(RecordDict({f"record-{number:03d}": ConfigRecord({}) for number in range(100)}))
     assert "record-007" in str(caught.value)
@@ -219,13 +219,13 @@ def test_of_many_records_or_fields_a_few_are_named() -> None:
         validate(NoFields, {f"field-{number:02d}": 1 for number in range(32)})
 
 
-def test_names_that_a_sender_chose_are_made_printable() -> None:
+def test_sender_s_names_are_made_printable() -> None:
     with pytest.raises(EspalierError) as caught:
         validate(NoFields, {"\x1b[2J\n\u202eall is well": 1})
     assert str(caught.value) == "NoFields: missing, surplus or out of range: ?[2J; ?all is well"
 
 
-def test_a_failure_is_told_without_escape_sequences() -> None:
+def test_failure_has_no_escape_sequences() -> None:
     told = failure(Header(**HEADER), "first\n\x1b[31msecond\u2066\x00").fields["reason"]
     assert told == "first\n?[31msecond??"
     assert validate(Failure, {"reason": told})

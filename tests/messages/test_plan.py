@@ -34,9 +34,7 @@ def test_parts_on_paper(sizes: list[int], limit: int, parts: list[list[int]]) ->
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(1, 40))
-def test_parts_hold_every_block_once_in_order_and_are_as_full_as_they_may_be(
-    sizes: list[int], limit: int
-) -> None:
+def test_parts_partition_blocks_and_are_full(sizes: list[int], limit: int) -> None:
     parts = [list(part) for part in cut_into_parts(sizes, limit)]
     assert [index for part in parts for index in part] == list(range(len(sizes)))
     for part in parts:

@@ -31,7 +31,7 @@ def test_what_is_too_long_is_cut_and_says_so() -> None:
     assert printable("x" * 10, most=10) == "x" * 10
 
 
-def test_of_a_megabyte_a_few_characters_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_start_of_a_megabyte_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
     def count(text: str, keep: str) -> str:

@@ -37,7 +37,7 @@ KEYS = [
 LENGTHS = [128, 192, 264] * 2
 
 
-def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
+def test_statement_is_labelled_json() -> None:
     label, _, rest = statement(TOLD, NONCE, BY_HAND, 2**64 - 1).partition(b"\n")
     assert label == b"espalier: a site says its name (1)"
     assert json.loads(rest) == {
@@ -84,7 +84,7 @@ def test_a_signature_is_ecdsa_of_one_length(key: ec.EllipticCurvePrivateKey, len
         ),
     ],
 )
-def test_a_signature_is_of_one_request_to_one_node_alone(other: bytes) -> None:
+def test_signature_is_of_one_request_and_node(other: bytes) -> None:
     assert not is_signed(
         KEYS[1].public_key(), other, sign(KEYS[1], statement(TOLD, NONCE, BY_HAND, 7))
     )
@@ -97,7 +97,7 @@ def test_other_bytes_are_no_signature(data: bytes) -> None:
 
 
 @given(st.integers(0, 2**384 - 1), st.integers(0, 2**384 - 1))
-def test_nor_are_other_numbers_of_the_right_length(r: int, s: int) -> None:
+def test_other_numbers_are_no_signature(r: int, s: int) -> None:
     for first, second in ((r, s), (0, s), (r, 0), (0, 0)):
         assert not is_signed(KEYS[1].public_key(), b"text", f"{first:096x}{second:096x}")
 
@@ -122,7 +122,7 @@ def test_nothing_else_is_taken_for_a_signature(signature: object) -> None:
         validate(SignedEnrolment, TOLD.model_dump() | {"signature": signature})
 
 
-def test_where_names_are_claims_there_is_room_for_neither() -> None:
+def test_claimed_names_have_no_nonce_or_signature() -> None:
     plain = contract("fedprllm", signed=False)
     for side, fields in (
         (plain.down, {"nonce": NONCE}),

@@ -130,7 +130,7 @@ def test_blocks_that_are_none_are_refused() -> None:
         lambda document: document.update(added_biases=[["attn.o"]]),
     ],
 )
-def test_a_document_that_is_none_is_refused_by_its_name(spoil: object) -> None:
+def test_invalid_document_is_refused_by_name(spoil: object) -> None:
     document = WHOLE.to_json()
     spoil(document)  # type: ignore[operator]
     with pytest.raises(EspalierError, match=r"^structure.json: "):

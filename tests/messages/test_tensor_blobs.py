@@ -99,11 +99,11 @@ def test_what_is_packed_comes_back(described: dict[str, tuple[str, list[int]]]) 
         assert found[name].tolist() == tensor.tolist()
 
 
-def test_a_tensor_without_dimensions_keeps_having_none() -> None:
+def test_zero_dimensional_tensor_stays_so() -> None:
     assert tensor_specs(pack_tensors({"a": np.array(1.5)}))["a"].shape == ()
 
 
-def test_the_bytes_do_not_depend_on_the_order_of_insertion() -> None:
+def test_bytes_do_not_depend_on_insertion_order() -> None:
     one = np.arange(3)
     two = np.arange(4)
     assert pack_tensors({"x": one, "a": two}) == pack_tensors({"a": two, "x": one})
@@ -124,7 +124,7 @@ def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
     assert TensorSpec(dtype, (3, 0)).num_bytes == 0
 
 
-def test_bf16_is_described_though_numpy_has_no_such_dtype() -> None:
+def test_bf16_is_described_without_a_numpy_dtype() -> None:
     assert tensor_specs(blob_of({"a": entry("BF16", (4,), (0, 8))}, bytes(8))) == {
         "a": TensorSpec("BF16", (4,))
     }
@@ -160,7 +160,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("blob", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_malformed_blob_is_a_mistake_that_quotes_nothing(blob: bytes) -> None:
+def test_malformed_blob_is_refused_unquoted(blob: bytes) -> None:
     with pytest.raises(EspalierError) as caught:
         tensor_specs(blob)
     assert "Anna" not in str(caught.value)
@@ -187,9 +187,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("header", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_too_much_is_refused_before_it_is_parsed(
-    header: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversize_header_is_refused_unparsed(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[Any] = []
     monkeypatch.setattr("espalier.messages.tensor_blobs.json.loads", parsed.append)
     with pytest.raises(EspalierError):
@@ -243,12 +241,12 @@ def test_a_header_has_no_room_for_anything_else(blob: bytes) -> None:
         tensor_specs(blob)
 
 
-def test_reading_values_of_a_malformed_blob_is_a_mistake() -> None:
+def test_values_of_malformed_blob_are_refused() -> None:
     with pytest.raises(EspalierError, match="not a safetensors blob"):
         unpack_tensors(b"nonsense")
 
 
-def test_reading_values_quotes_nothing_of_the_header() -> None:
+def test_value_errors_do_not_quote_header() -> None:
     with pytest.raises(EspalierError) as caught:
         unpack_tensors(SMUGGLED["a name said twice"])
     assert "Anna" not in str(caught.value)
@@ -264,7 +262,7 @@ def test_the_name_of_a_blocks_blob(index: int, key: str) -> None:
     assert block_key(index) == key
 
 
-def test_blobs_travel_unchanged_in_flowers_records() -> None:
+def test_flower_records_carry_blobs_unchanged() -> None:
     blobs = {"block-0000": b"\x00\xff", "block-0001": b""}
     record = to_record(blobs)
     assert {key: array.stype for key, array in record.items()} == dict.fromkeys(
@@ -281,7 +279,7 @@ def test_blobs_travel_unchanged_in_flowers_records() -> None:
         Array(dtype="", shape=(5,), stype="safetensors", data=b"x"),
     ],
 )
-def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
+def test_other_serialisation_is_refused(array: Array) -> None:
     with pytest.raises(EspalierError, match="'block-0000': serialisation is not 'safetensors'"):
         from_record(ArrayRecord({"block-0000": array}))
 
@@ -289,7 +287,7 @@ def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
 @pytest.mark.parametrize(
     "keys", [[f"{number}" for number in range(4097)], ["k" * 65]], ids=["blobs", "key"]
 )
-def test_more_blobs_or_longer_keys_than_any_message_needs_are_refused(keys: list[str]) -> None:
+def test_too_many_blobs_or_long_keys_are_refused(keys: list[str]) -> None:
     with pytest.raises(EspalierError) as caught:
         from_record(
             ArrayRecord(

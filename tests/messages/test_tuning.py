@@ -174,7 +174,7 @@ def test_parts_that_do_not_exist() -> None:
 # ----- from the server to the client --------------------------------------------------------------
 
 
-def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
+def test_only_later_rounds_bring_a_last_part() -> None:
     settings = settings_of(part_bytes=768 * 3)
 
     def brings(server_round: int) -> set[str]:
@@ -261,7 +261,7 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
             of_round(server_round)
 
 
-def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
+def test_unevaluated_result_is_not_delivered() -> None:
     with pytest.raises(
         EspalierError, match=r"a result is delivered, but evaluation\.own-text is off"
     ):
@@ -307,7 +307,7 @@ def test_scalars_that_are_not_on_the_list(fields: dict[str, Any], words: str) ->
     assert SECRET not in str(caught.value)
 
 
-def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> None:
+def test_sample_number_is_sent_only_as_a_weight() -> None:
     settings = parse(
         {
             "method": "fedpetuning",
@@ -324,7 +324,7 @@ def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> 
         hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 
 
-def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
+def test_report_names_hashes_of_its_blobs() -> None:
     """Unchecked hashes would let a client send 32 arbitrary bytes per blob."""
     settings = settings_of(part_bytes=768 * 2)
     request = order(settings)
@@ -358,7 +358,7 @@ def test_hashes_are_in_the_order_of_the_blobs() -> None:
         ({"method": "hetlora"}, 1),
     ],
 )
-def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], least: int) -> None:
+def test_lower_rank_needs_self_pruning(flat: dict[str, Any], least: int) -> None:
     settings = parse({**flat, "lora.rank": 4, "lora.targets": "all", "training.steps": 5})
     request = order(settings)
     request.header = request.header.model_copy(update={"method": settings.method})

@@ -101,7 +101,7 @@ class Outside:
 FOLDERS = {"superlink.py": ("keys", "public", "sites"), "site.py": ("site", "outbox", "public")}
 
 
-def test_the_services_of_the_compose_file_do_a_run_and_end_with_0(tmp_path: Path) -> None:
+def test_compose_services_complete_a_run(tmp_path: Path) -> None:
     """All services start at once, and each waits for what it needs from the others."""
     outside = Outside(tmp_path)
     env = outside.environment()

@@ -316,9 +316,7 @@ def test_every_method_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_real_processes_give_the_bytes_of_the_simulation(
-    tmp_path: Path, sites: Sites, method: str
-) -> None:
+def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
     running, (_, expected_kinds) = sites.running, METHODS[method]
     words = words_for(method, sites.words, running.folder)
     sites.start(method)
@@ -375,7 +373,7 @@ def test_the_command_ends_with_its_run(sites: Sites) -> None:
     assert str(sites.wait_for(BY_ESPALIER)) in sites.done.stdout
 
 
-def test_a_node_that_refuses_a_method_takes_no_part(sites: Sites) -> None:
+def test_node_refusing_a_method_takes_no_part(sites: Sites) -> None:
     summary = json.loads((sites.wait_for("flap") / "summary.json").read_text())
     assert [client["site"] for client in summary["clients"]] == list(SITES)
     assert any(PLAIN in who and "allowed-methods" in why for who, why in summary["refused"].items())
@@ -388,7 +386,7 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
     assert "only in simulations" in done.stdout
 
 
-def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:
+def test_tensor_names_are_readable_without_tls(sites: Sites) -> None:
     """The search of ``test_secure_deployment`` finds names if there is no TLS."""
     run = json.loads((sites.wait_for(BY_ESPALIER) / "run.json").read_text())
     names = tensor_names(

@@ -36,9 +36,7 @@ def kill_serverapp(running: Federation) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(
-    tmp_path: Path, whole: Path
-) -> None:
+def test_killed_serverapp_resumes_to_same_bytes(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path / "killed", SITES) as killed:
         with started(tmp_path / "killed", "run", *SETTINGS, "--superlink", killed.control):
             eventually(lambda: finished_rounds(tmp_path / "killed") >= 2)
@@ -61,9 +59,7 @@ def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(
     assert summary(run) == summary(whole)
 
 
-def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_same_bytes(
-    tmp_path: Path, whole: Path
-) -> None:
+def test_killed_superlink_resumes_to_same_bytes(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
             first_round(tmp_path, espalier_run)
@@ -111,9 +107,7 @@ def fill(file: Path) -> None:
             filler.write(bytes(4096))
 
 
-def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(
-    tmp_path: Path, whole: Path
-) -> None:
+def test_full_disk_run_resumes_to_same_bytes(tmp_path: Path, whole: Path) -> None:
     with (
         small_disk(tmp_path / "full" / "runs", "64m") as disk,
         federation(tmp_path / "full", SITES) as running,
@@ -142,7 +136,7 @@ def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(
     assert resumed == (repeated(whole), summary(whole))
 
 
-def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) -> None:
+def test_lost_supernode_costs_its_contribution(tmp_path: Path) -> None:
     with federation(tmp_path, SITES) as running:
         command = (
             "run",
@@ -161,7 +155,7 @@ def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) 
     assert [client["status"] for client in clients] == ["completed", "dropped"]
 
 
-def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole: Path) -> None:
+def test_returning_supernode_goes_on(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES) as running:
         command = (
             "run",
@@ -183,7 +177,7 @@ def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole:
     assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
 
 
-def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: Path) -> None:
+def test_killed_clientapp_is_started_again(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES) as running:
         command = (
             "run",
@@ -248,9 +242,7 @@ def how_to_go_on(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_simulation_that_is_ended_leaves_no_process(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_ended_simulation_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with simulated(tmp_path) as (espalier_run, processes):
         espalier_run.send_signal(number)
         eventually(lambda: espalier_run.poll() is not None)
@@ -263,7 +255,7 @@ def test_a_simulation_that_is_ended_leaves_no_process(
         assert "resumed      after round" in done.stdout
 
 
-def test_a_simulation_whose_superlink_is_killed_says_how_to_go_on(tmp_path: Path) -> None:
+def test_killed_superlink_tells_how_to_go_on(tmp_path: Path) -> None:
     with simulated(tmp_path) as (espalier_run, processes):
         for process in processes:
             if any("flower-superlink" in word for word in process.cmdline()[1:2]):

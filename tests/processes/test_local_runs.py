@@ -105,9 +105,7 @@ def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Pope
         yield link
 
 
-def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(
-    tmp_path: Path, config: dict[str, object]
-) -> None:
+def test_local_run_ignores_others_and_proxies(tmp_path: Path, config: dict[str, object]) -> None:
     odd = (
         tmp_path
         / "a directory for temporary files, with blanks and too long a name for Ray's sockets"
@@ -162,9 +160,7 @@ def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, 
     assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
 
 
-def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
-    tmp_path: Path, config: dict[str, object]
-) -> None:
+def test_other_checkout_s_superlink_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
     """The other SuperLink has the same program and environment; only its directory differs."""
     (port,) = free_ports(1)
     stranger = unshared_app(ROOT, tmp_path)
@@ -190,7 +186,7 @@ def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
         pytest.param(("server_app", "client_app"), marks=pytest.mark.slow),
     ],
 )
-def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
+def test_incomplete_bundle_is_installed_again(
     tmp_path: Path, config: dict[str, object], there: tuple[str, ...]
 ) -> None:
     """An incomplete package contains only its ``__init__``."""

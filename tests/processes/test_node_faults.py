@@ -58,7 +58,7 @@ def listens(ends: Ends, address: str) -> bool:
     return subprocess.run([*ends.server, sys.executable, "-c", asked], check=False).returncode == 0
 
 
-def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole: Path) -> None:
+def test_slow_lossy_network_changes_no_byte(tmp_path: Path, whole: Path) -> None:
     """Both kinds of node work with 2 Mbit/s, a delay of 0.1 s each way and 2% packet loss."""
     env = environment(tmp_path / "flower")
     superlink = [
@@ -120,7 +120,7 @@ def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> 
     assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
 
 
-def test_a_worker_killed_in_mid_step_costs_time_alone(tmp_path: Path) -> None:
+def test_worker_killed_in_step_costs_only_time(tmp_path: Path) -> None:
     adapters = []
     for name in ("undisturbed", "killed"):
         folder = tmp_path / name
@@ -159,7 +159,7 @@ def _kill_in_mid_step(folder: Path, running: Federation) -> None:
     os.kill(worker, signal.SIGKILL)
 
 
-def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_path: Path) -> None:
+def test_other_program_runs_on_no_warm_node(tmp_path: Path) -> None:
     """The changed program records each process that imports it.
 
     No process of the site may be among them.
@@ -203,7 +203,7 @@ def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_pa
         ]
 
 
-def test_a_worker_that_idles_ends_and_another_one_answers(tmp_path: Path) -> None:
+def test_idle_worker_ends_and_is_replaced(tmp_path: Path) -> None:
     settings = [*SETTINGS, "num-clients=1", "quorum=1.0"]
     with federation(tmp_path, (WARM,), warm=(WARM,), warm_words=("--warm-seconds", "1")) as running:
         done = espalier(tmp_path, "run", *settings, "--superlink", running.control)
@@ -222,7 +222,7 @@ def test_two_nodes_share_a_gpu(tmp_path: Path, whole: Path) -> None:
     assert [client["status"] for client in clients] == ["completed", "completed"]
 
 
-def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: Path) -> None:
+def test_late_site_takes_part(tmp_path: Path, whole: Path) -> None:
     with (
         federation(tmp_path, SITES, at_once=(PLAIN,)) as running,
         started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run,
@@ -237,9 +237,7 @@ def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_ended_run_leaves_superlink_idle(tmp_path: Path, number: signal.Signals) -> None:
     """SuperLink and nodes keep running, and the printed command resumes the run."""
     with federation(tmp_path, SITES, warm=(WARM,)) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
@@ -267,9 +265,7 @@ def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_warm_node_that_is_ended_leaves_no_process(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_ended_warm_node_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
         command = ("run", *SETTINGS, "num-clients=1", "--superlink", running.control)
         with started(tmp_path, *command) as espalier_run:

@@ -111,9 +111,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         yield found
 
 
-def test_an_authenticated_site_does_a_run_through_the_proxy(
-    proxied: Proxied, tmp_path: Path
-) -> None:
+def test_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model")
     for name, seed in (("notes", 1), ("public", 2)):
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
@@ -145,9 +143,7 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(
 @pytest.mark.parametrize(
     "words", [["ls"], ["supernode", "list"], ["supernode", "register", "{key}"]], ids=" ".join
 )
-def test_a_stranger_with_the_authority_s_certificate_governs_nothing(
-    proxied: Proxied, words: list[str]
-) -> None:
+def test_stranger_has_no_control_access(proxied: Proxied, words: list[str]) -> None:
     key = proxied.folder / "federation" / "server" / "sites" / "stranger.key.pub"
     home = proxied.home("stranger", proxied.proxy)
     given = [*(word.replace("{key}", str(key)) for word in words), "it"]

@@ -253,21 +253,19 @@ def test_the_page_leads_to_a_run_of_three_sites(machines: Machines, run: Path) -
     assert "The node can take part" in machines.said["check-node"]
 
 
-def test_a_node_whose_key_is_not_registered_is_turned_away(machines: Machines) -> None:
+def test_unregistered_node_is_turned_away(machines: Machines) -> None:
     assert machines.nodes["stranger"].returncode not in (None, 0)
     assert machines.online() == len(SITES) + 1
 
 
-def test_a_registered_node_that_says_anothers_name_is_refused(
-    machines: Machines, run: Path
-) -> None:
+def test_node_with_another_s_name_is_refused(machines: Machines, run: Path) -> None:
     *_, impostor = machines.listed()
     reason = "claims to be hospital-b, but does not have the key of hospital-b in site-keys"
     assert json.loads((run / "summary.json").read_text())["refused"] == {f"node {impostor}": reason}
     assert f"refused      node {impostor}: {reason}" in machines.said["run"]
 
 
-def test_with_tls_no_tensor_name_can_be_read_on_the_wire(machines: Machines, run: Path) -> None:
+def test_tls_hides_tensor_names_on_wire(machines: Machines, run: Path) -> None:
     """``test_deployment`` finds the names with the same search if there is no TLS."""
     lineage = json.loads((run / "run.json").read_text())["lineage"]
     state = machines.machine(TAPPED) / "flower" / "state" / "egress"

@@ -19,7 +19,7 @@ def test_each_part_is_told_when_it_begins() -> None:
     assert heard == ["block 1 of 3", "a", "block 2 of 3", "b", "block 3 of 3", "c"]
 
 
-def test_who_listens_within_hears_alone_and_gives_back() -> None:
+def test_inner_listener_hears_alone_until_it_ends() -> None:
     outer: list[str] = []
     inner: list[str] = []
     with heard_by(outer.append):
@@ -38,7 +38,7 @@ def test_another_thread_s_beats_are_not_heard() -> None:
     assert heard == []
 
 
-def test_a_line_every_ten_seconds_with_the_time_since_the_work_began() -> None:
+def test_line_every_ten_seconds_has_elapsed_time() -> None:
     seconds = [100.0]
     lines = list[str]()
     pace = Pace(lines.append, lambda: seconds[0], every=10.0)
@@ -48,7 +48,7 @@ def test_a_line_every_ten_seconds_with_the_time_since_the_work_began() -> None:
     assert lines == ["step 110  [10 s]", "step 120  [20 s]", "step 131  [31 s]"]
 
 
-def test_a_line_of_another_kind_puts_the_next_one_off() -> None:
+def test_line_of_another_kind_delays_the_next() -> None:
     seconds = [0.0]
     lines = list[str]()
     pace = Pace(lines.append, lambda: seconds[0], every=10.0)
@@ -60,7 +60,7 @@ def test_a_line_of_another_kind_puts_the_next_one_off() -> None:
     assert lines == ["step 19  [19 s]"]
 
 
-def test_whose_beats_they_are_is_said_where_somebody_listens() -> None:
+def test_beats_are_labelled_for_listener() -> None:
     heard: list[str] = []
     with beats_of("client 3"):
         beat("unheard")
@@ -71,7 +71,7 @@ def test_whose_beats_they_are_is_said_where_somebody_listens() -> None:
     assert heard == ["client 3: block 1 of 2", "block 2 of 2"]
 
 
-def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
+def test_share_is_told_with_time_left() -> None:
     seconds = [100.0]
     heard = list[str]()
     share = Share("reading a.txt", 800, lambda: seconds[0])

@@ -56,31 +56,31 @@ def test_unpacking_inverts_packing(rows: int, columns: int, random: object) -> N
     assert unpack(pack(np.array(mask)), (rows, columns)).tolist() == mask
 
 
-def test_a_transposed_mask_is_packed_in_its_own_row_major_order() -> None:
+def test_transposed_mask_is_packed_row_major() -> None:
     mask = np.array([[True, True, False], [False, False, False]]).T
     assert pack(mask).tolist() == words_by_arithmetic([True, False, True, False, False, False])
 
 
-def test_words_are_little_endian_bytes_on_every_machine() -> None:
+def test_words_are_little_endian() -> None:
     bits = [False] * 64
     bits[9] = True
     assert pack(np.array(bits)).astype("<u8").tobytes() == bytes([0, 2, 0, 0, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("words", [0, 2])
-def test_unpacking_refuses_another_number_of_words(words: int) -> None:
+def test_unpacking_refuses_other_word_counts(words: int) -> None:
     with pytest.raises(ValueError, match="a mask of 6 weights has 1 words"):
         unpack(np.zeros(words, dtype=np.uint64), (2, 3))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=6))
-def test_count_equals_counting_ones_in_the_binary_text(words: list[int]) -> None:
+def test_count_equals_ones_in_binary_text(words: list[int]) -> None:
     assert count(np.array(words, dtype=np.uint64)) == sum(bin(word).count("1") for word in words)
 
 
 @pytest.mark.parametrize("words", [1, 512, 513, 1 << 16])
-def test_rows_of_a_stack_begin_at_different_places_of_a_cache(words: int) -> None:
+def test_stack_rows_start_at_other_cache_places(words: int) -> None:
     """A cache has 64 places for lines of 64 bytes, and each of 64 rows begins at another place."""
     stack = stack_of_masks(64, words)
     assert stack.shape == (64, words)
@@ -88,7 +88,7 @@ def test_rows_of_a_stack_begin_at_different_places_of_a_cache(words: int) -> Non
 
 
 @pytest.mark.parametrize("weights", [1, 5, 63, 64, 65, 100, 128])
-def test_padding_is_clean_unless_a_bit_beyond_the_last_weight_is_set(weights: int) -> None:
+def test_padding_is_clean_without_surplus_bits(weights: int) -> None:
     words = pack(np.ones(weights, dtype=np.bool_))
     assert has_clean_padding(words, weights)
     for bit in range(weights, num_words(weights) * 64):

@@ -37,7 +37,7 @@ def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("shape", [(1, 1), (17, 1), (3, 70), (5, 64), (9, 13), (4, 512), (3, 515)])
 @pytest.mark.parametrize("group", ["layer", "row", "column"])
 @pytest.mark.parametrize("highest", [0, 2])
-def test_the_most_voted_are_found_without_an_index_beyond_an_array(
+def test_most_voted_need_no_out_of_range_index(
     shape: tuple[int, int], group: str, highest: int
 ) -> None:
     generator = np.random.default_rng(sum(shape))
@@ -56,7 +56,7 @@ def test_the_most_voted_are_found_without_an_index_beyond_an_array(
 
 @pytest.mark.parametrize("guess", [0, 1, 6, 7, 40, 62, 63])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.97])
-def test_a_guess_that_is_wrong_by_any_number_of_votes_is_mended(
+def test_wrong_threshold_guess_is_corrected(
     monkeypatch: pytest.MonkeyPatch, guess: int, share: float
 ) -> None:
     counts = np.random.default_rng(guess).binomial(63, 0.2, (40, 50)).astype(np.int32)

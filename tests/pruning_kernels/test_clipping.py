@@ -34,7 +34,7 @@ def test_factors_by_hand(sizes: list[float], ratio: float, factors: list[float])
     assert [row.tolist() for row in rows] == [[factor, 1.0] for factor in factors]
 
 
-def test_a_row_that_the_median_client_left_alone_may_change_a_little() -> None:
+def test_row_unchanged_at_median_may_change() -> None:
     """The limit is 10% of the change of the median row, times the ratio: 0.1 * 3 * 4."""
     own = [
         torch.tensor([0.0, 2.0, 3.0]),
@@ -52,7 +52,7 @@ def test_a_row_that_the_median_client_left_alone_may_change_a_little() -> None:
     st.floats(1.0, 5.0),
     st.floats(0.0, 1e30),
 )
-def test_one_client_goes_no_further_than_the_ratio_of_the_largest_other(
+def test_client_is_limited_by_largest_other(
     honest: list[float], ratio: float, absurd: float
 ) -> None:
     sizes = dict(enumerate([*honest, absurd]))
@@ -62,7 +62,7 @@ def test_one_client_goes_no_further_than_the_ratio_of_the_largest_other(
     )
 
 
-def test_a_root_mean_square_does_not_hang_on_how_many_numbers_there_are() -> None:
+def test_root_mean_square_ignores_count() -> None:
     assert (
         root_mean_square(torch.full((3, 4), -2.0)) == root_mean_square(torch.full((7,), 2.0)) == 2.0
     )
@@ -77,7 +77,7 @@ def test_distances_from_the_mean_of_the_others() -> None:
         assert found[place] == pytest.approx(float((own - others).norm()))
 
 
-def test_numbers_stay_within_a_ratio_of_the_median_client_s() -> None:
+def test_numbers_stay_near_median_client() -> None:
     numbers = torch.tensor([[1.0, 4.0, 0.0], [2.0, 4.0, 0.0], [100.0, 0.1, 9.0]])
     assert within_ratio(numbers, 2.0).tolist() == [
         [1.0, 4.0, 0.0],
@@ -90,7 +90,7 @@ def test_numbers_stay_within_a_ratio_of_the_median_client_s() -> None:
     assert within_band(shares, 2.0).tolist() == [[1.0, -3.0], [1.0, -3.0], [0.0, 0.0]]
 
 
-def test_moments_are_limited_in_the_directions_in_which_others_have_little() -> None:
+def test_moments_are_limited_in_weak_directions() -> None:
     """Energies of the others are 16, 4 and 0.01 on rotated axes; the client's own is in the third.
 
     The floor is 10% of the energy of the median dimension.
@@ -113,7 +113,7 @@ def test_moments_are_limited_in_the_directions_in_which_others_have_little() -> 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_no_direction_of_limited_moments_is_above_the_bound(seed: int) -> None:
+def test_limited_moments_stay_below_bound(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     roots = [
         torch.randn(6, 5, generator=generator).double()
@@ -127,7 +127,7 @@ def test_no_direction_of_limited_moments_is_above_the_bound(seed: int) -> None:
     assert torch.linalg.eigvalsh(limited)[0] > -1e-9 * bound.trace()
 
 
-def test_moments_of_channels_stay_near_the_median_party_s() -> None:
+def test_channel_moments_stay_near_median() -> None:
     """Variances are 1, 1, 1 and 1e6; means are 0, 0.1, -0.1 and 30 standard deviations."""
     parts = [
         Moments(10, torch.full((4,), mean).double(), torch.full((4,), 10 * variance).double())

@@ -54,7 +54,7 @@ def test_bfloat16_on_paper() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_mean_of_many_rounds_converges_with_feedback_alone(codec: Codec[Any]) -> None:
+def test_mean_converges_with_feedback_alone(codec: Codec[Any]) -> None:
     values = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     biased, _ = decoded_rounds(values, 1, codec, feedback=False)
     bias = float((biased - values).abs().max())
@@ -68,9 +68,7 @@ def test_the_mean_of_many_rounds_converges_with_feedback_alone(codec: Codec[Any]
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_the_sum_of_what_was_decoded_lacks_the_last_residual(
-    size: int, rounds: int, seed: int
-) -> None:
+def test_decoded_sum_lacks_last_residual(size: int, rounds: int, seed: int) -> None:
     """Values change in each round; the residual stays below a fraction of the largest value."""
     generator = np.random.default_rng(seed)
     given_sum = np.zeros(size)

@@ -25,7 +25,7 @@ def test_the_taylor_term_does_not_underflow() -> None:
     )
 
 
-def test_the_spectral_term_is_the_sum_of_singular_values(device: torch.device) -> None:
+def test_spectral_term_sums_singular_values(device: torch.device) -> None:
     """2 [[1], [2]] [[3, 4]] has the singular value 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
     one = Factors(
         torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
@@ -43,7 +43,7 @@ def test_terms_of_other_sizes_count_alike() -> None:
     assert found == {3: pytest.approx(2.0), 1: pytest.approx(2.0)}
 
 
-def test_a_term_that_is_zero_everywhere_counts_alike_for_all() -> None:
+def test_zero_terms_count_alike_for_all() -> None:
     assert comparable({0: Terms(0.0, 0.0), 1: Terms(0.0, 0.0)}) == {0: 2.0, 1: 2.0}
     assert comparable({0: Terms(0.0, 1.0), 1: Terms(0.0, 3.0)}) == {0: 1.5, 1: 2.5}
     assert comparable({}) == {}
@@ -54,7 +54,7 @@ def test_a_term_that_is_zero_everywhere_counts_alike_for_all() -> None:
         st.integers(0, 9), st.builds(Terms, st.floats(0, 1e300), st.floats(0, 1e300)), min_size=1
     )
 )
-def test_the_mean_is_two_and_the_order_changes_nothing(terms: dict[int, Terms]) -> None:
+def test_mean_is_two_in_any_order(terms: dict[int, Terms]) -> None:
     found = comparable(terms)
     assert found == comparable(dict(reversed(terms.items())))
     assert sum(found.values()) / len(found) == pytest.approx(2, rel=1e-6)

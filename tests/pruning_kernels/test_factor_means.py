@@ -53,7 +53,7 @@ def row(*numbers: float) -> torch.Tensor:
     st.integers(1, 6),
     st.integers(0, 99),
 )
-def test_the_weighted_mean_is_that_of_the_dense_updates(
+def test_weighted_mean_equals_dense_updates(
     clients: list[tuple[int, float]], rank: int, seed: int
 ) -> None:
     """Ranks and scalings differ between clients; the sum of ranks may exceed the smaller side."""
@@ -82,7 +82,7 @@ def test_equal_clients_give_what_each_of_them_has(number: int) -> None:
         assert dense(found) == pytest.approx(dense(client), abs=1e-5)
 
 
-def test_the_mean_of_products_is_not_the_product_of_means() -> None:
+def test_mean_of_products_is_no_product_of_means() -> None:
     """The mean of e_1 e_1^T and e_2 e_2^T is half the identity matrix.
 
     The product of the mean factors has a quarter in every entry.
@@ -173,7 +173,7 @@ def test_a_device_without_weight_covers_nothing() -> None:
 
 
 @pytest.mark.parametrize("side", ["rows", "columns"])
-def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: PrunedSide) -> None:
+def test_rows_nobody_kept_keep_absent_values(side: PrunedSide) -> None:
     """Devices keep rows 0 and 1 of four, absent devices keep 1 and 2, and nobody keeps 3.
 
     Row 1 is that of the devices that take part.
@@ -195,7 +195,7 @@ def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: Prune
     assert not (found if side == "rows" else found.T)[3].any()
 
 
-def test_where_devices_cover_all_the_last_update_changes_no_bit() -> None:
+def test_full_coverage_ignores_last_update() -> None:
     kept = KeptFactors(drawn(3, 5, 2, 1.0, 0), torch.tensor([True, True, False, True]))
     last = KeptFactors(drawn(2, 5, 2, 1.0, 1), torch.tensor([True, False, False, True]))
     plain = coverage_mean([kept], [1], "rows", 2, 1.0)

@@ -81,7 +81,7 @@ def rank_after(before: float, after: Factors, gamma: float) -> int:
     )
 
 
-def test_a_client_prunes_its_rank_where_the_tail_has_shrunk() -> None:
+def test_rank_is_pruned_if_tail_shrank() -> None:
     assert rank_after(0.75, tail_of(0.5), 0.5) == 2
     assert rank_after(0.5, tail_of(0.5), 0.5) == 4
     assert rank_after(0.25, tail_of(0.5), 0.5) == 4

@@ -53,9 +53,7 @@ def test_a_diagonal_product_on_paper(device: torch.device) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), st.integers(0, 1000))
-def test_norm_and_singular_values_against_the_dense_matrix(
-    sizes: tuple[int, int, int], seed: int
-) -> None:
+def test_norm_and_singular_values_equal_dense(sizes: tuple[int, int, int], seed: int) -> None:
     """Covers ranks above the number of rows or columns."""
     rows, columns, rank = sizes
     factors = Factors(drawn(rows, rank, seed=seed), drawn(rank, columns, seed=seed + 1), 0.5)
@@ -81,9 +79,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("rows", "columns", "k"), SHAPES)
-def test_the_error_is_that_of_eckart_and_young_for_every_rank(
-    rows: int, columns: int, k: int, device: torch.device
-) -> None:
+def test_error_equals_eckart_young(rows: int, columns: int, k: int, device: torch.device) -> None:
     """k lies below, at and above the smaller side, and so does the rank."""
     left = drawn(rows, k, seed=1)
     right = drawn(k, columns, seed=2)
@@ -104,7 +100,7 @@ def test_the_error_is_that_of_eckart_and_young_for_every_rank(
 
 
 @pytest.mark.parametrize("k", [4, 12])
-def test_columns_are_ordered_balanced_orthogonal_and_signed(k: int) -> None:
+def test_columns_are_ordered_balanced_orthogonal(k: int) -> None:
     found = refactorise(drawn(12, k, seed=3), drawn(k, 15, seed=4), 4, 2.0)
     b = found.b.double().numpy()
     a = found.a.double().numpy()
@@ -156,7 +152,7 @@ def test_other_dtypes_come_out_in_float32(dtype: torch.dtype) -> None:
         assert found.dtype == torch.float32
 
 
-def test_parameters_are_read_without_their_gradients() -> None:
+def test_gradients_of_parameters_are_detached() -> None:
     factors = Factors(torch.nn.Parameter(drawn(4, 2)), torch.nn.Parameter(drawn(2, 3)), 1.0)
     assert not singular_values(factors).requires_grad
     assert not refactorise(factors.b, factors.a, 2, 1.0).b.requires_grad

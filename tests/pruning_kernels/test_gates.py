@@ -28,7 +28,7 @@ def reinmax_of_two_classes(z: Tensor, drawn: Tensor, tau: float, gradient: Tenso
 
 
 @pytest.mark.parametrize("tau", [1.0, 1.5])
-def test_reinmax_is_the_published_estimator_on_two_classes(tau: float) -> None:
+def test_reinmax_equals_published_estimator(tau: float) -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(50, generator=generator, dtype=torch.float64) * 3
     drawn = (torch.rand(50, generator=generator, dtype=torch.float64) < torch.sigmoid(z)).double()
@@ -44,7 +44,7 @@ def test_reinmax_is_the_published_estimator_on_two_classes(tau: float) -> None:
 
 
 @pytest.mark.parametrize("z", [-2.0, 0.0, 0.7, 3.0])
-def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> None:
+def test_expectation_is_the_exact_gradient(z: float) -> None:
     """The function of three gates has products between them; all eight draws are enumerated."""
     values = torch.tensor([z, 0.5, -1.0], dtype=torch.float64)
 
@@ -68,7 +68,7 @@ def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> 
     torch.testing.assert_close(expected, exact.grad)
 
 
-def test_the_paper_s_temperature_turns_the_gradient_round() -> None:
+def test_paper_s_temperature_flips_gradient() -> None:
     """A gate is likely on but should be off; with temperature 0.4 it would move further on."""
 
     def mean_gradient(tau: float) -> float:
@@ -92,7 +92,7 @@ def test_the_paper_s_temperature_turns_the_gradient_round() -> None:
     assert mean_gradient(1.0) > 0 > mean_gradient(0.4)
 
 
-def test_gumbel_gates_are_hard_and_have_the_soft_one_s_gradient() -> None:
+def test_gumbel_gates_are_hard_with_soft_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(200, generator=generator, dtype=torch.float64).requires_grad_(True)
     u = torch.rand(200, generator=generator, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
@@ -109,7 +109,7 @@ def test_gumbel_gates_are_hard_and_have_the_soft_one_s_gradient() -> None:
     ("spent", "expected"),
     [(50.0, math.log(2)), (100.0, 0.0), (200.0, math.log(2)), (0.0, math.log(100))],
 )
-def test_a_missed_budget_counts_the_same_on_both_sides(spent: float, expected: float) -> None:
+def test_missed_budget_counts_alike_on_both_sides(spent: float, expected: float) -> None:
     assert float(log_ratio(torch.tensor(spent), 100.0)) == pytest.approx(expected)
 
 
@@ -134,7 +134,7 @@ def slow_choice(logits: list[float], costs: list[int], pools: list[int], target:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_gates_spend_the_budget_but_for_less_than_one_gate(seed: int) -> None:
+def test_gates_spend_budget_within_one_gate(seed: int) -> None:
     generator = np.random.default_rng(seed)
     number = 60
     logits = np.round(generator.normal(size=number), 1)

@@ -100,7 +100,7 @@ def test_equal_clients_give_what_each_of_them_has(clients: int) -> None:
     assert np.array_equal(found, np.where(mask, 0, matrix))
 
 
-def test_a_wrong_number_of_kept_weights_is_refused() -> None:
+def test_wrong_number_of_kept_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps 3 weights"):
         kept_mean((2, 2)).add(
             pack(np.array([[True, False], [False, False]])), np.ones(2, np.float32)

@@ -92,7 +92,7 @@ def test_ria_against_a_slow_loop(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
-def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
+def test_ria_has_the_same_bits_without_scores(
     monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, dtype: torch.dtype
 ) -> None:
     """Few distinct weights, so that scores tie, and some channels whose inputs are all zero."""
@@ -107,7 +107,7 @@ def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
     assert torch.equal(*found)
 
 
-def test_groups_differ_where_rows_have_different_scales(device: torch.device) -> None:
+def test_groups_differ_for_rows_of_unlike_scale(device: torch.device) -> None:
     weight = torch.tensor([[1.0, 2.0], [10.0, 20.0]], device=device)
     ones = torch.ones(2, device=device)
     assert LocalPruning("wanda", 0.5, "layer").prune_mask(weight, ones).tolist() == [
@@ -120,7 +120,7 @@ def test_groups_differ_where_rows_have_different_scales(device: torch.device) ->
     ]
 
 
-def test_magnitude_does_not_look_at_the_activations(device: torch.device) -> None:
+def test_magnitude_ignores_activations(device: torch.device) -> None:
     nonsense = torch.full((4,), float("nan"), device=device)
     mask = LocalPruning("magnitude", 0.5, "row").prune_mask(WEIGHT.to(device), nonsense)
     assert mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 1]]
@@ -132,7 +132,7 @@ def test_the_weights_are_left_as_they_were(device: torch.device) -> None:
     assert torch.equal(weight.cpu(), WEIGHT)
 
 
-def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead(device: torch.device) -> None:
+def test_wanda_by_column_is_magnitude(device: torch.device) -> None:
     """A channel of norm zero would make all scores of its column tie.
 
     The masks of clients with and without that channel would then differ.

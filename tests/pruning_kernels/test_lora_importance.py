@@ -110,14 +110,14 @@ def test_streamed_equals_a_loop_over_weights(
     assert [row for first, end in read for row in range(first, end)] == list(range(shape[0]))
 
 
-def test_parameters_are_read_without_their_gradients() -> None:
+def test_gradients_of_parameters_are_detached() -> None:
     weight, factors, gradients = adapter(4, 6, 2)
     live = Factors(torch.nn.Parameter(factors.b), torch.nn.Parameter(factors.a), 1.5)
     found = group_importance(torch.nn.Parameter(weight), live, gradients, 0, 2)
     assert not found.requires_grad
 
 
-def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_gradient() -> None:
+def test_group_importance_is_first_order_change() -> None:
     """The estimate is gB A for B = 0 and gA = 0.
 
     For A of full row rank and the loss <gB A, W>, this is the loss's gradient in W. The importance
@@ -145,7 +145,7 @@ def test_what_is_not_finite_shows() -> None:
 # ----- groups of several matrices, and steps ------------------------------------------------------
 
 
-def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> None:
+def test_matrices_are_normalised_before_adding(device: torch.device) -> None:
     """(3, 4) is divided by its norm 5 and (0, 10) by 10; zeros add nothing.
 
     Without normalisation the sums are 3 and 14.

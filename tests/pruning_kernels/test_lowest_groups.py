@@ -67,7 +67,7 @@ def test_the_choice_is_that_of_a_walk(drawn: tuple[list[float], list[int], list[
 
 
 @given(groups(), st.integers(0, 60))
-def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
+def test_growing_target_only_adds_choices(
     drawn: tuple[list[float], list[int], list[int], int], more: int
 ) -> None:
     scores, costs, pools, target = drawn
@@ -96,7 +96,7 @@ def test_by_hand() -> None:
 
 
 @given(groups())
-def test_the_search_finds_the_least_score_among_all_numbers(
+def test_search_finds_least_score(
     drawn: tuple[list[float], list[int], list[int], int],
 ) -> None:
     """Pools 0 and 2 are of one kind, 1 and 3 of the other; groups of a kind have equal costs.

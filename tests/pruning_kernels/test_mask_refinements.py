@@ -65,7 +65,7 @@ def as_set(cut: torch.Tensor) -> set[int]:
 
 
 @given(searches())
-def test_a_rearrangement_is_the_plain_greedy_one_and_never_worse_than_its_start(
+def test_rearrangement_is_greedy_and_never_worse(
     drawn: tuple[np.ndarray, set[int]],
 ) -> None:
     gradients, start = drawn
@@ -90,7 +90,7 @@ def test_a_rearrangement_by_hand() -> None:
 
 
 @pytest.mark.parametrize("cut", [set[int](), {0, 1, 2}])
-def test_where_nothing_or_everything_is_cut_nothing_is_rearranged(cut: set[int]) -> None:
+def test_nothing_or_everything_cut_stays(cut: set[int]) -> None:
     assert as_set(rearranged(torch.ones(2, 3), as_mask(cut, 3))) == cut
 
 
@@ -99,7 +99,7 @@ def test_of_equal_units_none_changes_its_place() -> None:
 
 
 @pytest.mark.parametrize(("samples", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
-def test_a_factor_has_the_information_of_the_gradients(samples: int, units: int, rows: int) -> None:
+def test_factor_keeps_gradients_information(samples: int, units: int, rows: int) -> None:
     """A factor with fewer rows than samples and groups holds the strongest directions.
 
     They are compared with NumPy's eigenvectors.
@@ -118,9 +118,7 @@ def test_a_factor_has_the_information_of_the_gradients(samples: int, units: int,
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_units_give_together_equals_nested_loops(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joint_outputs_equal_nested_loops(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_tuning, "GROUPS_AT_ONCE", 2)
     generator = torch.Generator().manual_seed(2)
     inputs, weight = (
@@ -155,7 +153,7 @@ def test_scales_are_those_of_least_squares(damping: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_units_that_give_nothing_stay_as_they_are_and_no_inner_products_have_no_scales() -> None:
+def test_units_without_output_keep_their_scale() -> None:
     zeros = torch.zeros(2, 2)
     impossible = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
     assert best_scales(zeros, torch.zeros(2), 0.01).tolist() == [1, 1]

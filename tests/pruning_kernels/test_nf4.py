@@ -64,13 +64,13 @@ def test_on_paper(device: torch.device) -> None:
     assert decoded.tolist() == [pytest.approx(row) for row in expected]
 
 
-def test_an_odd_number_of_values_ends_in_the_code_of_zero() -> None:
+def test_odd_number_of_values_is_padded_by_zero() -> None:
     found = encode(torch.tensor([1.0, -1.0, 1.0]))
     assert found.packed.tolist() == [15 * 16 + 0, 15 * 16 + 7]
     assert decode(found, (3,)).tolist() == [1.0, -1.0, 1.0]
 
 
-def test_the_middle_between_two_levels_takes_the_lower_one() -> None:
+def test_midpoint_takes_lower_level() -> None:
     levels = torch.tensor(LEVELS)
     middles = (levels[1:] + levels[:-1]) / 2
     above = torch.nextafter(middles, torch.tensor(2.0))
@@ -188,13 +188,13 @@ def test_damaged_codes_are_refused(name: str, text: str) -> None:
         decode(damaged(name), (13, 5))
 
 
-def test_codes_of_another_number_of_values_are_refused() -> None:
+def test_codes_of_another_count_are_refused() -> None:
     with pytest.raises(ValueError, match="the codes of 66 values"):
         decode(encode(torch.ones(64)), (66,))
 
 
 @pytest.mark.parametrize("size", [64, 64 * 33, 6, 64 * 5 + 18])
-def test_codes_and_values_are_those_of_bitsandbytes(size: int) -> None:
+def test_codes_and_values_equal_bitsandbytes(size: int) -> None:
     """Whole blocks agree bit by bit.
 
     In a short block, values exactly at a midpoint could differ; here there are none.
@@ -212,7 +212,7 @@ def test_codes_and_values_are_those_of_bitsandbytes(size: int) -> None:
     )
 
 
-def test_the_middle_is_that_of_bitsandbytes_on_a_cpu(device: torch.device) -> None:
+def test_midpoints_equal_bitsandbytes_on_cpu(device: torch.device) -> None:
     """All midpoints between two levels and their float32 neighbours.
 
     The magnitudes are powers of two, which divide without rounding.

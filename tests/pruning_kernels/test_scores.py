@@ -9,9 +9,7 @@ from pruning_kernels.selection.scores import wanda_factors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_norms_are_float32_whatever_the_weights_are(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_norms_are_float32_for_any_weights(device: torch.device, dtype: torch.dtype) -> None:
     """Three tokens with two channels: the squares sum to 1 + 4 + 9 = 14 and 4 + 0 + 36 = 40."""
     inputs = torch.tensor([[1.0, 2.0], [-2.0, 0.0], [3.0, -6.0]], device=device)
     norms = wanda_factors(
@@ -28,12 +26,12 @@ def test_sums_of_another_shape_are_refused(device: torch.device, sums: torch.Ten
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_activations_that_are_not_finite_are_refused(device: torch.device, bad: float) -> None:
+def test_non_finite_activations_are_refused(device: torch.device, bad: float) -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         wanda_factors(torch.ones(1, 2, device=device), torch.tensor([1.0, bad], device=device))
 
 
-def test_a_square_sum_beyond_float32_still_has_a_finite_norm(device: torch.device) -> None:
+def test_square_sum_beyond_float32_has_a_norm(device: torch.device) -> None:
     """Sums are float64: 1e40 exceeds float32, but its root 1e20 does not."""
     square_sum = torch.tensor([1e40], dtype=torch.float64, device=device)
     norms = wanda_factors(torch.ones(1, 1, device=device), square_sum)

@@ -93,9 +93,7 @@ def test_equals_sorting_of_any_scores(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_ties_go_to_the_lower_index_in_a_large_matrix(
-    way: torch.device, group: ComparisonGroup
-) -> None:
+def test_ties_take_lower_index_in_large_matrix(way: torch.device, group: ComparisonGroup) -> None:
     """The matrix is large enough to reveal a sort that is stable only by chance."""
     scores = [[float((row * 7 + column) % 3) for column in range(70)] for row in range(50)]
     assert select_lowest(torch.tensor(scores).to(way), 0.45, group).tolist() == sorted_selection(
@@ -135,9 +133,7 @@ def test_every_group_loses_exactly_its_share(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_mask_is_bool_contiguous_and_shaped_like_the_scores(
-    way: torch.device, group: ComparisonGroup
-) -> None:
+def test_mask_is_bool_and_contiguous(way: torch.device, group: ComparisonGroup) -> None:
     mask = select_lowest(torch.rand(5, 3).to(way), 0.4, group)
     assert (mask.dtype, mask.shape, mask.is_contiguous()) == (torch.bool, (5, 3), True)
 
@@ -161,7 +157,7 @@ def test_infinite_scores_are_kept_longest(way: torch.device) -> None:
     ]
 
 
-def test_infinite_scores_are_refused_where_they_are_made_of_factors(way: torch.device) -> None:
+def test_infinite_factor_scores_are_refused(way: torch.device) -> None:
     """Infinite scores result from a weight that is not finite."""
     for weight in (math.inf, -math.inf):
         with pytest.raises(ValueError, match="infinity"):

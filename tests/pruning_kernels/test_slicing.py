@@ -32,7 +32,7 @@ def signals() -> Tensor:
     return torch.randn(300, 12, generator=generator, dtype=torch.float64) * strengths @ mixed
 
 
-def test_a_signal_is_divided_by_its_root_mean_square() -> None:
+def test_signal_is_divided_by_its_rms() -> None:
     found = normalised(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 0.5)
     torch.testing.assert_close(
         found[0], torch.tensor([3.0, 4.0], dtype=torch.float64) / math.sqrt(13.0), **EXACT
@@ -56,7 +56,7 @@ def test_the_upper_triangle_row_after_row() -> None:
     assert torch.equal(unpacked(packed(full), 3), full)
 
 
-def test_the_basis_is_that_of_numpy_s_singular_vectors(signals: Tensor) -> None:
+def test_basis_equals_numpy_s_singular_vectors(signals: Tensor) -> None:
     _, _, expected = np.linalg.svd(signals.numpy(), full_matrices=False)
     basis = principal_basis(second_moments(signals), 5)
     along = np.abs(np.sum(basis.numpy() * expected[:5].T, axis=0))
@@ -79,7 +79,7 @@ def test_a_basis_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 7, 12])
-def test_a_basis_is_orthonormal_whatever_the_scale_and_the_rank(signals: Tensor, kept: int) -> None:
+def test_basis_is_always_orthonormal(signals: Tensor, kept: int) -> None:
     for moments in (
         second_moments(signals) * 1e-6,
         second_moments(signals[:4]),

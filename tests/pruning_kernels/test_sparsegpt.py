@@ -140,7 +140,7 @@ def test_damping_on_paper_where_a_channel_is_dead() -> None:
     )
 
 
-def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_procedure() -> None:
+def test_dead_channel_factor_equals_published() -> None:
     """The reference sums H = 2 / n x x^T over n samples, one sample and one token at a time.
 
     It puts 1 in place of each diagonal element that is 0.
@@ -251,7 +251,7 @@ def test_patterns_equal_the_brain_surgeon(pattern: tuple[int, int], blocks: int)
     assert (prune_mask.reshape(-1, m).sum(dim=1) == m - n).all()
 
 
-def test_both_ways_agree_on_a_matrix_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_agree_on_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(1200, 900)
     weight = weight_of(70, 900)
     factor = factorise(inputs.T @ inputs)
@@ -278,14 +278,14 @@ def test_exact_sparsity(rows: int, columns: int, sparsity: float, block_size: in
     assert torch.equal(updated, (~prune_mask).float())
 
 
-def test_ties_go_to_the_lower_index_within_a_block() -> None:
+def test_ties_take_lower_index_in_block() -> None:
     """Blocks of 2 x 2 lose int(4 * 0.75) = 3 weights: the upper row and one below it."""
     prune_mask, _ = prune(torch.ones(2, 4), factorise(torch.eye(4)), 0.75, block_size=2)
     assert prune_mask.tolist() == [[True, True, True, True], [True, False, True, False]]
 
 
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
-def test_dead_channels_go_first_and_change_nothing(pattern: tuple[int, int] | None) -> None:
+def test_dead_channels_go_first_without_effect(pattern: tuple[int, int] | None) -> None:
     """Weights of dead channels become zero and do not affect the other weights."""
     inputs = inputs_of(200, 40)
     inputs[:, [3, 17, 18]] = 0
@@ -313,12 +313,12 @@ def test_a_layer_without_inputs_can_be_pruned() -> None:
     assert (int(prune_mask.sum()), int(updated.count_nonzero())) == (3, 0)
 
 
-def test_damping_is_raised_for_a_singular_gram_and_reported() -> None:
+def test_damping_is_raised_for_a_singular_gram() -> None:
     """The Gram matrix of two equal channels has no factor; with the paper's damping it has one."""
     assert factorise(torch.ones(2, 2), damping=0.0).damping == 0.01
 
 
-def test_damping_is_raised_tenfold_until_it_suffices() -> None:
+def test_damping_is_raised_tenfold_as_needed() -> None:
     """The eigenvalues are 2.04 and -0.04, as rounding may produce, so damping must exceed 0.04."""
     factor = factorise(torch.tensor([[1.0, 1.04], [1.04, 1.0]]), damping=0.003)
     assert factor.damping == pytest.approx(0.3)
@@ -346,9 +346,7 @@ def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "block_size"), [((1, 3), 9), ((2, 4), 6)])
-def test_a_pattern_that_does_not_divide_the_blocks_is_refused(
-    pattern: tuple[int, int], block_size: int
-) -> None:
+def test_pattern_not_dividing_blocks_is_refused(pattern: tuple[int, int], block_size: int) -> None:
     with pytest.raises(ValueError, match="does not divide"):
         prune(torch.ones(2, 8), factorise(torch.eye(8)), 0.5, pattern, block_size)
 
@@ -386,7 +384,7 @@ def test_updates_lower_the_error_of_the_outputs(pattern: tuple[int, int] | None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_any_dtype_are_left_as_they_are(dtype: torch.dtype) -> None:
+def test_given_weights_of_any_dtype_are_unchanged(dtype: torch.dtype) -> None:
     inputs = inputs_of(100, 24)
     factor = factorise(inputs.T @ inputs)
     weight = weight_of(24, 5).to(dtype).T
@@ -406,7 +404,7 @@ def test_repeated_runs_have_the_same_bits() -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_a_factor_holds_for_every_layer_with_these_inputs() -> None:
+def test_factor_holds_for_layers_of_its_inputs() -> None:
     """The weights of a row do not depend on other rows if each row has its own groups."""
     inputs = inputs_of(200, 32)
     factor: Factor = factorise(inputs.T @ inputs)

@@ -48,7 +48,7 @@ def require_sums(device: torch.device) -> None:
 
 
 @NEEDS_TRITON
-def test_the_kernel_counts_what_unpacked_masks_sum_to() -> None:
+def test_kernel_counts_equal_unpacked_sums() -> None:
     if torch.cuda.is_available():
         require_sums(CUDA)
         return
@@ -82,7 +82,7 @@ def test_the_kernel_compiles_without_a_device(
 
 @NEEDS_CUDA
 @pytest.mark.parametrize("shape", [(1300, 1000), (7, 33)])
-def test_a_counter_on_a_cuda_device_gives_the_bits_of_one_on_the_cpu(
+def test_cuda_counter_has_the_bits_of_the_cpu(
     shape: tuple[int, int],
 ) -> None:
     generator = torch.Generator().manual_seed(0)

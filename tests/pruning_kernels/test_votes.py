@@ -127,7 +127,7 @@ def test_more_clients_than_a_byte_holds(clients: int) -> None:
     assert sum(counts) == clients + (clients + 1) // 2 + 1
 
 
-def test_counts_do_not_depend_on_the_order_of_arrival() -> None:
+def test_counts_ignore_order_of_arrival() -> None:
     masks = [[(index * client) % 3 == 0 for index in range(70)] for client in range(1, 8)]
     assert counted(masks) == counted(masks[::-1])
 
@@ -224,7 +224,7 @@ def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
 
 @pytest.mark.parametrize("sampled", [0, 40, 64])
 @pytest.mark.parametrize("sparsity", [0.01, 0.5, 0.98])
-def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity: float) -> None:
+def test_most_voted_despite_unlike_first_lines(sampled: int, sparsity: float) -> None:
     """The compiled kernel guesses the threshold from the first 512 of every 61 * 512 weights."""
     generator = np.random.default_rng(1)
     counts = generator.integers(0, 65, 2 * 64 * 512)
@@ -285,7 +285,7 @@ def test_unanimous_clients_get_their_own_mask() -> None:
     assert unpack(counter.most_voted(0.5, "layer"), (2, 4)).tolist() == own
 
 
-def test_magnitudes_are_ordered_as_absolute_values() -> None:
+def test_magnitudes_order_as_absolute_values() -> None:
     values = torch.tensor([[0.0, -0.0, 1e-30, -3.5, 3.5, float("inf")]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         bits = magnitudes(values.to(dtype))

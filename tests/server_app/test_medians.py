@@ -25,7 +25,7 @@ def shown(
     return summary, {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
 
 
-def test_one_absurd_loss_spoils_the_mean_and_not_the_median(
+def test_absurd_loss_spoils_the_mean_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary, rows = shown(capsys, [10.0, 11.0, 12.0, 13.0, 1e12])
@@ -35,13 +35,13 @@ def test_one_absurd_loss_spoils_the_mean_and_not_the_median(
     assert metric["worst_of_clients"] == {"local_baseline": 1e12}
 
 
-def test_a_loss_beyond_every_float_leaves_the_median(capsys: pytest.CaptureFixture[str]) -> None:
+def test_infinite_loss_leaves_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     _, rows = shown(capsys, [10.0, 11.0, float("inf")])
     assert rows["local-baseline (mean)"][0] == "inf"
     assert rows["local-baseline (median)"][0] == "11.00"
 
 
-def test_where_clients_agree_the_table_has_the_mean_alone(
+def test_table_shows_mean_if_clients_agree(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary, rows = shown(capsys, [10.0, 10.2, 10.1])
@@ -68,7 +68,7 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
     assert rows["local-baseline (median)"][:3] == ["10.00", "-", "0.300"]
 
 
-def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFixture[str]) -> None:
+def test_median_of_two_is_the_lower_figure(capsys: pytest.CaptureFixture[str]) -> None:
     """The median is the figure of a client; the mean of two is distorted by either."""
     summary, rows = shown(
         capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}}

@@ -51,7 +51,7 @@ def test_it_is_the_plans_figure(
     assert "The node can take part in such a run (method fedprllm)." in shown
 
 
-def test_what_is_not_free_now_is_told_and_what_is_not_there_is_refused(
+def test_short_memory_is_told_or_refused(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(run, monkeypatch, 64 * GIGA, GIGA // 10) == 0
@@ -63,14 +63,14 @@ def test_what_is_not_free_now_is_told_and_what_is_not_there_is_refused(
     assert "can take part" not in shown.out
 
 
-def test_a_model_that_the_server_brings_is_not_guessed(
+def test_model_from_server_is_not_guessed(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA) == 0
     assert "depends on the model that the run's server sends" in capsys.readouterr().out
 
 
-def test_hidden_states_that_the_node_keeps_on_disk_take_less(
+def test_hidden_states_on_disk_need_less_memory(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -96,7 +96,7 @@ def on_a_disk_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_what_the_plan_says_of_a_client_s_disk_has_to_be_free(
+def test_planned_disk_space_must_be_free(
     run: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -67,7 +67,7 @@ def test_one_s_own_superlink_is(here: Surroundings, superlink: LocalSuperLink) -
     assert difference(here, superlink, [Submitter(ME, None, None)]) == ""
 
 
-def test_a_superlink_that_was_started_elsewhere_takes_any_checkout_of_its_environment(
+def test_superlink_started_elsewhere_is_accepted(
     here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
 ) -> None:
     elsewhere = changed(here, folder=tmp_path)
@@ -75,9 +75,7 @@ def test_a_superlink_that_was_started_elsewhere_takes_any_checkout_of_its_enviro
     assert difference(elsewhere, superlink, []) == ""
 
 
-def test_another_user_s_is_not_also_where_all_else_is_the_same(
-    here: Surroundings, superlink: LocalSuperLink
-) -> None:
+def test_another_user_s_superlink_is_refused(here: Surroundings, superlink: LocalSuperLink) -> None:
     told = difference(here, superlink, [Submitter(STRANGER)])
     assert (
         told
@@ -108,13 +106,13 @@ def test_another_checkout_s_is_not(
     assert difference(here, superlink, both) == ""
 
 
-def test_one_in_whose_environment_there_is_no_espalier_is_not(
+def test_environment_without_espalier_is_refused(
     here: Surroundings, superlink: LocalSuperLink
 ) -> None:
     assert "no Espalier is installed" in difference(changed(here, installed=None), superlink, [])
 
 
-def test_where_nobody_can_be_asked_programs_are_compared(
+def test_programs_are_compared_without_submitter(
     here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
 ) -> None:
     newer = checkout(tmp_path / "newer", "two")
@@ -173,9 +171,7 @@ CHILD = (
         (["--simulation"], (8000, SUPERLINK)),
     ],
 )
-def test_the_superlink_is_an_ancestor_that_listens_to_this_machine_alone(
-    tmp_path: Path, options: list[str], found: object
-) -> None:
+def test_superlink_is_a_local_ancestor(tmp_path: Path, options: list[str], found: object) -> None:
     start = (
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}],"
         " check=True)\nsys.stdin.read()\n"
@@ -221,7 +217,7 @@ def test_who_submits_is_found_by_its_connection(
     assert found.superlink == tmp_path / "venv" / "bin" / SUPERLINK
 
 
-def test_other_connections_of_this_user_submit_nothing(tmp_path: Path) -> None:
+def test_other_connections_are_no_submitters(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         command = script(tmp_path / "flwr", CONNECT.format(port))
@@ -233,7 +229,7 @@ def test_other_connections_of_this_user_submit_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     ME != 0 or shutil.which("setpriv") is None, reason="needs root, to work as another user"
 )
-def test_another_user_is_known_by_the_connection_alone(tmp_path: Path) -> None:
+def test_other_user_is_known_by_its_connection(tmp_path: Path) -> None:
     as_stranger = [
         "setpriv",
         f"--reuid={STRANGER}",
@@ -275,7 +271,7 @@ def strange(monkeypatch: pytest.MonkeyPatch, superlink: LocalSuperLink) -> None:
 
 
 @pytest.mark.usefixtures("strange")
-def test_the_sentence_names_the_superlink_and_what_to_do(
+def test_sentence_names_superlink_and_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The check runs before the settings are read and before the ServerApp is imported."""
@@ -297,7 +293,7 @@ def test_the_sentence_names_the_superlink_and_what_to_do(
 
 
 @pytest.mark.usefixtures("strange")
-def test_a_deployment_s_superlink_may_be_anybody_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployed_superlink_may_be_anybody_s(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("server_app.app.main", lambda *given: asked.append(given))
     entry_point.main("a grid of real nodes", None)  # type: ignore[arg-type]

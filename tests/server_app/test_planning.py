@@ -58,7 +58,7 @@ def settings_of(model: Path, **changes: Any) -> Any:
     )
 
 
-def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path) -> None:
+def test_7b_model_is_planned_from_its_config(seven_billion: Path) -> None:
     """A mask has one bit per weight of 32 blocks.
 
     The placeholder of the weights takes almost no disk space, and no weight is made.
@@ -75,7 +75,7 @@ def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path)
     assert not folder.exists()
 
 
-def test_a_model_with_weights_is_opened_where_it_lies(tiny: Path) -> None:
+def test_model_with_weights_is_opened_in_place(tiny: Path) -> None:
     with described(tiny) as folder:
         assert folder == tiny
 
@@ -118,7 +118,7 @@ def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("part_bytes", [2048, 2**30])
-def test_a_model_that_arrives_takes_its_own_size_and_a_piece(part_bytes: int, tiny: Path) -> None:
+def test_arriving_model_has_its_size_and_a_piece(part_bytes: int, tiny: Path) -> None:
     given = {
         "method": "fedsoda",
         "fedsoda__emulator": "stored",
@@ -164,7 +164,7 @@ def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_configuration_without_tokenizer_is_checked_by_the_method(
+def test_method_checks_config_without_tokenizer(
     tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     shutil.copy(tiny / "config.json", tmp_path)
@@ -203,7 +203,7 @@ def test_a_run_tells_its_plan_in_a_few_lines(
     assert "at 0.05 teraflops and 100 megabits per second" in printed
 
 
-def test_a_deployment_tells_the_time_at_its_slowest_site(
+def test_deployment_tells_its_slowest_site(
     small_run: tuple[Any, OpenedModel, PublicTests], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured capabilities are in units of speed; a stated capability has no unit."""
@@ -238,7 +238,7 @@ def test_a_forecast_never_fails_a_run(
     assert "no plan" in caplog.text
 
 
-def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
+def test_live_bytes_are_those_of_live_tensors() -> None:
     held = torch.zeros(1000)
     with LiveBytes([held]) as live:
         doubled = held * 2
@@ -250,7 +250,7 @@ def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
         assert (live.now, live.most) == (0, 8000)
 
 
-def test_a_step_of_many_blocks_follows_from_one_of_few(tiny: Path) -> None:
+def test_step_of_many_blocks_follows_from_few(tiny: Path) -> None:
     """The estimate has the tensors that autograd saves in a real step, and the loss's gradient.
 
     Tensors are identified by the address of their memory.
@@ -303,7 +303,7 @@ def test_seconds_are_those_of_work_and_line() -> None:
     assert Speeds(1.5, 1.0).seconds(3e12, 125_000) == pytest.approx(2.0 + 1.0)
 
 
-def test_the_document_of_the_configuration_is_left_alone(seven_billion: Path) -> None:
+def test_configuration_file_is_left_alone(seven_billion: Path) -> None:
     before = (seven_billion / "config.json").read_text()
     with described(seven_billion):
         pass

@@ -33,7 +33,7 @@ def summary(folder: Path, status: str, reason: str | None = None) -> None:
     (folder / "summary.json").write_text(json.dumps(document))
 
 
-def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwards(
+def test_run_status_follows_lock(
     tmp_path: Path,
 ) -> None:
     summary(tmp_path, RUNNING)
@@ -44,7 +44,7 @@ def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwar
     assert (status, f"resume-from={tmp_path}" in how) == ("interrupted", True)
 
 
-def test_a_killed_server_leaves_an_interrupted_run(tmp_path: Path) -> None:
+def test_killed_server_leaves_an_interrupted_run(tmp_path: Path) -> None:
     """The lock file still contains the server's name."""
     summary(tmp_path, RUNNING)
     process = subprocess.Popen(

@@ -134,7 +134,7 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
     assert 0.98 * most < least < most
 
 
-def test_what_messages_weigh_beside_numbers_widens_the_bounds() -> None:
+def test_message_overhead_widens_bounds() -> None:
     """600 bytes more or less around the parts of a run are 50 parameters of rank 3 in float32."""
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
     narrow = [numbers_of(run, PLAN, cut) for cut in cuts(run, 0.45)]

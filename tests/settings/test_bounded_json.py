@@ -20,7 +20,7 @@ def nested(depth: int, opening: str, closing: str) -> str:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"\\"]": ', "}]")])
-def test_as_many_levels_as_are_allowed_and_no_more(opening: str, closing: str) -> None:
+def test_exactly_the_allowed_depth_is_read(opening: str, closing: str) -> None:
     levels = opening.count("[") + opening.count("{")
     text = nested(MAX_DEPTH // levels, opening, closing)
     assert read_json(text) == json.loads(text)
@@ -34,7 +34,7 @@ def test_as_many_levels_as_are_allowed_and_no_more(opening: str, closing: str) -
             read_json(deeper)
 
 
-def test_brackets_in_strings_and_beside_each_other_are_no_levels() -> None:
+def test_only_nested_brackets_count_as_levels() -> None:
     document = {"[" * 500: ["{[" * 500, '\\"[' * 100, [[1]] * 500], "b": {"\\": "\\\\["}}
     assert read_json(json.dumps(document)) == document
 
@@ -70,7 +70,7 @@ def test_a_text_may_not_be_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
-def test_bytes_are_decoded_before_brackets_are_counted(encoding: str) -> None:
+def test_bytes_are_decoded_before_counting(encoding: str) -> None:
     """Bytes of letters in UTF-16 can look like quotes and brackets."""
     text = json.dumps({"a": "\u5b22\u225b" * 40}, ensure_ascii=False)
     assert read_json(text.encode(encoding)) == json.loads(text)

@@ -75,7 +75,7 @@ def test_the_papers_fleets(name: str, kinds: dict[str, int]) -> None:
         assert fastest / slowest == pytest.approx(100, rel=0.01)
 
 
-def test_the_whole_testbed_stands_at_four_distances() -> None:
+def test_testbed_stands_at_four_distances() -> None:
     found = read_fleet(CONF / "full.toml")
     members = [group for group in found.devices for _ in range(group.count)]
     assert Counter(found._places(3, members)) == {"2m": 20, "8m": 20, "14m": 20, "20m": 20}

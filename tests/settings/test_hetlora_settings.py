@@ -18,7 +18,7 @@ def hetlora(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_each_client_has_its_rank_and_the_last_one_repeats() -> None:
+def test_last_rank_repeats_for_further_clients() -> None:
     settings = parse(hetlora(hetlora__ranks=" 2, 4,8 "))
     assert [settings.job.rank_limit_of(client, settings.lora) for client in range(5)] == [
         2,
@@ -29,7 +29,7 @@ def test_each_client_has_its_rank_and_the_last_one_repeats() -> None:
     ]
 
 
-def test_where_capability_decides_a_client_by_itself_takes_the_largest() -> None:
+def test_capability_alone_gives_largest_rank() -> None:
     settings = parse(hetlora(lora__rank=6))
     assert settings.job.rank_limit_of(0, settings.lora) == 6
 
@@ -56,7 +56,7 @@ def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> N
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
 
 
-def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
+def test_bad_ranks_are_told_with_other_mistakes() -> None:
     with pytest.raises(EspalierError) as caught:
         parse(hetlora(hetlora__ranks="2,4", lora__rank=8, seed=-1))
     assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == [

@@ -25,9 +25,7 @@ LOOPBACK = "localhost,127.0.0.1,::1"
         ({"NO_PROXY": "*"}, "*"),
     ],
 )
-def test_loopback_is_excepted_and_what_was_excepted_stays_so(
-    before: dict[str, str], after: str
-) -> None:
+def test_loopback_is_added_to_proxy_exceptions(before: dict[str, str], after: str) -> None:
     """Programs read one spelling or the other, so both are set to the same value."""
     assert past_proxies({**before, "http_proxy": "http://127.0.0.1:9"}) == {
         "no_proxy": after,
@@ -35,7 +33,7 @@ def test_loopback_is_excepted_and_what_was_excepted_stays_so(
     }
 
 
-def test_what_grpc_reads_first_is_extended_where_it_is_there() -> None:
+def test_grpc_s_own_exceptions_are_extended() -> None:
     assert past_proxies({"no_grpc_proxy": "a", "no_proxy": "b"}) == {
         "no_grpc_proxy": f"a,{LOOPBACK}",
         "no_proxy": f"b,{LOOPBACK}",
@@ -44,7 +42,7 @@ def test_what_grpc_reads_first_is_extended_where_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_proxies_that_httpx_cannot_use_are_left_out(
+def test_proxies_unusable_by_httpx_are_left_out(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """httpx looks at them all before it connects anywhere; an empty variable is none."""
@@ -69,9 +67,7 @@ def test_proxies_that_httpx_cannot_use_are_left_out(
 
 
 @pytest.mark.parametrize("name", ["all_proxy", "ALL_PROXY", "http_proxy", "https_proxy"])
-def test_httpx_connects_to_loopback_whatever_proxies_are_named(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_httpx_reaches_loopback_despite_proxies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in [known for known in os.environ if known.lower().endswith("_proxy")]:
         monkeypatch.delenv(other)
     for proxy in (
@@ -91,7 +87,7 @@ def test_httpx_connects_to_loopback_whatever_proxies_are_named(
             client.get(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=0.01)
 
 
-def test_nothing_else_of_an_environment_changes_and_twice_is_as_once() -> None:
+def test_environment_change_is_idempotent() -> None:
     environment = {"PATH": "/bin", "https_proxy": "http://127.0.0.1:9"}
     keep_on_loopback(environment)
     once = dict(environment)

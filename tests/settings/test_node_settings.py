@@ -22,31 +22,29 @@ def test_a_site_name_is_enough() -> None:
     assert parse_node({"site": "hospital-a"}).site == "hospital-a"
 
 
-def test_flowers_partition_id_names_a_site_that_gives_no_name() -> None:
+def test_partition_id_names_an_unnamed_site() -> None:
     assert parse_node({"partition-id": 7, "num-partitions": 8}).site == "node-00007"
 
 
-def test_a_node_without_any_name_is_told_how_to_give_one() -> None:
+def test_nameless_node_is_told_remedy() -> None:
     (line,) = mistake_lines({})
     assert "--node-config" in line
 
 
 @pytest.mark.parametrize("name", ["Hospital A", "a/b", "a;b", "ä", "x" * 65, "a\n"])
-def test_a_name_that_could_not_be_a_file_name_is_refused(name: str) -> None:
+def test_name_unfit_as_a_file_name_is_refused(name: str) -> None:
     (line,) = mistake_lines({"site": name})
     assert line.startswith(f"site = {name!r}: ")
 
 
-def test_an_answer_rests_on_2048_tokens_unless_the_owner_says_otherwise_or_the_node_is_simulated() -> (
-    None
-):
+def test_min_tokens_of_2048_is_the_default() -> None:
     assert parse_node({"site": "a"}).fewest_tokens() == 2048
     assert parse_node({"site": "a", "min-tokens": 300}).fewest_tokens() == 300
     assert parse_node({"partition-id": 0}, simulated=True).fewest_tokens() == 1
     assert parse_node({"partition-id": 0, "min-tokens": 50}, simulated=True).fewest_tokens() == 50
 
 
-def test_a_partition_id_does_not_make_a_node_simulated() -> None:
+def test_partition_id_makes_no_simulated_node() -> None:
     node = parse_node({"partition-id": 0, "num-partitions": 2})
     assert not node.simulated
     assert not node.allows_own_text()
@@ -60,7 +58,7 @@ def test_no_key_makes_a_node_simulated(key: str) -> None:
     assert "unknown key" in line
 
 
-def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() -> None:
+def test_limits_default_except_when_simulated() -> None:
     node = parse_node({"site": "a", "max-steps": 5, "allowed-methods": "fedprllm, hetlora"})
     assert (node.most("max_steps"), node.most("max_samples"), node.most("max_rounds")) == (
         5,
@@ -130,11 +128,11 @@ def test_a_directory_of_state_need_not_exist_yet(tmp_path: Path) -> None:
     assert parse_node({"site": "a", "state-dir": str(tmp_path / "later")}).state_dir
 
 
-def test_missing_paths_and_a_missing_name_are_told_together() -> None:
+def test_missing_paths_and_name_are_told_together() -> None:
     assert len(mistake_lines({"data-path": "/no/such", "model-path": "/no/such"})) == 3
 
 
-def test_a_missing_path_is_told_together_with_a_wrong_value() -> None:
+def test_missing_path_and_value_are_told_together() -> None:
     assert len(mistake_lines({"site": "a", "data-path": "/no/such", "threads": -1})) == 2
 
 
@@ -152,7 +150,7 @@ def test_private_state_is_where_the_owner_says(
     assert NodeSettings().state_root() == tmp_path / "environment"
 
 
-def test_a_state_directory_that_leaves_no_room_below_it_is_refused(
+def test_overlong_state_directory_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deep = "/" + "x/" * 1791 + "x"
@@ -171,9 +169,7 @@ def test_a_state_directory_that_leaves_no_room_below_it_is_refused(
         NodeSettings().state_root()
 
 
-def test_private_state_is_in_the_home_directory_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_state_defaults_to_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ESPALIER_STATE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert NodeSettings().state_root() == tmp_path / ".espalier"
@@ -194,5 +190,5 @@ def test_private_state_is_in_the_home_directory_otherwise(
         ({}, ""),
     ],
 )
-def test_the_name_in_a_configuration_that_is_wrong(config: dict[str, Any], name: str) -> None:
+def test_name_is_read_from_invalid_configuration(config: dict[str, Any], name: str) -> None:
     assert claimed_name(config) == name

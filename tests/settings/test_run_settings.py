@@ -53,14 +53,14 @@ def test_no_settings_at_all_are_the_defaults() -> None:
     )
 
 
-def test_pyproject_and_package_have_the_same_version() -> None:
+def test_pyproject_and_package_versions_agree() -> None:
     assert PYPROJECT["project"]["version"] == espalier.__version__
 
 
 # ----- errors -------------------------------------------------------------------------------------
 
 
-def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
+def test_all_mistakes_have_one_line_each() -> None:
     lines = mistake_lines(
         DEFAULTS
         | {
@@ -108,9 +108,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("fedprllm.local-comparison-group", "diagonal", "'layer', 'row' or 'column'"),
     ],
 )
-def test_a_mistake_names_key_value_and_what_is_allowed(
-    key: str, value: object, allowed: str
-) -> None:
+def test_mistake_names_key_value_and_range(key: str, value: object, allowed: str) -> None:
     (line,) = mistake_lines(DEFAULTS | {key: value})
     assert line.startswith(f"{key} = {value!r}: ")
     assert allowed in line
@@ -131,19 +129,19 @@ def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
-def test_a_key_without_its_table_is_met_with_that_of_the_method(method: str) -> None:
+def test_bare_key_suggests_method_s_table(method: str) -> None:
     (line,) = mistake_lines({"method": method, "sparsity": 0.6})
     assert line == f"sparsity: unknown key; did you mean '{method}.sparsity'?"
 
 
-def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
+def test_unrelated_key_lists_all_keys() -> None:
     (line,) = mistake_lines({"zzzzzz": 1})
     assert line.startswith("zzzzzz: unknown key; known are ")
     for key in DEFAULTS:
         assert key in line
 
 
-def test_what_was_given_by_hand_must_concern_the_method() -> None:
+def test_value_by_hand_must_concern_method() -> None:
     config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
     assert parse(config) == parse({})
     with pytest.raises(
@@ -160,12 +158,12 @@ def test_what_differs_from_the_defaults() -> None:
     ) == {"fedspallm.sparsity", "fedspallm.depth"}
 
 
-def test_an_unknown_method_is_met_with_the_known_ones() -> None:
+def test_unknown_method_lists_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
     assert lines == [f"method = 'fedprlm': choose one of {', '.join(sorted(METHODS))}"]
 
 
-def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
+def test_unchosen_method_s_table_is_not_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The additional method has only a row in the table of methods."""
@@ -195,7 +193,7 @@ def test_a_path_alone_means_files() -> None:
 
 
 @pytest.mark.parametrize("source", ["documentation", "code"])
-def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
+def test_built_in_text_has_no_other_partition(source: str) -> None:
     (line,) = mistake_lines({"data.source": source, "data.partition": "quantity"})
     assert (
         line
@@ -203,7 +201,7 @@ def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
     )
 
 
-def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
+def test_deployed_sites_may_bring_their_data() -> None:
     assert parse({"data.source": "files"}).data.path == ""
     assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.origin == "documentation"
     assert (
@@ -218,13 +216,13 @@ def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("source", ["documentation", "code"])
-def test_a_path_without_a_file_source_is_a_mistake(source: str) -> None:
+def test_path_without_file_source_is_refused(source: str) -> None:
     (line,) = mistake_lines({"data.source": source, "data.path": "notes.txt"})
     assert "notes.txt" in line
     assert "data.source" in line
 
 
-def test_wrong_combinations_are_reported_together_with_wrong_values() -> None:
+def test_combinations_and_values_are_both_told() -> None:
     assert len(mistake_lines({"data.source": "files", "seed": -1})) == 2
 
 
@@ -267,7 +265,7 @@ def test_the_job_is_the_chosen_methods_table() -> None:
         settings.of(HetLoRASettings)
 
 
-def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
+def test_nested_values_have_hyphenated_keys() -> None:
     for method in METHODS:
         others = tuple(f"{name}." for name in all_tables() - set(tables_of(method)))
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
@@ -295,12 +293,12 @@ OTHER_VALUES = {
 
 
 @pytest.mark.parametrize("key", sorted(OTHER_VALUES))
-def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(key: str) -> None:
+def test_digest_covers_what_the_result_depends_on(key: str) -> None:
     changed = parse({key: OTHER_VALUES[key]}).digest() != parse({}).digest()
     assert changed == (key not in NOT_PART_OF_THE_RESULT)
 
 
-def test_a_run_may_be_resumed_with_the_quorum_that_it_had_without_one() -> None:
+def test_resumption_may_name_default_quorum() -> None:
     assert (
         parse({}).with_quorum(simulation=True).digest()
         == parse({}).digest()
@@ -308,7 +306,7 @@ def test_a_run_may_be_resumed_with_the_quorum_that_it_had_without_one() -> None:
     )
 
 
-def test_the_digest_is_the_same_for_defaults_written_out() -> None:
+def test_digest_ignores_written_out_defaults() -> None:
     assert parse(DEFAULTS).digest() == parse({}).digest()
 
 
@@ -320,7 +318,7 @@ def test_a_partition_by_label_needs_labels() -> None:
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]
 
 
-def test_public_items_are_not_those_that_clients_train_on() -> None:
+def test_test_items_are_not_trained_on() -> None:
     config = {
         "method": "fedpetuning",
         "task.name": "sst2",
@@ -353,7 +351,7 @@ ITEMS: dict[str, Any] = {
         ("{client}/1{client}.{jsonl", "2/12.{jsonl"),
     ],
 )
-def test_they_are_the_same_items_under_another_name_for_the_file(path: str, test_path: str) -> None:
+def test_test_items_are_found_by_another_path(path: str, test_path: str) -> None:
     (line,) = mistake_lines(ITEMS | {"data.path": path, "task.test-path": test_path})
     assert line.startswith(f"task.test-path = '{test_path}': clients train on these items")
 
@@ -381,7 +379,7 @@ def test_they_are_others_in_another_file(path: str, test_path: str) -> None:
     "wrong",
     [{"data.path": ["a"]}, {"task.test-path": 3}, {"num-clients": "3"}, {"task.test-path": None}],
 )
-def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> None:
+def test_wrong_type_is_told_as_such(wrong: dict[str, Any]) -> None:
     (line,) = mistake_lines(ITEMS | {"data.path": "{client}", "task.test-path": "1"} | wrong)
     assert line.startswith(next(iter(wrong)))
 
@@ -395,7 +393,7 @@ def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> Non
         ({"quorum": 0.25}, False, 0.25),
     ],
 )
-def test_without_a_quorum_half_of_simulated_clients_and_all_sites_are_one(
+def test_default_quorum_is_half_or_all_sites(
     given: dict[str, float], simulation: bool, quorum: float
 ) -> None:
     assert parse(given).with_quorum(simulation=simulation).quorum == quorum
@@ -406,7 +404,7 @@ def test_without_a_quorum_half_of_simulated_clients_and_all_sites_are_one(
     [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
     ids=["neither", "iterative", "scaled"],
 )
-def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
+def test_scaled_continuation_needs_scaled_blocks(
     changes: dict[str, Any],
 ) -> None:
     with pytest.raises(
@@ -424,9 +422,7 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("svd", [False, True])
-def test_differences_travel_where_something_is_rounded(
-    method: str, wire_dtype: str, svd: bool
-) -> None:
+def test_rounded_dtypes_send_differences(method: str, wire_dtype: str, svd: bool) -> None:
     """Adapters of a rounded wire dtype travel as differences.
 
     The server sends differences from the initial adapters, unless the aggregation is SVD: the SVD
@@ -443,9 +439,7 @@ def test_differences_travel_where_something_is_rounded(
     ("method", "rounds", "weights"),
     [("fedpetuning", 3, "samples"), ("hetlora", 3, "norms"), ("fedspallm", 1, "equal")],
 )
-def test_a_method_has_its_paper_s_weights_and_its_usual_rounds(
-    method: str, rounds: int, weights: str
-) -> None:
+def test_method_has_own_weights_and_rounds(method: str, rounds: int, weights: str) -> None:
     federation = parse({"method": method}).federation
     assert (federation.rounds, federation.client_weights) == (rounds, weights)
     given = parse(
@@ -454,7 +448,7 @@ def test_a_method_has_its_paper_s_weights_and_its_usual_rounds(
     assert (given.rounds, given.client_weights) == (7, "equal")
 
 
-def test_weights_that_a_method_does_not_know_are_refused() -> None:
+def test_weights_unknown_to_method_are_refused() -> None:
     for method, known in (
         ("fedpetuning", "'samples' or 'equal'"),
         ("fedspallm", "'equal' or 'samples'"),
@@ -463,7 +457,7 @@ def test_weights_that_a_method_does_not_know_are_refused() -> None:
         assert line == f"federation.client-weights = 'norms': {method} knows 'paper' or {known}"
 
 
-def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand() -> None:
+def test_unread_federation_keys_are_refused() -> None:
     with pytest.raises(
         EspalierError,
         match=r"federation.wire-dtype = 'nf4': method = 'fedspallm' does not read it; leave it out",
@@ -478,7 +472,7 @@ def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand(
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
+def test_written_settings_are_read_again(method: str) -> None:
     """``settings.toml`` has the effective values.
 
     Every value that differs from the default counts as given by hand.
@@ -486,7 +480,7 @@ def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
     require_read_again(method)
 
 
-def test_so_is_what_a_method_writes_that_shares_the_rounds_alone(
+def test_written_round_settings_are_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Client weights that the method does not read stay as they are."""
@@ -503,13 +497,13 @@ def require_read_again(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "flap", "llm-pruner", "slicegpt"])
-def test_a_method_that_does_not_read_rounds_has_its_own_number(method: str) -> None:
+def test_method_ignoring_rounds_has_its_own(method: str) -> None:
     """A preset for several methods may set another number."""
     settings = parse({"method": method, "federation.rounds": 7})
     assert settings.job.num_rounds(settings.federation) == 1
 
 
-def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
+def test_weight_bound_needs_unequal_weights() -> None:
     with pytest.raises(
         EspalierError,
         match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$",
@@ -534,9 +528,7 @@ def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
         ("fedprllm.sparsty", False, "fedprllm.sparsity"),
     ],
 )
-def test_a_key_that_stands_in_another_table_is_met_with_it(
-    key: str, by_hand: bool, meant: str
-) -> None:
+def test_key_of_another_table_is_suggested(key: str, by_hand: bool, meant: str) -> None:
     method = key.partition(".")[0] if not by_hand else "fedprllm"
     with pytest.raises(EspalierError, match=f"{key}: unknown key; did you mean '{meant}'"):
         parse({"method": method, key: 1}, by_hand=[key] if by_hand else [])

@@ -45,17 +45,17 @@ def test_the_page_is_what_the_schema_gives() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
 
 
-def test_pyprojects_defaults_are_what_the_schema_gives() -> None:
+def test_pyproject_defaults_equal_the_schema() -> None:
     """If not: ``python -m espalier.settings.reference.page``."""
     assert with_app_config(PYPROJECT) == PYPROJECT
 
 
-def test_all_of_pyprojects_defaults_stand_between_the_markers() -> None:
+def test_defaults_stand_between_markers() -> None:
     block = PYPROJECT.split(BEGIN)[1].split(END)[0]
     assert flat(tomllib.loads(block)["tool"]["flwr"]["app"]["config"]) == PYPROJECT_KEYS
 
 
-def test_the_block_is_replaced_and_what_is_around_it_stays() -> None:
+def test_only_the_block_is_replaced() -> None:
     assert with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\nb = 3\n").splitlines()[:2] == [
         "a = 1",
         BEGIN,
@@ -94,7 +94,7 @@ def test_every_key_takes_its_default_as_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODE_KEYS)
-def test_every_key_of_a_node_is_described_and_takes_its_default(name: str) -> None:
+def test_every_node_key_is_described(name: str) -> None:
     key = NODE_KEYS[name]
     assert key.description.endswith(".")
     assert rows(settings_page().split("\n## node-config\n")[1])[name].endswith(
@@ -146,7 +146,7 @@ def by_method(key: str) -> dict[str, str]:
     return {method: value for value, methods in said for method in re.split(", | and ", methods)}
 
 
-def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(
+def test_methods_say_their_rounds_and_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the table as it stands, and of methods that come or change."""
@@ -190,7 +190,7 @@ def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
-def test_a_preset_holds_its_method_and_what_differs_from_the_defaults(preset: Path) -> None:
+def test_preset_holds_method_and_differences(preset: Path) -> None:
     """The method stands there also where it is the default one, since it is what the preset is of."""
     given = flat(tomllib.loads(preset.read_text()))
     assert "method" in given
@@ -200,7 +200,7 @@ def test_a_preset_holds_its_method_and_what_differs_from_the_defaults(preset: Pa
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
-def test_a_preset_opens_with_its_command_and_says_why_beside_each_value(preset: Path) -> None:
+def test_preset_has_its_command_and_reasons(preset: Path) -> None:
     text = preset.read_text()
     assert re.search(
         rf"^#     (espalier run {re.escape(preset.stem)}\b|flwr run .*{re.escape(preset.name)})",

@@ -110,7 +110,7 @@ def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
         private_key(write(tmp_path / "a.key", private(KEY), mode))
 
 
-def test_one_that_another_account_hands_out_is_its_business(
+def test_key_of_another_account_may_be_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example a secret that a container mounts; ssh has the same rule."""
@@ -120,7 +120,7 @@ def test_one_that_another_account_hands_out_is_its_business(
 
 
 @given(st.integers(0, 600), st.binary(max_size=8))
-def test_nothing_but_a_mistake_comes_of_a_damaged_one(
+def test_damaged_key_is_only_a_mistake(
     tmp_path_factory: pytest.TempPathFactory, at: int, instead: bytes
 ) -> None:
     data = private(KEY)
@@ -188,7 +188,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, wo
     assert str(caught.value).startswith(f"site-keys = {str(tmp_path)!r}:\n  ")
 
 
-def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
+def test_all_invalid_files_are_named_at_once(tmp_path: Path) -> None:
     write(tmp_path / "a.key.pub", b"")
     write(tmp_path / "notes.txt", b"")
     (tmp_path / "b.key.pub").mkdir()
@@ -219,5 +219,5 @@ def test_simulated_clients_have_no_keys() -> None:
     assert parse({"site-keys": "sites"}).site_keys == "sites"
 
 
-def test_a_resumed_run_may_have_its_keys_elsewhere() -> None:
+def test_resumed_run_may_have_moved_keys() -> None:
     assert parse({"site-keys": "sites"}).digest() == parse({}).digest()

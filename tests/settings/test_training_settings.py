@@ -41,5 +41,5 @@ def test_a_round_does_not_forget_its_first_steps(decay: float, refused: bool) ->
         parse(given)
 
 
-def test_they_are_not_looked_at_by_a_method_that_does_not_train() -> None:
+def test_method_without_training_ignores_them() -> None:
     assert "training" not in parse({"method": "fedprllm", "training.steps": 0}).nested()

@@ -27,7 +27,7 @@ def work(tmp_path: Path) -> AtWork:
     return AtWork(tmp_path / "state", "run-1")
 
 
-def test_somebody_is_at_work_until_the_last_one_is_done(work: AtWork) -> None:
+def test_work_lasts_until_last_one_is_done(work: AtWork) -> None:
     assert not work.anybody()
     with work.working():
         with AtWork(work.path.parent.parent, "run-1").working():

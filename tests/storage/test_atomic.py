@@ -50,7 +50,7 @@ def test_the_mode_is_exact_whatever_the_umask(tmp_path: Path, mode: int) -> None
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
-def test_the_old_content_is_seen_until_the_block_ends(old_file: Path) -> None:
+def test_old_content_is_seen_until_the_end(old_file: Path) -> None:
     with replacing(old_file) as file:
         file.write(b"new")
         file.flush()
@@ -64,9 +64,7 @@ def test_nobody_else_can_read_the_unfinished_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("writer"), KeyboardInterrupt()])
-def test_a_writer_that_fails_midway_leaves_the_old_file(
-    old_file: Path, error: BaseException
-) -> None:
+def test_failing_writer_keeps_old_file(old_file: Path, error: BaseException) -> None:
     def write_half() -> None:
         with replacing(old_file) as file:
             file.write(b"half of the n")
@@ -79,7 +77,7 @@ def test_a_writer_that_fails_midway_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
-def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(
+def test_full_disk_keeps_old_file(
     old_file: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(os, call, no_space)
@@ -89,7 +87,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(
     assert only_file_in(old_file.parent) == "file.bin"
 
 
-def test_a_disk_that_fills_up_while_writing_is_a_mistake(old_file: Path) -> None:
+def test_disk_filling_while_writing_is_an_error(old_file: Path) -> None:
     def write_half() -> None:
         with replacing(old_file) as file:
             file.write(b"half")
@@ -101,7 +99,7 @@ def test_a_disk_that_fills_up_while_writing_is_a_mistake(old_file: Path) -> None
     assert only_file_in(old_file.parent) == "file.bin"
 
 
-def test_no_room_for_a_temporary_file_is_a_mistake(
+def test_no_room_for_temporary_file_is_an_error(
     old_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.mkstemp", no_space)
@@ -116,9 +114,7 @@ def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
         write_bytes(tmp_path / "folder" / "file", b"x")
 
 
-def test_a_directory_that_cannot_be_synced_is_a_mistake(
-    old_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsyncable_directory_is_an_error(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
     calls = []
 
@@ -131,9 +127,7 @@ def test_a_directory_that_cannot_be_synced_is_a_mistake(
         write_bytes(old_file, b"new")
 
 
-def test_file_and_directory_are_synced_around_the_rename(
-    old_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_and_directory_are_synced(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     fsync = os.fsync
     replace = os.replace
@@ -159,7 +153,7 @@ def test_json_keeps_the_order_of_keys(tmp_path: Path) -> None:
     assert list(json.loads(text).items()) == [("b", 1), ("a", [1.5, None])]
 
 
-def test_json_that_no_other_reader_would_take_is_refused_before_the_old_file_is_touched(
+def test_non_standard_json_keeps_old_file(
     old_file: Path,
 ) -> None:
     with pytest.raises(

@@ -27,7 +27,7 @@ def test_what_is_put_can_be_got_by_its_hash(
     assert store.get(hashlib.sha256(data).hexdigest()) == data
 
 
-def test_a_blob_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+def test_existing_blob_is_not_written_again(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     file = tmp_path / f"{store.put(b'x')}.blob"
     before = file.stat().st_ino
@@ -65,13 +65,13 @@ def test_blobs_have_the_stores_mode(tmp_path: Path) -> None:
     assert (tmp_path / f"{key}.blob").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_blob_that_was_never_put_is_named_in_a_mistake(tmp_path: Path) -> None:
+def test_missing_blob_is_named(tmp_path: Path) -> None:
     with pytest.raises(EspalierError, match="blob ba7816bf8f01 is missing"):
         BlobStore(tmp_path).get(hashlib.sha256(b"abc").hexdigest())
 
 
 @pytest.mark.parametrize("damage", [b"", b"secret diagnosis", b"secret diagnosiS!"])
-def test_a_damaged_blob_is_refused_without_quoting_it(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_blob_is_refused_unquoted(tmp_path: Path, damage: bytes) -> None:
     store = BlobStore(tmp_path)
     key = store.put(b"secret diagnosis!")
     (tmp_path / f"{key}.blob").write_bytes(damage)

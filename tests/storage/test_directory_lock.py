@@ -68,7 +68,7 @@ def test_a_holder_without_a_name_is_a_holder(tmp_path: Path, content: str) -> No
             pass
 
 
-def test_a_directory_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_missing_directory_is_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(EspalierError, match="lock: cannot be opened: No such file"),
         locked(tmp_path / "none"),

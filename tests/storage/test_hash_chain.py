@@ -42,7 +42,7 @@ def by_hand(document: dict[str, object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_every_entry_holds_the_hash_of_the_one_before_it(tmp_path: Path) -> None:
+def test_every_entry_holds_the_previous_hash(tmp_path: Path) -> None:
     before = by_hand(dict(ORIGIN))
     for number, line in enumerate(filled(tmp_path).read_text().splitlines(), start=1):
         entry = json.loads(line)
@@ -93,7 +93,7 @@ def test_what_is_done_to_a_log_by_hand_is_found(
     assert chain_check(path).fault.startswith(f"line {line}: ")
 
 
-def test_an_entry_made_anew_with_its_own_hash_breaks_the_chain_behind_it(tmp_path: Path) -> None:
+def test_rehashed_entry_breaks_chain(tmp_path: Path) -> None:
     path = filled(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     entry = json.loads(lines[1]) | {"bytes": 21}
@@ -106,7 +106,7 @@ def test_an_entry_made_anew_with_its_own_hash_breaks_the_chain_behind_it(tmp_pat
     )
 
 
-def test_a_log_of_another_run_or_site_does_not_go_on_here(tmp_path: Path) -> None:
+def test_entry_of_another_run_breaks_the_log(tmp_path: Path) -> None:
     path = filled(tmp_path)
     (tmp_path / "other").mkdir()
     other = HashChain(tmp_path / "other" / "log.jsonl", {**ORIGIN, "site": "another"})
@@ -116,7 +116,7 @@ def test_a_log_of_another_run_or_site_does_not_go_on_here(tmp_path: Path) -> Non
     assert chain_check(path).fault == "line 2: belongs to another run or site: 20260101-run at ward"
 
 
-def test_a_tail_that_was_cut_off_is_found_by_a_hash_that_was_noted(tmp_path: Path) -> None:
+def test_truncation_is_found_by_noted_hash(tmp_path: Path) -> None:
     path = filled(tmp_path)
     head = chain_check(path).head
     lines = path.read_bytes().splitlines(keepends=True)
@@ -129,7 +129,7 @@ def test_a_tail_that_was_cut_off_is_found_by_a_hash_that_was_noted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kept", [1, 40, -3], ids=["a byte", "some", "nearly all"])
-def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int) -> None:
+def test_crash_remains_are_told_and_harmless(tmp_path: Path, kept: int) -> None:
     path = filled(tmp_path)
     *whole, last = path.read_bytes().splitlines(keepends=True)
     torn = last[:kept]
@@ -191,7 +191,7 @@ def test_two_crashes_in_a_row_are_told_too(tmp_path: Path) -> None:
     assert checked.notes[0].startswith("lines 5 to 6: are incomplete")
 
 
-def test_an_entry_that_lacks_its_line_s_end_alone_counts(tmp_path: Path) -> None:
+def test_entry_without_line_end_counts(tmp_path: Path) -> None:
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes()[:-1])
     assert (chain_check(path).fault, chain_check(path).entries) == ("", 4)
@@ -200,9 +200,7 @@ def test_an_entry_that_lacks_its_line_s_end_alone_counts(tmp_path: Path) -> None
     assert (checked.fault, checked.entries, checked.notes) == ("", 5, [])
 
 
-def test_an_entry_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path)
     before = path.read_bytes()
     write = os.write
@@ -212,7 +210,7 @@ def test_an_entry_that_cannot_be_written_leaves_nothing(
     assert path.read_bytes() == before
 
 
-def test_how_much_is_read_does_not_depend_on_the_length(
+def test_amount_read_does_not_grow_with_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(tmp_path, 4)
@@ -245,7 +243,7 @@ for number in range(150):
 """
 
 
-def test_processes_that_share_a_log_do_not_fork_it(tmp_path: Path) -> None:
+def test_concurrent_writers_do_not_fork_log(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(who)]) for who in range(3)

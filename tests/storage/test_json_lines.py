@@ -37,13 +37,13 @@ def test_a_line_that_was_torn_takes_none_with_it(tmp_path: Path) -> None:
     assert log.path.read_text().splitlines() == ['{"a": 1}', '{"a": ', '{"a": 3}', '{"a": 4}']
 
 
-def test_text_that_looks_like_a_line_end_to_some_readers_stays_in_its_line(tmp_path: Path) -> None:
+def test_unusual_line_separators_stay_in_line(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "log.jsonl")
     log.append({"text": "a\u2028b\u0085c\x0bd\re"})
     assert entries(log) == [{"text": "a\u2028b\u0085c\x0bd\re"}]
 
 
-def test_what_is_no_json_is_refused_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_invalid_json_leaves_file_alone(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "log.jsonl")
     log.append({"loss": 1.0})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -66,7 +66,7 @@ def test_a_full_disk_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
     assert entries(log) == [{"number": 1}]
 
 
-def test_a_disk_that_fills_up_within_a_line_is_not_passed_over(
+def test_disk_filling_within_line_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system call then reports fewer bytes and no error."""

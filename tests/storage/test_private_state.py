@@ -73,7 +73,7 @@ def test_every_folder_is_for_the_owner_alone(state: PrivateState) -> None:
     }
 
 
-def test_every_document_and_blob_is_for_the_owner_alone(state: PrivateState) -> None:
+def test_documents_and_blobs_are_owner_only(state: PrivateState) -> None:
     files = [
         path for path in filled(state).root.rglob("*") if path.is_file() and path.name != "lock"
     ]
@@ -85,7 +85,7 @@ def test_the_lock_is_for_the_owner_alone(state: PrivateState) -> None:
     assert mode(filled(state).folder / "lock") == 0o600
 
 
-def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
+def test_impossible_directory_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(EspalierError, match=r"state-dir = .*file/state"),
@@ -98,9 +98,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
 @pytest.mark.parametrize(
     "content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 5, "client": [1]}']
 )
-def test_a_document_that_is_none_is_told_as_damaged(
-    state: PrivateState, what: str, content: str
-) -> None:
+def test_invalid_document_is_told_as_damaged(state: PrivateState, what: str, content: str) -> None:
     (filled(state).folder / what).write_text(content)
     if what == VERSION_FILE:
         with pytest.raises(EspalierError, match=r"version.json: is damaged; remove the directory"):
@@ -111,9 +109,7 @@ def test_a_document_that_is_none_is_told_as_damaged(
 
 
 @pytest.mark.parametrize("length", range(4057, 4100, 7))
-def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
-    tmp_path: Path, length: int
-) -> None:
+def test_overlong_path_names_key_or_file(tmp_path: Path, length: int) -> None:
     """The system's limit may be reached at any place below the directory.
 
     A node refuses much shorter paths at its start.
@@ -133,7 +129,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
 # ----- documents and rounds -----------------------------------------------------------------------
 
 
-def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
+def test_saved_data_is_loaded_by_later_process(state: PrivateState) -> None:
     state.save(2, "report", {"seconds": 1.5, "blob_sha256": ["a"]})
     assert PrivateState(state.root, BY_HAND, "ward", {"client": 3}).load(2, "report") == {
         "seconds": 1.5,
@@ -186,7 +182,7 @@ def test_garbage_of_large_round_numbers_is_found(state: PrivateState) -> None:
     ] == [1000, 1001]
 
 
-def test_collecting_garbage_before_anything_was_saved_does_nothing(state: PrivateState) -> None:
+def test_collecting_before_any_save_does_nothing(state: PrivateState) -> None:
     state.collect_garbage(5)
     assert not state.root.exists()
 
@@ -217,9 +213,7 @@ def let_go(child: "subprocess.Popen[str]") -> None:
     assert child.returncode == 0
 
 
-def test_while_another_process_holds_the_lock_it_cannot_be_had(
-    state: PrivateState, tmp_path: Path
-) -> None:
+def test_held_lock_cannot_be_had(state: PrivateState, tmp_path: Path) -> None:
     child = second_process(state, tmp_path / "events")
     assert child.stdout is not None
     assert [child.stdout.readline(), child.stdout.readline()] == ["trying\n", "held\n"]
@@ -230,9 +224,7 @@ def test_while_another_process_holds_the_lock_it_cannot_be_had(
         pass
 
 
-def test_a_second_process_waits_until_the_first_is_done(
-    state: PrivateState, tmp_path: Path
-) -> None:
+def test_second_process_waits_for_first(state: PrivateState, tmp_path: Path) -> None:
     events = tmp_path / "events"
     with state.locked():
         child = second_process(state, events)
@@ -280,7 +272,7 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     assert lineages_of(state.root, "other") == set()
 
 
-def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(
+def test_enrolled_site_gets_its_rank_later(
     state: PrivateState,
 ) -> None:
     """The run counts from then on and can be deleted like any other."""
@@ -320,7 +312,7 @@ def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
     assert young.exists()
 
 
-def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -> None:
+def test_folders_without_version_file_are_kept(tmp_path: Path) -> None:
     """Directories of other programs may have the same depth, locks and version files.
 
     They stay even if a user chose their parent as ``state-dir`` by mistake.
@@ -365,9 +357,7 @@ def foreign(folder: Path, name: str = "precious") -> Path:
 
 
 @pytest.mark.parametrize("name", ["precious", "lock"])
-def test_a_directory_that_others_made_is_refused_and_never_marked(
-    state: PrivateState, name: str
-) -> None:
+def test_foreign_directory_is_refused_unmarked(state: PrivateState, name: str) -> None:
     precious = foreign(state.folder, name)
     for write in (
         state.locked().__enter__,

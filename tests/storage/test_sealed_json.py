@@ -52,20 +52,20 @@ def test_what_was_written_is_read(file: Path, entries: dict[str, Any]) -> None:
     assert same(read_sealed(file, 2), {"version": 2, **entries})
 
 
-def test_the_checksum_is_that_of_the_document_in_its_shortest_form(file: Path) -> None:
+def test_checksum_is_of_shortest_json(file: Path) -> None:
     file.write_bytes(sealed({"version": 2, "b": [1, 2], "a": "ä"}))
     shortest = b'{"a":"\\u00e4","b":[1,2],"version":2}'
     assert json.loads(file.read_text())["sha256"] == hashlib.sha256(shortest).hexdigest()
 
 
-def test_keys_that_json_makes_strings_are_sealed_as_such(file: Path) -> None:
+def test_non_string_keys_are_sealed_as_strings(file: Path) -> None:
     file.write_bytes(sealed({"version": 2, "clients": {10: 1, 9: 2}}))
     assert read_sealed(file, 2)["clients"] == {"10": 1, "9": 2}
 
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_other_bytes_are_the_same_document_or_refused(file: Path, data: st.DataObject) -> None:
+def test_other_bytes_are_equal_or_refused(file: Path, data: st.DataObject) -> None:
     whole = sealed(DOCUMENT)
     place = data.draw(st.integers(0, len(whole) - 1))
     other = data.draw(st.binary(min_size=1, max_size=6))

@@ -69,7 +69,7 @@ def averaged(first: Values, seed: int) -> Values:
 
 
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
-def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
+def test_dead_rank_restarts_for_all_clients(
     model: OpenedModel, tmp_path: Path, wire_dtype: str
 ) -> None:
     """Clients receive the first ranks of the global adapters in three rounds.
@@ -118,7 +118,7 @@ def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Pat
 
 
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-def test_first_adapters_are_read_once_for_a_blob_and_only_when_its_turn_comes(
+def test_first_adapters_are_read_once_when_needed(
     model: OpenedModel, tmp_path: Path, wire_dtype: str
 ) -> None:
     result = result_of(model, tmp_path, wire_dtype=wire_dtype)
@@ -140,7 +140,7 @@ def test_first_adapters_are_read_once_for_a_blob_and_only_when_its_turn_comes(
     assert [store.read[blob] for blob in firsts.values()] == [1] * len(firsts)
 
 
-def test_what_is_sent_unpacks_to_what_clients_have(model: OpenedModel, tmp_path: Path) -> None:
+def test_sent_adapters_unpack_to_those_received(model: OpenedModel, tmp_path: Path) -> None:
     result = result_of(model, tmp_path, wire_dtype="float32")
     result.replace(iter(averaged(initial_values(model, result.adapters, 5), 2).items()), [2])
     for key, shapes in result.adapters.limited(2).shapes().items():

@@ -41,7 +41,7 @@ def test_bounds_on_paper() -> None:
     )
 
 
-def test_in_round_2_the_papers_root_is_of_a_negative_number_and_ours_is_not() -> None:
+def test_root_in_round_2_is_of_positive_number() -> None:
     bandit = Bandit(Exploration(0.9, exploration=2.0), HALVES, (Pull(0.1, 0.1, 1.0, 1),))
     assert math.log(0.9) < 0
     assert bandit.bounds(HALVES, 2) == pytest.approx(
@@ -72,7 +72,7 @@ def test_bounds_against_a_slow_loop(rewards: list[float], discount: float, seed:
     assert bandit.bounds(bandit.cells, now) == pytest.approx(expected)
 
 
-def test_what_is_long_forgotten_counts_as_never_seen() -> None:
+def test_long_forgotten_counts_as_never_seen() -> None:
     """0.3 to the power of 4000 is 0 in float64."""
     assert Bandit(Exploration(0.3), HALVES, (Pull(0.1, 0.1, 1.0, 1),)).bounds(HALVES, 4000) == [
         math.inf,
@@ -80,7 +80,7 @@ def test_what_is_long_forgotten_counts_as_never_seen() -> None:
     ]
 
 
-def test_a_cell_is_cut_in_four_at_the_point_which_is_in_the_upper_right_one() -> None:
+def test_cell_is_cut_in_four_at_its_point() -> None:
     cells = Bandit(Exploration(granularity=0.2)).learn(0.25, 0.5, 1.0, 1).cells
     expected = [(0, 0.25, 0, 0.5), (0, 0.25, 0.5, 1), (0.25, 1, 0, 0.5), (0.25, 1, 0.5, 1)]
     assert [(c.left, c.right, c.low, c.high) for c in cells] == expected
@@ -117,7 +117,7 @@ def test_the_best_cell_is_played() -> None:
     assert all(worse.draw(seed, 0, 3)[0] < 0.5 for seed in range(20))
 
 
-def test_ties_are_broken_by_chance_and_points_are_drawn_everywhere_in_the_cell() -> None:
+def test_ties_and_points_are_drawn_at_random() -> None:
     points = np.array([Bandit(Exploration(), HALVES).draw(0, device, 1) for device in range(400)])
     assert 140 < (points[:, 0] < 0.5).sum() < 260
     assert np.histogram(points[:, 0], 4, (0, 1))[0].min() > 60
@@ -132,9 +132,7 @@ def test_the_draw_is_that_of_the_derived_seed() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=25), st.floats(0.05, 1.5), st.integers(0, 2**31))
-def test_cells_tile_the_square_and_every_point_lies_in_one(
-    rewards: list[float], granularity: float, seed: int
-) -> None:
+def test_cells_tile_the_square(rewards: list[float], granularity: float, seed: int) -> None:
     bandit = Bandit(Exploration(granularity=granularity))
     for number, reward in enumerate(rewards, start=1):
         bandit = bandit.learn(*bandit.draw(seed, 1, number), reward, number)
@@ -153,9 +151,7 @@ def test_cells_tile_the_square_and_every_point_lies_in_one(
 @given(
     st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(0, 19), st.integers(0, 2**31)
 )
-def test_a_bandit_that_was_written_down_goes_on_as_if_it_had_not_been(
-    rewards: list[float], when: int, seed: int
-) -> None:
+def test_stored_bandit_goes_on_unchanged(rewards: list[float], when: int, seed: int) -> None:
     whole, points = played(Exploration(), rewards, seed, 4)
     bandit = Bandit(Exploration())
     for number, reward in enumerate(rewards, start=1):
@@ -167,7 +163,7 @@ def test_a_bandit_that_was_written_down_goes_on_as_if_it_had_not_been(
     assert bandit == whole
 
 
-def test_the_order_of_devices_and_what_others_learn_change_nothing() -> None:
+def test_devices_are_independent_of_each_other() -> None:
     orders: list[dict[int, tuple[float, float]]] = []
     for devices in ([0, 1, 2], [2, 0, 1]):
         bandits = {device: Bandit(Exploration()) for device in devices}
@@ -183,7 +179,7 @@ def test_the_order_of_devices_and_what_others_learn_change_nothing() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 1), st.integers(0, 2**31))
-def test_what_can_no_longer_be_played_is_not_drawn(least: float, seed: int) -> None:
+def test_unplayable_points_are_not_drawn(least: float, seed: int) -> None:
     bandit = Bandit(Exploration(granularity=0.1))
     for number in range(1, 12):
         u, v = bandit.draw(seed, 0, number, least)
@@ -192,7 +188,7 @@ def test_what_can_no_longer_be_played_is_not_drawn(least: float, seed: int) -> N
         bandit = bandit.learn(u, v, u, number)
 
 
-def test_cells_are_cut_off_where_nothing_can_be_played() -> None:
+def test_cells_are_cut_where_unplayable() -> None:
     """The point at 0.1 lies below 0.25 and no longer counts."""
     history = (Pull(0.1, 0.1, 9.0, 1), Pull(0.3, 0.1, 0.0, 2), Pull(0.6, 0.5, 1.0, 3))
     bandit = Bandit(Exploration(1.0, 0.2, 0.0), HALVES, history)

@@ -41,7 +41,7 @@ def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome
     ],
     ids=["from round 2", "later", "later, with ranks that are chosen"],
 )
-def test_the_schedule_takes_equal_steps_and_ends_at_the_target(
+def test_schedule_takes_equal_steps_to_its_target(
     schedule: dict[str, Any], expected: list[float]
 ) -> None:
     """The steps are 0.3 in 3 rounds, which a float cannot divide exactly, and in 2 rounds."""
@@ -56,7 +56,7 @@ def test_the_schedule_takes_equal_steps_and_ends_at_the_target(
     assert bool(made.bandits) == ("adaptive_pruning" in schedule)
 
 
-def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
+def test_half_of_rounds_prune_by_default() -> None:
     assert choices(rounds=8).rounds == 4
     assert choices(rounds=3).rounds == 1
     assert choices(rounds=8, prune_rounds=6).rounds == 6
@@ -78,7 +78,7 @@ def test_arms_follow_from_seed_device_and_round(allocation: str) -> None:
         assert arm.rank == round(2 * 8**arm.v)
 
 
-def test_without_one_half_the_schedule_takes_its_place() -> None:
+def test_schedule_replaces_missing_half() -> None:
     chosen, ratio, rank = (
         choices(**own).arm(1, 2)
         for own in ({}, {"adaptive_pruning": False}, {"adaptive_rank": False})
@@ -87,7 +87,7 @@ def test_without_one_half_the_schedule_takes_its_place() -> None:
     assert (rank.pruned, rank.rank) == (chosen.pruned, 16)
 
 
-def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_steps() -> None:
+def test_rank_rewards_ignore_schedule_s_steps() -> None:
     """Otherwise, rounds in which the schedule prunes would count less than the others."""
     changes = {"adaptive_pruning": False, "prune_rounds": 2, "prune_from": 4}
     made = choices(**changes)
@@ -107,7 +107,7 @@ def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_step
     assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0
 
 
-def test_a_device_that_did_not_cut_as_it_was_asked_teaches_nothing() -> None:
+def test_disobedient_device_teaches_nothing() -> None:
     made = choices()
     arms = {client: made.arm(client, 2) for client in range(3)}
     outcomes = {

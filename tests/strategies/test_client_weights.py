@@ -46,7 +46,7 @@ def test_by_hand(claimed: list[float], ratio: float, counted: list[float]) -> No
     st.floats(1.0, 20.0),
     st.floats(1e3, 1e12),
 )
-def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
+def test_minority_is_limited_by_honest_claims(
     honest: list[float], ratio: float, absurd: float
 ) -> None:
     attackers = (len(honest) - 1) // 2
@@ -57,9 +57,7 @@ def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=12), st.floats(1.0, 20.0))
-def test_no_client_has_more_than_the_ratio_over_their_number(
-    claimed: list[float], ratio: float
-) -> None:
+def test_no_client_exceeds_its_bounded_share(claimed: list[float], ratio: float) -> None:
     """A client has at most 25% with eight clients and the default ratio 2.
 
     A claim below the largest counted one counts in full.
@@ -71,7 +69,7 @@ def test_no_client_has_more_than_the_ratio_over_their_number(
         assert value == (own if own < largest else largest)
 
 
-def test_an_absurd_capability_leaves_the_others_a_quarter_of_the_layers() -> None:
+def test_absurd_capability_leaves_others_layers() -> None:
     claimed = {0: 1.0, 1: 1.0, 2: 1e9}
     assert layers_per_client(12, 1.0, claimed) == {0: 1, 1: 1, 2: 12}
     assert layers_per_client(12, 1.0, up_to_median(claimed, 4.0)) == {0: 3, 1: 3, 2: 12}

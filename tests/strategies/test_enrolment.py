@@ -174,7 +174,7 @@ class Server:
 # ----- seats --------------------------------------------------------------------------------------
 
 
-def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None:
+def test_seat_stays_while_its_node_answers(tmp_path: Path) -> None:
     """Another node takes the name of a; then a message of b is lost."""
     server = Server(tmp_path, {1: "a", 2: "b"}, attempts=3)
     server.enrol()
@@ -187,7 +187,7 @@ def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None
     assert server.rounds.roster.seats[0].node_id == 1
 
 
-def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first(
+def test_lost_seat_goes_to_earliest_node(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5)
@@ -201,7 +201,7 @@ def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first
     ]
 
 
-def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it(
+def test_late_node_keeps_its_seat(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
@@ -221,7 +221,7 @@ def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it
     assert server.rounds.roster.seats[0].node_id == 1
 
 
-def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path: Path) -> None:
+def test_error_of_connected_node_frees_no_seat(tmp_path: Path) -> None:
     """The error lasts until the last attempt, which costs the client its contribution."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, quorum=0.5)
     server.enrol()
@@ -247,7 +247,7 @@ def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
     )
 
 
-def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(
+def test_node_regains_a_seat_left_unanswered(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
@@ -266,7 +266,7 @@ def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(
     assert server.asked_to_train() == [1, 2, 1, 3, 1]
 
 
-def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after(
+def test_earlier_node_s_message_takes_no_seat(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, attempts=2)
@@ -281,9 +281,7 @@ def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(
-    tmp_path: Path, listed: bool
-) -> None:
+def test_site_restarted_at_enrolment_has_its_seat(tmp_path: Path, listed: bool) -> None:
     """The new node connects while the old one is still listed, or after it disappeared."""
     server = Server(tmp_path, {1: "a"})
     server.nodes.silent = {1}
@@ -317,9 +315,7 @@ def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clients", [None, {"a": 0, "b": 1}])
-def test_nodes_that_get_no_seat_make_nobody_wait_longer(
-    tmp_path: Path, clients: dict[str, int] | None
-) -> None:
+def test_seatless_nodes_prolong_no_wait(tmp_path: Path, clients: dict[str, int] | None) -> None:
     """Such nodes have a name that is taken or another program.
 
     In a resumed run, a site without a seat is one too.
@@ -393,9 +389,7 @@ def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
         ("nobody", "a", "claims to be nobody, but site-keys has no key of this site"),
     ],
 )
-def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
-    tmp_path: Path, says: str, key: str, reason: str
-) -> None:
+def test_node_without_key_blocks_no_seat(tmp_path: Path, says: str, key: str, reason: str) -> None:
     """The wrong node enrols before the site; other nodes do not learn of the refusal."""
     server = with_keys(tmp_path, {1: says, 2: "a"}, f"{key}ab")
     server.nodes.joining[20.0] = (3, "b")
@@ -407,7 +401,7 @@ def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
     assert any(line.startswith(f"refused      node 1: {reason}") for line in server.shown)
 
 
-def test_a_seat_goes_to_no_node_without_the_sites_key(tmp_path: Path) -> None:
+def test_seat_needs_site_s_key(tmp_path: Path) -> None:
     """The holder stops answering; of four nodes with its name, the one with its key gets it."""
     server = with_keys(tmp_path, {1: "a", 2: "b"}, "abbc-a", quorum=0.5)
     server.enrol()
@@ -457,7 +451,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
     assert "does not have the key of b" in refused_nodes(second)["node 2"]
 
 
-def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
+def test_node_s_reason_is_not_its_site_s_word(tmp_path: Path) -> None:
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
     request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     server.nodes.replies["enrol 3"] = write(
@@ -481,7 +475,7 @@ def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: P
         },
     )
 )
-def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(
+def test_false_signature_costs_its_sender_alone(
     changes: dict[str, Any],
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -520,7 +514,7 @@ def test_a_key_that_came_after_the_start_counts(tmp_path: Path) -> None:
     assert refused_nodes(server) == {}
 
 
-def test_a_key_file_that_is_half_written_refuses_its_node_alone(tmp_path: Path) -> None:
+def test_half_written_key_refuses_its_node_alone(tmp_path: Path) -> None:
     def half_written() -> PublicKeys:
         raise InputError("b.key.pub: no key")
 
@@ -563,7 +557,7 @@ def test_simulated_nodes_are_told_nothing(tmp_path: Path) -> None:
     assert {kind for kind, _ in server.nodes.asked} == {"enrol"}
 
 
-def test_more_sites_than_the_run_wants_are_counted_apart(tmp_path: Path) -> None:
+def test_surplus_sites_are_counted_apart(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     server.enrol()
     assert [line for line in server.shown if "connected" in line][
@@ -574,7 +568,7 @@ def test_more_sites_than_the_run_wants_are_counted_apart(tmp_path: Path) -> None
 # ----- progress lines -----------------------------------------------------------------------------
 
 
-def test_while_sites_are_waited_for_it_is_said_how_many_are_there(tmp_path: Path) -> None:
+def test_waiting_shows_connected_sites(tmp_path: Path) -> None:
     """A line is shown at once, every ten seconds, and when another site connects."""
     server = Server(tmp_path, {1: "a"})
     server.nodes.joining = {25.0: (2, "b")}
@@ -598,7 +592,7 @@ def assert_harmless(line: str) -> None:
     assert len(line) < 1000
 
 
-def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
+def test_reason_is_one_short_line(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.enrol()
     request = server.rounds.request("train", server.rounds.roster.seats[0], 1, NoFields())
@@ -629,9 +623,7 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     ],
     ids=range(6),
 )
-def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_refused_node_cannot_write_to_terminal(tmp_path: Path, fields: dict[str, Any]) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     status = {"status": "failed"} if "reason" in fields else {}
@@ -645,7 +637,7 @@ def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
     assert sorted(server.rounds.roster.clients()) == ["a", "b"]
 
 
-def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) -> None:
+def test_second_node_of_name_is_told_once(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "a", 3: "a", 4: "a"}, quorum=0.5)
     server.enrol()
     told = [line for line in server.shown if "a second node named a; give" in line]
@@ -668,9 +660,7 @@ def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) ->
         (refusal("a", "has a seat already"), "a", "has a seat already"),
     ],
 )
-def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
-    tmp_path: Path, told: str, who: str, why: str
-) -> None:
+def test_refusing_node_is_told_by_its_site(tmp_path: Path, told: str, who: str, why: str) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     request = server.rounds.request("enrol", Seat(-1, "", 3), 0, NoFields())
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
@@ -680,7 +670,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
     assert server.rounds.roster.missing(2) == []
 
 
-def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Path) -> None:
+def test_later_enrolment_lifts_a_refusal(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "b", 2: "a"})
     request = server.rounds.request("enrol", Seat(-1, "", 2), 0, NoFields())
     server.nodes.replies["enrol 2"] = write(
@@ -692,7 +682,7 @@ def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Pa
     assert server.rounds.roster.clients() == {"a": 0, "b": 1}
 
 
-def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
+def test_many_refused_nodes_are_counted(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"} | dict.fromkeys(range(3, 400), "a" * 65))
     server.enrol()
     assert len(server.shown) < 220
@@ -705,7 +695,7 @@ def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
 # ----- records ------------------------------------------------------------------------------------
 
 
-def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
+def test_refused_reply_is_logged_but_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An enrolment has no blobs, so the server does not parse any."""
@@ -733,7 +723,7 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     assert 50_000 < entry["wire_bytes"] < 52_000
 
 
-def test_sites_that_come_when_all_seats_are_taken_hold_nobody_up(tmp_path: Path) -> None:
+def test_late_sites_hold_nobody_up(tmp_path: Path) -> None:
     """Every few seconds a node with another name connects, before the last one has answered."""
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.nodes.silent = {3}

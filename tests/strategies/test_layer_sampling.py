@@ -28,9 +28,7 @@ def test_everybody_prunes_at_least_one_layer() -> None:
     st.lists(st.integers(1, 12), min_size=1, max_size=6),
     st.integers(0, 2**32 - 1),
 )
-def test_every_layer_is_covered_or_the_numbers_are_told(
-    num_layers: int, sizes: list[int], seed: int
-) -> None:
+def test_every_layer_is_covered_or_refused(num_layers: int, sizes: list[int], seed: int) -> None:
     places = {client: min(size, num_layers) for client, size in enumerate(sizes)}
     generator = np.random.default_rng(seed)
     by_site = {f"site-{client}": size for client, size in places.items()}
@@ -51,12 +49,12 @@ def test_every_layer_is_covered_or_the_numbers_are_told(
         assert layers == sorted(set(layers))
 
 
-def test_where_places_are_few_the_first_layers_come_first() -> None:
+def test_scarce_places_go_to_first_layers() -> None:
     drawn = sample_layers([7, 3, 5, 1], {0: 1, 1: 2}, np.random.default_rng(0))
     assert sorted(layer for layers in drawn.values() for layer in layers) == [3, 5, 7]
 
 
-def test_equal_clients_have_each_layer_equally_often() -> None:
+def test_equal_clients_draw_layers_equally_often() -> None:
     """k / L is 3 / 6 for clients 0 and 1 and 1 / 6 for client 2.
 
     6000 draws, with a tolerance of five standard deviations.
@@ -74,7 +72,7 @@ def test_equal_clients_have_each_layer_equally_often() -> None:
         assert np.abs(seen[client] / draws - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
 
 
-def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not() -> None:
+def test_only_inverse_inclusion_mean_is_unbiased() -> None:
     """Theorem 4.2 for one layer with one weight per client: 1, 2 and 6.
 
     Three layers; the clients sample two, one and one of them. The mean of all clients is 3.

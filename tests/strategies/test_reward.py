@@ -78,7 +78,7 @@ def test_bad_cases_of_the_scaled_reward() -> None:
     assert scaled_rewards({}, 0.25, 0.5, 0.1) == {}
 
 
-def test_a_gain_where_none_was_usual_is_a_whole_one() -> None:
+def test_gain_without_usual_ones_is_whole() -> None:
     outcomes = {0: PLAIN, 1: replace(PLAIN, loss_after=2.0)}
     assert scaled_rewards(outcomes, 0.0, 0.5, 0.05) == {0: pytest.approx(1), 1: 0}
 
@@ -103,7 +103,7 @@ def test_bad_cases_of_the_literal_reward() -> None:
         st.integers(0, 9), st.builds(Outcome, ANY, ANY, st.just(0.1), st.floats(0.1, 0.5), ANY, ANY)
     )
 )
-def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(
+def test_rewards_do_not_depend_on_device_order(
     outcomes: dict[int, Outcome],
 ) -> None:
     backwards = dict(reversed(outcomes.items()))

@@ -139,9 +139,7 @@ def exchange(rounds: Rounds) -> Iterable[MessageBody]:
     )
 
 
-def test_the_next_part_is_asked_for_before_the_last_is_dealt_with(
-    rounds: Rounds, grid: OneNode
-) -> None:
+def test_next_part_is_requested_ahead(rounds: Rounds, grid: OneNode) -> None:
     for number, reply in enumerate(exchange(rounds)):
         assert reply.header.part == number
         assert grid.asked[-1] == ("fetch", min(number + 2, BLOCKS - 1))
@@ -149,16 +147,14 @@ def test_the_next_part_is_asked_for_before_the_last_is_dealt_with(
     assert grid.most == 2
 
 
-def test_nothing_more_is_awaited_of_a_client_that_failed(rounds: Rounds, grid: OneNode) -> None:
+def test_failed_client_is_awaited_no_more(rounds: Rounds, grid: OneNode) -> None:
     grid.failing = {1}
     assert [reply.header.part for reply in exchange(rounds)] == [0]
     assert rounds.roster.seats[0].reason == "fetch: no such blob"
     assert grid.asked == [("train", 0), ("fetch", 1), ("fetch", 2)]
 
 
-def test_a_silent_part_is_asked_for_again_and_then_costs_its_client(
-    rounds: Rounds, grid: OneNode
-) -> None:
+def test_silent_part_is_repeated_before_dropping(rounds: Rounds, grid: OneNode) -> None:
     grid.silent = {3}
     assert [reply.header.part for reply in exchange(rounds)] == [0, 1, 2, 4]
     assert [grid.asked.count(("fetch", part)) for part in range(1, BLOCKS)] == [1, 1, 2, 1]
@@ -167,7 +163,7 @@ def test_a_silent_part_is_asked_for_again_and_then_costs_its_client(
 
 @pytest.mark.parametrize("grid", [CountingReferences], indirect=True)
 @pytest.mark.parametrize("stored", [True, False])
-def test_when_a_part_is_pulled_nothing_is_held_of_those_before(
+def test_earlier_parts_are_released_at_pull(
     rounds: Rounds, grid: CountingReferences, tmp_path: Path, stored: bool
 ) -> None:
     replies = exchange(rounds)
@@ -232,7 +228,7 @@ def shown(rounds: Rounds) -> list[str]:
     return lines
 
 
-def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
+def test_idle_message_is_repeated_before_dropping(
     rounds: Rounds,
 ) -> None:
     grid = slowly(rounds, 10_000)
@@ -241,7 +237,7 @@ def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
     assert rounds.roster.seats[0].reason == "train: no reply before the deadline (2 of 2 attempts)"
 
 
-def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path: Path) -> None:
+def test_simulated_client_at_work_is_not_late(rounds: Rounds, tmp_path: Path) -> None:
     """The work takes an hour; the deadline is five seconds."""
     grid = slowly(rounds, 36_000)
     rounds.shared_workers = True
@@ -252,7 +248,7 @@ def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path
     assert grid.ttls[0] > 3600
 
 
-def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path: Path) -> None:
+def test_deadline_counts_once_nobody_works(rounds: Rounds, tmp_path: Path) -> None:
     """The work ends after a minute, and its reply is lost."""
     grid = slowly(rounds, 10_000)
     work = AtWork(tmp_path, BY_HAND)
@@ -274,9 +270,7 @@ def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path
     assert rounds.roster.seats[0].reason.endswith("(2 of 2 attempts)")
 
 
-def test_work_on_the_same_machine_says_nothing_of_a_site_elsewhere(
-    rounds: Rounds, tmp_path: Path
-) -> None:
+def test_local_work_says_nothing_of_remote_site(rounds: Rounds, tmp_path: Path) -> None:
     slowly(rounds, 10_000)
     rounds.work = AtWork(tmp_path, BY_HAND)
     with rounds.work.working():
@@ -295,14 +289,14 @@ def test_a_message_may_take_longer_than_others(rounds: Rounds) -> None:
     assert 1200 <= grid.now() <= 1210
 
 
-def test_where_no_reply_comes_for_a_while_the_superlink_is_asked_seldom(rounds: Rounds) -> None:
+def test_superlink_is_asked_seldom_when_silent(rounds: Rounds) -> None:
     """The server asks ten times a second for five seconds, then twice a second."""
     grid = slowly(rounds, 350)
     assert len(ask(rounds, patience=lambda seat: 60.0)) == 1
     assert 110 <= grid.num_pulls <= 113
 
 
-def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> None:
+def test_message_has_at_least_the_set_time(rounds: Rounds) -> None:
     grid = slowly(rounds, 40)
     assert len(ask(rounds, patience=lambda seat: 0.5)) == 1
     assert grid.asked == [("train", 0)]
@@ -311,9 +305,7 @@ def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> N
 # ----- progress lines -----------------------------------------------------------------------------
 
 
-def test_what_clients_on_this_machine_say_is_shown(
-    rounds: Rounds, tmp_path: Path, shown: list[str]
-) -> None:
+def test_local_clients_progress_is_shown(rounds: Rounds, tmp_path: Path, shown: list[str]) -> None:
     grid = slowly(rounds, 50)
     work = AtWork(tmp_path, BY_HAND)
     rounds.shared_workers = True
@@ -327,9 +319,7 @@ def test_what_clients_on_this_machine_say_is_shown(
     assert '"at_work"' in rounds.folder.metrics.path.read_text()
 
 
-def test_sites_at_which_a_person_approves_are_told_first_and_since_when(
-    rounds: Rounds, shown: list[str]
-) -> None:
+def test_sites_awaiting_approval_are_told_first(rounds: Rounds, shown: list[str]) -> None:
     rounds.progress.begin("masks", 1)
     rounds.roster.seats[0].approval = True
     slowly(rounds, 1900)
@@ -362,7 +352,7 @@ def test_beats_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> N
     ]
 
 
-def test_seconds_of_several_rounds_are_told_as_a_sum() -> None:
+def test_seconds_of_several_rounds_are_summed() -> None:
     seat = Seat(0, "site", 1)
     seat.worked(2.0)
     assert seat.work() == "2.0 s of work"

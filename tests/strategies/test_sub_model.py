@@ -56,9 +56,7 @@ def test_groups_apart(base: OpenedModel, tmp_path: Path) -> None:
     assert made.places() == Places({1: 2, 3: 5}, (3, 5))
 
 
-def test_all_of_an_emulator_between_first_and_last_blocks(
-    base: OpenedModel, tmp_path: Path
-) -> None:
+def test_whole_emulator_is_between_adapter_blocks(base: OpenedModel, tmp_path: Path) -> None:
     """FedOT: the first block and the last two are the adapter.
 
     Only the end of the emulator is compared with the full model.

@@ -33,7 +33,7 @@ def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[f
     return values
 
 
-def test_the_worst_gradients_move_a_number_as_far_as_is_said() -> None:
+def test_worst_gradients_reach_the_bound() -> None:
     """The Cauchy-Schwarz bound is tight for g_k proportional to (beta1 / beta2)^(t - k)."""
     beta1, beta2 = BETAS
     steps = 12
@@ -55,7 +55,7 @@ def test_by_hand() -> None:
     rate=st.floats(1e-6, 2.0),
     decay=st.floats(0, 3.0),
 )
-def test_no_gradients_lead_beyond_half_of_the_limit(
+def test_no_gradients_exceed_half_the_limit(
     gradients: list[float], start: float, rate: float, decay: float
 ) -> None:
     """The other half of the limit is for the rounding of the wire dtype."""
@@ -72,7 +72,7 @@ def test_no_gradients_lead_beyond_half_of_the_limit(
     rate=st.floats(1e-6, 2.0),
     decay=st.floats(0, 3.0),
 )
-def test_no_gradients_change_a_number_beyond_half_of_the_limit(
+def test_no_difference_exceeds_half_the_limit(
     gradients: list[float], start: float, rate: float, decay: float
 ) -> None:
     """Differences are sent here.
@@ -90,7 +90,7 @@ def test_no_gradients_change_a_number_beyond_half_of_the_limit(
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1.9999, 250.0])
-def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float) -> None:
+def test_rounded_difference_stays_in_the_limit(size: float) -> None:
     """Each step of 0.51 units in the last place moves a number by one unit."""
     steps = 40
     number = torch.tensor([size])
@@ -119,7 +119,7 @@ def test_error_feedback_stays_within_the_slack(wire_dtype: str) -> None:
         assert sent.abs().max() <= reach.limit("head", "x")
 
 
-def test_an_enormous_weight_decay_has_no_limit_and_zeros_stay_known() -> None:
+def test_enormous_weight_decay_has_no_limit() -> None:
     reach = Reach(any_training(learning_rate=1.0, weight_decay=1e300, steps=5))
     reach.note("head", {"x": torch.ones(2), "y": torch.zeros(2)})
     assert reach.limit("head", "x") == math.inf

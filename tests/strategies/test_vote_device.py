@@ -27,7 +27,7 @@ def test_a_device_that_counts_is_taken(device: torch.device) -> None:
     require_counting(device, "auto")
 
 
-def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_remedy(
+def test_device_without_compiler_gets_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def count_votes(*_: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ def test_a_device_without_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         require_counting(torch.device("meta"), "cuda")
 
 
-def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_miscounting_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from pruning_kernels.votes.device_votes import DeviceVotes
 
     monkeypatch.setattr(

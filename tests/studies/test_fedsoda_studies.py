@@ -57,7 +57,7 @@ def the(study: str, arm: str) -> FedSodaSettings:
 @pytest.mark.parametrize(
     ("study", "cell"), ALL, ids=[f"{name}-{cell.arm}-{cell.place}" for name, cell in ALL]
 )
-def test_every_cell_is_a_run_all_of_whose_settings_are_read(study: str, cell: Cell) -> None:
+def test_every_cell_is_a_valid_run(study: str, cell: Cell) -> None:
     settings = parsed(cell)
     assert (settings.num_clients, settings.federation.rounds) == (10, 10)
     assert (settings.lora.rank, settings.lora.alpha) == (8, 16)
@@ -111,7 +111,7 @@ def test_the_ablation_leaves_out_alignments() -> None:
     assert found == {"none": (False, 0), "pre": (True, 0), "realign": (False, 5), "both": (True, 5)}
 
 
-def test_combinations_keep_the_product_and_intervals_lead_to_different_rounds() -> None:
+def test_local_steps_keep_product_and_intervals() -> None:
     shapes = [
         (job.group_layers, job.groups)
         for job in (the("combinations", f"(n, p) = ({n}, {2 // n})") for n in (1, 2))
@@ -126,14 +126,14 @@ def test_combinations_keep_the_product_and_intervals_lead_to_different_rounds() 
     assert again == {2: [2, 4, 6, 8, 10], 5: [5, 10], 10: [10]}
 
 
-def test_the_cell_that_studies_share_is_the_same_run() -> None:
+def test_cell_of_several_studies_is_the_same_run() -> None:
     runs = [cell.settings({}) for _, cell in ALL if cell.arm in (FEDSODA, "both", "(n, p) = (1, 2)", "r = 5", "out-of-domain")
             and cell.place == IID]  # fmt: skip
     assert len(runs) == 6
     assert all(run == runs[0] for run in runs)
 
 
-def test_settings_of_the_command_line_go_where_they_are_read() -> None:
+def test_command_line_settings_go_where_read() -> None:
     common = chosen(["training.steps=5", "fedsoda.pre-align-steps=7", "lora.targets=attn.q"])
     assert common == {"training.steps": 5, "fedsoda.pre-align-steps": 7, "lora.targets": "attn.q"}
     tuned = Cell("any", IID, METHODS[FEDPETUNING]).settings(common)
@@ -174,9 +174,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_clients_public_text_and_tests_have_nothing_in_common(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_client_public_and_test_data_are_disjoint(files: dict[str, Path], tmp_path: Path) -> None:
     settings = parse({"method": "fedpetuning", **NAMED, "task.test-path": str(files["test.jsonl"])})
     made = make_sources(
         settings, files["train.jsonl"], files["public.txt"], tmp_path / "data", 1000, 2000
@@ -209,9 +207,7 @@ def test_clients_public_text_and_tests_have_nothing_in_common(
     assert few.clients.read_text().splitlines() == made.clients.read_text().splitlines()[:7]
 
 
-def test_a_public_text_that_holds_test_items_is_refused(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_public_text_with_test_items_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
     settings = parse({"method": "fedpetuning", **NAMED, "task.test-path": str(files["test.jsonl"])})
     text = "".join(f"Question: {question(n)['question']['stem']}  Answer:\n" for n in range(3))
     files["public.txt"].write_text(text)
@@ -230,9 +226,7 @@ def test_a_public_text_that_holds_test_items_is_refused(
     ("dropped", "numbers"),
     [([], [0, 1, 2]), ([1, 3], [0, 2, 4, 5, 6, 7]), ([3, 4], [0, 1, 2, 5, 6, 7]), ([0], [1, 2, 3])],
 )
-def test_blocks_of_the_sub_model_have_numbers_in_the_full_one(
-    dropped: list[int], numbers: list[int]
-) -> None:
+def test_sub_model_blocks_have_full_numbers(dropped: list[int], numbers: list[int]) -> None:
     assert [full_number(index, dropped) for index in range(len(numbers))] == numbers
 
 
@@ -293,7 +287,7 @@ def test_a_study_runs_the_app_once_for_each_cell(
     assert "| FedSODA |" in (tmp_path / "out" / "fedsoda-methods.md").read_text()
 
 
-def test_memory_is_measured_in_processes_of_their_own(
+def test_memory_is_measured_in_own_processes(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -70,7 +70,7 @@ def test_computation_of_section_5_1() -> None:
     assert counts.full_step(100, 30, 20).total == 3 * 2030
 
 
-def test_attention_is_two_products_for_each_pair_of_tokens() -> None:
+def test_attention_has_two_products_per_pair() -> None:
     """Scores and mixtures each take a multiplication and an addition per query feature.
 
     The loop goes over all pairs of tokens.
@@ -105,7 +105,7 @@ def test_agreement_is_to_the_printed_digit(
 # ----- the three models ---------------------------------------------------------------------------
 
 
-def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[str, Model]) -> None:
+def test_models_have_their_layers_and_adapters(models: dict[str, Model]) -> None:
     found = {
         name: (model.u, model.layers, model.kept_layers, model.emulator)
         for name, model in models.items()
@@ -118,7 +118,7 @@ def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[st
     assert all(model.tuned.trained == model.layers * model.u for model in models.values())
 
 
-def test_parameters_are_those_of_the_published_models(models: dict[str, Model]) -> None:
+def test_parameters_are_those_of_published_models(models: dict[str, Model]) -> None:
     whole = {name: model.tuned.footprint.parameters for name, model in models.items()}
     assert whole == {
         "llama3-8b": 8_030_261_248,
@@ -147,7 +147,7 @@ def test_true_bytes_of_the_sub_model_by_hand(models: dict[str, Model]) -> None:
     assert models["llama3-8b"].sizes()["FedSODA"] == nested + 140 * 4 + 4 * (16 + 256)
 
 
-def test_bytes_on_the_wire_are_numbers_and_a_header(models: dict[str, Model]) -> None:
+def test_wire_bytes_are_numbers_and_a_header(models: dict[str, Model]) -> None:
     rounds = 2 * 3 + 4 / 5
     sizes: dict[WireDtype, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
     for wire_dtype, each in sizes.items():
@@ -200,7 +200,7 @@ def test_figures_of_table_2_that_agree(
      ("Section 6.2", "communication, of FedPETuning's", "average", 100 * (2 * 6.8 / 64 + 6.8 / 56) / 3, 300 / 30.4),
      ("Abstract", "communication saved, against FedBiOT", "average", 100 - 680 * (2 / 23 + 1 / 19) / 3, 7200 / 102)],
 )  # fmt: skip
-def test_figures_that_do_not_agree_have_a_reading_that_does(
+def test_disagreeing_figures_have_other_readings(
     figures: list[Figure], table: str, row: str, quantity: str, computed: float, reading: float
 ) -> None:
     figure = the(figures, table, row, quantity)
@@ -218,9 +218,7 @@ def test_all_mb_but_three_agree(figures: list[Figure]) -> None:
     ]
 
 
-def test_no_printed_size_of_fedsoda_is_nf4_s_and_all_are_six_bits(
-    figures: list[Figure], models: dict[str, Model]
-) -> None:
+def test_no_printed_size_of_fedsoda_is_nf4(figures: list[Figure], models: dict[str, Model]) -> None:
     for model in models.values():
         figure = the(figures, "Table 2", f"{model.title}, FedSODA", "model size")
         sizes = [
@@ -240,11 +238,11 @@ def test_table_6_is_table_3(figures: list[Figure]) -> None:
     ]  # fmt: skip
 
 
-def test_every_figure_that_does_not_agree_is_explained(figures: list[Figure]) -> None:
+def test_every_disagreeing_figure_is_explained(figures: list[Figure]) -> None:
     assert all(figure.why for figure in figures if not figure.agrees)
 
 
-def test_best_placements_are_six_that_cost_the_same(models: dict[str, Model]) -> None:
+def test_six_best_placements_cost_the_same(models: dict[str, Model]) -> None:
     found = tables.placements(list(models.values()))
     assert sum(len(choices) for _, choices in found.values()) == 127
     (best, (agreeing, choices)), (_, (second, _)), *_ = found.items()

@@ -85,7 +85,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
         Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "samples": 3})
 
 
-def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
+def test_truncated_row_is_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "study.csv"
     rows = Rows(path, KEYS, ("perplexity",), CONDITIONS)
     rows.add({"seed": 0, "text": "public"}, perplexity=2.5)

@@ -61,7 +61,7 @@ def losses(whole: Any, given: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits, given.labels, reduction="none")
 
 
-def test_gradients_of_masks_are_those_of_differences(encoder: tuple[OpenedModel, Any]) -> None:
+def test_mask_gradients_equal_finite_differences(encoder: tuple[OpenedModel, Any]) -> None:
     model, whole = encoder
     found = mask_gradients(model, whole, [batch()])
     step = 1e-5
@@ -82,7 +82,7 @@ def test_gradients_of_masks_are_those_of_differences(encoder: tuple[OpenedModel,
             )
 
 
-def test_a_mask_of_zero_is_a_unit_whose_columns_are_zero(encoder: tuple[OpenedModel, Any]) -> None:
+def test_zero_mask_equals_zero_columns(encoder: tuple[OpenedModel, Any]) -> None:
     model, whole = encoder
     masks = {
         place: torch.ones(own.shape[1])
@@ -123,9 +123,7 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
     return parser.parse_args([*short.split(), *places, *words])
 
 
-def test_the_study_cuts_an_encoder_when_the_rounds_are_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoder_is_cut_after_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both variants start from one run and cut half of the parameters.
 
     All of Mask Tuning also scales the remaining groups.

@@ -31,9 +31,7 @@ def figures(cell: str) -> dict[str, float]:
     }
 
 
-def test_cells_that_are_named_are_measured_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_named_cells_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = list[str]()
     calls = count()
 
@@ -88,7 +86,7 @@ def roberta(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("save", [llama, roberta])
-def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_cut(
+def test_unit_measures_take_steps_of_cut_models(
     save: Callable[[Path], int], tmp_path: Path
 ) -> None:
     """The number of trained parameters falls with the pruning ratio and grows with the rank.

@@ -105,9 +105,7 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)
 
 
-def test_all_weights_or_the_head_alone_are_averaged_by_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_weights_or_head_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated training sets every parameter to the client's number of sequences.
 
     Bytes and operations are computed by hand.
@@ -163,7 +161,7 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(
 
 
 @pytest.mark.slow
-def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
+def test_llm_pruner_cuts_before_or_after_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both cuts are runs of their own, stored like others.
@@ -195,7 +193,7 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
         )
 
 
-def test_another_fleet_takes_what_its_own_run_would(
+def test_other_fleet_s_figures_equal_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that does not depend on times is made once for all fleets.
@@ -238,7 +236,7 @@ def test_another_fleet_takes_what_its_own_run_would(
         assert {tuple(row.values()) for row in found} == {tuple(row.values()) for row in wanted}
 
 
-def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them() -> None:
+def test_fleet_times_follow_operations_and_bytes() -> None:
     """Device 0 computes 6e11 operations and sends 2 MB in each of two rounds.
 
     Device 1 does 10% of that in the first round only.
@@ -284,7 +282,7 @@ def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them(
     )
 
 
-def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_path: Path) -> None:
+def test_late_cut_counts_with_its_rounds(tmp_path: Path) -> None:
     conditions = {"settings": {"federation.rounds": 10}}
     rows = Rows(tmp_path / "fedspine-sst2.csv", tasks.KEYS, tasks.FIGURES, conditions)
     curves = Rows(
@@ -303,7 +301,7 @@ def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_pa
     ]
 
 
-def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path) -> None:
+def test_seconds_tell_how_many_seeds_got_there(tmp_path: Path) -> None:
     """Only bandits reach the score with all seeds; HetLoRA does with one of two.
 
     FedPETuning does with its only one.
@@ -337,7 +335,7 @@ def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path
     assert (last["bandits"], last["HetLoRA"], last["FedPETuning"]) == ("26.7", "10 (1 of 2)", "40")
 
 
-def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
+def test_target_is_a_score_that_all_methods_reach() -> None:
     """Bandits reach at most 0.7 and FedPETuning 0.8, so the target is 0.7, after 15 and 30 seconds.
 
     Arms with more steps do not count.

@@ -7,7 +7,7 @@ from benchmarks.flap_variance import running_figure, running_moments
 from pruning_kernels.groups.fluctuation import moments_of
 
 
-def test_the_running_figure_depends_on_the_order_of_windows() -> None:
+def test_running_figure_depends_on_window_order() -> None:
     """Samples of one token: 1, 2, 6 has the means 1, 1.5, 3; 6, 2, 1 has the means 6, 4, 3.
 
     The first sample adds nothing.

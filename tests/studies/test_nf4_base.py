@@ -85,9 +85,7 @@ def test_a_second_load_reads_the_cache(
     assert second["loss_before"] > 0
 
 
-def test_as_many_held_out_windows_as_the_text_has_are_refused(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_all_windows_as_held_out_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     for wrong in (0, 12):
         with pytest.raises(
             EspalierError,

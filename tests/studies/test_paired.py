@@ -47,7 +47,7 @@ def test_seeds_that_one_arm_lacks_do_not_count() -> None:
     assert difference(ARMS, Pair("a", "b"), "70%") is None
 
 
-def test_the_table_leaves_out_pairs_without_figures() -> None:
+def test_table_leaves_out_pairs_without_figures() -> None:
     lines = paired_table(ARMS, [Pair("a", "b"), Pair("a", "c")], ["50%", "70%"], "wiki")
     assert "| a − b | −2.00 ± 2.48 (−−−) |  |" in lines
     assert not any("a − c" in line for line in lines)
@@ -92,16 +92,14 @@ def test_table_1_has_every_cell_for_three_texts(study: str) -> None:
     )
 
 
-def test_tables_of_fedspallm_have_every_baseline_for_each_size_of_federation() -> None:
+def test_fedspallm_tables_have_every_baseline() -> None:
     names = (*FOLDS, "standalone", "centralized")
     cells = product(map(str, SEEDS), map(str, SPARSITIES), map(str, FEDERATIONS), names, TEXTS)
     assert set(cells) <= rows_of("fedspallm-tables", "seed", "sparsity", "clients", "model", "text")
 
 
 @pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))
-def test_the_reports_in_the_documentation_are_those_of_their_figures(
-    study: str, tmp_path: Path
-) -> None:
+def test_documented_reports_match_their_figures(study: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
     for given in (*DOCS.glob(f"{study}*.csv"), *DOCS.glob(f"{study}*.json")):
         (tmp_path / given.name).write_bytes(given.read_bytes())

@@ -8,7 +8,7 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan import __main__ as study
 
 
-def test_planned_seconds_stay_those_of_the_speed_on_the_day_of_the_run(
+def test_planned_seconds_keep_original_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimated seconds and all measurements stay; other estimates are replaced."""

@@ -33,7 +33,7 @@ def test_layers_count() -> None:
     assert list(found.blob_bytes("float32")) == ["block-0000", "block-0005"]
 
 
-def test_totals_of_the_shapes_are_the_published_ones() -> None:
+def test_shape_totals_are_the_published_ones() -> None:
     published = {
         "llama-7b": 6.738e9,
         "llama3-8b": 8.030e9,

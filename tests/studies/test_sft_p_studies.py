@@ -28,7 +28,7 @@ def numbers(plan: AdapterPlan, prefix: str) -> int:
     )
 
 
-def test_the_generator_and_lora_of_llama_7b_by_hand() -> None:
+def test_llama_7b_generator_and_lora_by_hand() -> None:
     """32 blocks with four gates of 4096 dimensions and codes of 32 numbers.
 
     The trunk maps 64 numbers to 32; LoRA of rank 8 is on two matrices per block.
@@ -87,7 +87,7 @@ def test_the_command_writes_what_it_prints(
     assert f"{sum(row['agrees'] == 'yes' for row in rows)} of {len(rows)} figures" in printed
 
 
-def test_a_budget_is_met_when_the_last_draws_of_a_round_are_near() -> None:
+def test_budget_is_met_by_last_draws_of_round() -> None:
     assert rounds_to_budget([[1.5] * 20, [1.5] * 10 + [1.01] * 10, [1.0] * 20]) == 2
     assert rounds_to_budget([[1.5] * 20]) is None
 
@@ -119,7 +119,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(common, str(shared.model), private, [0], tmp_path / "runs")
 
 
-def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_one(
+def test_studies_have_a_row_per_client(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(studies, "ONE_AT_A_TIME", {"code of 8 numbers": {"sft-p.code": 8}})
@@ -184,7 +184,7 @@ def test_a_study_runs_the_app_once_for_each_cell(
     assert len(rows.rows) == number
 
 
-def test_a_sliced_model_has_as_many_weights_as_were_to_stay(tmp_path: Path) -> None:
+def test_sliced_model_has_remaining_weights(tmp_path: Path) -> None:
     """Each matrix loses columns or rows, and each block gets two square matrices.
 
     Weights are counted matrix by matrix.

@@ -55,7 +55,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     )
 
 
-def test_every_method_is_measured_as_it_is_and_tuned(
+def test_every_method_is_measured_plain_and_tuned(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = STUDIES["recovery"]
@@ -98,7 +98,7 @@ def test_every_method_is_measured_as_it_is_and_tuned(
     assert (tmp_path / "smaller-latency.md").read_text().count("\n| ") == 4
 
 
-def test_a_run_of_other_settings_is_not_taken_for_one(bench: Bench) -> None:
+def test_run_of_other_settings_is_not_reused(bench: Bench) -> None:
     folder = bench.work / "0-run"
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "summary.json").write_text('{"status": "completed"}')

@@ -132,9 +132,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("torn", "left"), [(1, 3), (30, 3), (70, 2)])
-def test_what_an_interruption_left_of_a_row_is_measured_again(
-    torn: int, left: int, tmp_path: Path
-) -> None:
+def test_interrupted_row_is_measured_again(torn: int, left: int, tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     rows.path.write_text(rows.path.read_text()[:-torn])
     again = Rows(rows.path, CONDITIONS)
@@ -161,7 +159,7 @@ def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
     assert Rows(tmp_path / "study.csv", PUBLIC).conditions == second
 
 
-def test_published_ties_are_those_of_the_papers_code(sites: Federation, tmp_path: Path) -> None:
+def test_published_ties_are_those_of_the_code(sites: Federation, tmp_path: Path) -> None:
     """Ties are random in layers and by index in rows and columns, as with these settings."""
     bench = studied(sites)
     published = Clients(

@@ -114,7 +114,7 @@ def test_a_federation_trains_what_the_app_trains(sites: Federated, aggregation: 
     assert same(all_of(found.tensors), written(run))
 
 
-def test_an_encoder_s_federation_trains_what_the_app_trains(sites: Federated) -> None:
+def test_encoder_federation_equals_the_app(sites: Federated) -> None:
     sites.model = save_tiny_roberta(sites.folder / "encoder")
     run = sites.run(
         task__name="sst2", evaluation__centralized="off", evaluation__local_baseline=False
@@ -124,7 +124,7 @@ def test_an_encoder_s_federation_trains_what_the_app_trains(sites: Federated) ->
         assert same(all_of(clients.federated(Averaging("factors")).tensors), written(run))
 
 
-def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> None:
+def test_alone_and_centralized_equal_the_app(sites: Federated) -> None:
     document = json.loads((sites.run() / "summary.json").read_text())
     (loss,) = [entry["values"] for entry in document["metrics"] if entry["name"] == "loss"]
     bench = bench_of(sites)
@@ -160,7 +160,7 @@ def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: A
         assert same(all_of(clients.federated(Averaging(of, "norms")).tensors), written(run))
 
 
-def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
+def test_zero_padding_equals_slow_loop(sites: Federated) -> None:
     """Clients of ranks 1, 2, 4 and 4 send one round of updates.
 
     The loop pads them, weights them by norms and averages them element by element.
@@ -209,7 +209,7 @@ def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
     ]
 
 
-def test_the_svd_is_never_further_from_the_exact_mean(sites: Federated) -> None:
+def test_svd_is_never_further_from_mean(sites: Federated) -> None:
     bench = bench_of(sites, federation__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         padded, cut = (clients.federated(Averaging(of, "norms")) for of in ("factors", "updates"))  # type: ignore[arg-type]
@@ -401,7 +401,7 @@ def test_the_same_seed_gives_the_same_encoder(tmp_path: Path) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_vocabulary_that_the_text_does_not_give_is_refused(tmp_path: Path) -> None:
+def test_too_large_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         EspalierError, match=r"gives a vocabulary of \d+ tokens, --vocabulary is 5000; lower it"
     ):

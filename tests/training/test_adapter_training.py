@@ -180,7 +180,7 @@ def test_no_weight_of_the_base_changes(llama: OpenedModel, base: Any, device: to
     ]
 
 
-def test_steps_of_the_whole_run_and_of_several_parties(llama: OpenedModel) -> None:
+def test_total_steps_cover_rounds_and_parties(llama: OpenedModel) -> None:
     """The run has two rounds of three steps; pooled training of four clients has 24 steps."""
     training = training_of(llama)
     assert training.total_steps == 6
@@ -223,9 +223,7 @@ def test_checkpointing_changes_no_gradient(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_checkpointing_computes_blocks_again_and_nothing_is_cached(
-    llama: OpenedModel, checkpointing: bool
-) -> None:
+def test_checkpointing_recomputes_without_cache(llama: OpenedModel, checkpointing: bool) -> None:
     settings = settings_of(training__gradient_checkpointing=checkpointing)
     whole, parameters = adapted(llama, settings)
     caches: list[Any] = []
@@ -240,9 +238,7 @@ def test_checkpointing_computes_blocks_again_and_nothing_is_cached(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_nothing_is_differentiated_below_the_lowest_adapter(
-    llama: OpenedModel, checkpointing: bool
-) -> None:
+def test_gradients_stop_at_lowest_adapter(llama: OpenedModel, checkpointing: bool) -> None:
     settings = settings_of(training__gradient_checkpointing=checkpointing, lora__layers="1")
     whole, parameters = adapted(llama, settings)
     asking: list[bool] = []
@@ -264,7 +260,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("base", ["float32", "nf4"])
-def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, base: str) -> None:
+def test_resumed_training_is_byte_identical(llama: OpenedModel, base: str) -> None:
     """Only the values and the state of the optimiser pass from the first half to the second.
 
     The run has dropout, a schedule and moments.
@@ -284,7 +280,7 @@ def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, ba
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_dropout_depends_on_the_seed_and_on_no_global_generator(
+def test_dropout_depends_on_seed_alone(
     directories: dict[str, Path], family: str, device: torch.device
 ) -> None:
     model = OpenedModel(directories[family])
@@ -303,14 +299,14 @@ def test_dropout_depends_on_the_seed_and_on_no_global_generator(
     assert not same(found[0], found[2])
 
 
-def test_without_dropout_a_whole_epoch_has_no_use_for_the_seed(llama: OpenedModel) -> None:
+def test_full_epoch_ignores_seed(llama: OpenedModel) -> None:
     assert same(*(trained_from_start(llama, seed=seed, training__batch_size=7) for seed in (5, 6)))
 
 
 # ----- faults -------------------------------------------------------------------------------------
 
 
-def test_a_learning_rate_that_is_far_too_high_is_named(llama: OpenedModel) -> None:
+def test_excessive_learning_rate_is_named(llama: OpenedModel) -> None:
     training = training_of(llama, training__learning_rate=0.1)
     start: Values = {
         key: {name: value * torch.nan for name, value in block.items()}
@@ -322,7 +318,7 @@ def test_a_learning_rate_that_is_far_too_high_is_named(llama: OpenedModel) -> No
         training.run(start, 0, 3)
 
 
-def test_what_is_returned_does_not_change_with_later_training(llama: OpenedModel) -> None:
+def test_returned_values_do_not_change_later(llama: OpenedModel) -> None:
     training = training_of(llama)
     first: tuple[Values, Trained] = training.run(start_of(training), 0, 2)
     kept = {name: value.clone() for name, value in flat(first[0]).items()}
@@ -330,7 +326,7 @@ def test_what_is_returned_does_not_change_with_later_training(llama: OpenedModel
     assert all(torch.equal(value, kept[name]) for name, value in flat(first[0]).items())
 
 
-def test_adapters_of_a_smaller_rank_are_trained_at_it(llama: OpenedModel) -> None:
+def test_smaller_adapters_train_at_their_rank(llama: OpenedModel) -> None:
     settings = settings_of()
     plan: AdapterPlan = adapter_plan(llama.plan, settings.lora).limited(1)
     training = AdapterTraining(llama, CPU, settings, plan, sequences(), 5)

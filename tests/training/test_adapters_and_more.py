@@ -144,7 +144,7 @@ def test_both_are_trained_as_in_a_slow_loop(llama: OpenedModel) -> None:
         assert not torch.equal(value, flat(start)[name])
 
 
-def test_first_values_are_those_of_the_seed_and_of_the_files(llama: OpenedModel) -> None:
+def test_first_values_come_from_seed_and_files(llama: OpenedModel) -> None:
     plan = training_of(llama).adapters
     found = initial_values(llama, plan, 3)
     stored = stored_values(llama, WHOLE)
@@ -202,7 +202,7 @@ def test_six_steps_are_three_and_three_more(llama: OpenedModel, base: str) -> No
     assert not same(resumed, training_of(llama, **options).run(half, 3, 3)[0])
 
 
-def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: OpenedModel) -> None:
+def test_groups_and_losses_address_them_by_name(llama: OpenedModel) -> None:
     """AdamW's first step moves every element by the rate of its group.
 
     A loss times 0.1 has a gradient times 0.1.
@@ -238,7 +238,7 @@ def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: Opene
         )
 
 
-def test_a_vector_of_a_methods_own_is_trained_under_its_name(llama: OpenedModel) -> None:
+def test_own_vector_is_trained_under_its_name(llama: OpenedModel) -> None:
     """A vector that scales the output of the first block is trained; it starts at 0.5."""
     training = training_of(llama, training__batch_size=5)
     vector = nn.Parameter(torch.ones(64))
@@ -279,7 +279,7 @@ def test_a_head_is_one_case_of_them(tmp_path: Path) -> None:
     assert torch.equal(first["block-0001/norm.mlp.bias"], stored["block-0001"]["norm.mlp.bias"])
 
 
-def test_pefts_file_does_not_leave_them_out_silently(llama: OpenedModel, tmp_path: Path) -> None:
+def test_peft_file_does_not_omit_them_silently(llama: OpenedModel, tmp_path: Path) -> None:
     plan = training_of(llama).adapters
     with pytest.raises(
         ValueError, match="block-0000, block-0001, final: peft's file would leave out"

@@ -77,9 +77,7 @@ def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS
     )
 
 
-def test_the_objective_is_the_one_that_is_written_down(
-    model: OpenedModel, smaller: OpenedModel
-) -> None:
+def test_objective_equals_its_definition(model: OpenedModel, smaller: OpenedModel) -> None:
     """The objective is the distance relative to the teacher's mean square, plus the KL divergence.
 
     The reference uses whole models of transformers and all tokens.
@@ -109,9 +107,7 @@ def test_the_objective_is_the_one_that_is_written_down(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(
-    model: OpenedModel, smaller: OpenedModel
-) -> None:
+def test_only_emulator_lora_changes(model: OpenedModel, smaller: OpenedModel) -> None:
     one, (emulator, adapter) = alignment(smaller, 60), plans(smaller)
     start = initial_adapters(emulator, 0)
     others = initial_adapters(adapter, 0)
@@ -155,7 +151,7 @@ def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedMode
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt", "opt-350m"])
-def test_predictions_of_hidden_states_are_the_model_s(model: OpenedModel, kind: str) -> None:
+def test_hidden_state_predictions_are_the_model_s(model: OpenedModel, kind: str) -> None:
     if kind == "llama":
         whole = AutoModelForCausalLM.from_pretrained(model.directory)
         family = model.family

@@ -80,7 +80,7 @@ def saved_bytes(one: AdapterTraining, start: dict[str, dict[str, Tensor]]) -> in
     return sum(kept.values())
 
 
-def test_frozen_adapters_keep_their_values_and_are_not_returned(model: OpenedModel) -> None:
+def test_frozen_adapters_keep_their_values(model: OpenedModel) -> None:
     one = training(model, "5", "0,2")
     tensors, _ = one.run(initial_adapters(plan(model, "5"), 0), 0, 2)
     assert set(tensors) == {"block-0005"}
@@ -100,7 +100,7 @@ def test_they_change_what_is_learnt(model: OpenedModel) -> None:
     )
 
 
-def test_no_backward_pass_goes_below_what_is_trained(model: OpenedModel) -> None:
+def test_backward_pass_stops_at_what_is_trained(model: OpenedModel) -> None:
     """The input of the last block needs no gradient, although adapters below it compute.
 
     So a step keeps few activations.

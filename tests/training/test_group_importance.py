@@ -209,7 +209,7 @@ def test_units_are_worth_what_the_equations_say(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
+def test_smaller_round_equals_masked_one(
     directories: dict[str, Path], family: str, tmp_path: Path
 ) -> None:
     """The reference has zeros in the cut rows and columns of its base and initial adapters."""
@@ -326,9 +326,7 @@ def test_masks_are_worth_their_gradients_squared(
 
 
 @pytest.mark.parametrize("score", ["mask", "exact"])
-def test_a_step_that_is_left_out_leaves_nothing_behind(
-    directories: dict[str, Path], score: str
-) -> None:
+def test_skipped_step_leaves_nothing_behind(directories: dict[str, Path], score: str) -> None:
     """A weight gradient is not finite while those of the masks are.
 
     The next step then counts as the first.
@@ -360,7 +358,7 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(
     assert taylor == of_one
 
 
-def test_masks_whose_gradients_overflow_do_not_count(directories: dict[str, Path]) -> None:
+def test_overflowing_mask_gradients_do_not_count(directories: dict[str, Path]) -> None:
     """A group's output times its gradient can overflow while no weight's gradient does.
 
     The step still trains.

@@ -43,7 +43,7 @@ def test_b_is_zero_and_a_fills_its_bounds() -> None:
             assert abs(block[name].std().item() / bound - 3**-0.5) < 0.06
 
 
-def test_a_smaller_rank_begins_with_the_first_rows_of_a_larger_one() -> None:
+def test_smaller_rank_starts_with_first_rows() -> None:
     large = initial_adapters(plan(8), 3)
     small = initial_adapters(plan(8).limited(3), 3)
     for key, block in small.items():
@@ -51,7 +51,7 @@ def test_a_smaller_rank_begins_with_the_first_rows_of_a_larger_one() -> None:
             assert torch.equal(block[name], large[key][name][:3])
 
 
-def test_every_matrix_block_and_seed_has_values_of_its_own() -> None:
+def test_every_matrix_block_and_seed_differs() -> None:
     firsts = [
         block[name].flatten()[:5].mul(scale).tolist()
         for seed in (3, 4)

@@ -21,7 +21,7 @@ def test_a_constant_rate() -> None:
     assert rates() == [8.0] * 12
 
 
-def test_on_a_line_it_would_be_zero_after_the_last_step() -> None:
+def test_linear_rate_is_zero_after_last_step() -> None:
     expected = [8 * (12 - step) / 12 for step in range(12)]
     assert rates(schedule="linear") == pytest.approx(expected)
     assert rates(range(12, 14), schedule="linear") == [0.0, 0.0]

@@ -106,9 +106,7 @@ def gradients() -> Iterator[list[Tensor]]:
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (2, 2), (1, 4)])
-def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(
-    batch_size: int, accumulation: int
-) -> None:
+def test_steps_equal_adamw_on_mean(batch_size: int, accumulation: int) -> None:
     """Any division of a step into batches gives the same result, over two epochs."""
     model = Bigram()
     loop = loop_of(model, batch_size=batch_size, accumulation=accumulation, weight_decay=0.1)
@@ -123,7 +121,7 @@ def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(
     assert len(trained.losses) == 5
 
 
-def test_the_learning_rate_follows_the_steps_of_the_run(gradients: list[Tensor]) -> None:
+def test_learning_rate_follows_run_s_steps(gradients: list[Tensor]) -> None:
     """AdamW's first step moves every element with a gradient by the learning rate.
 
     Step 5 of 20 has 3/4 of the rate.
@@ -193,7 +191,7 @@ def test_the_proximal_term_by_finite_differences(gradients: list[Tensor]) -> Non
     torch.testing.assert_close(gradients[-1].double(), found, rtol=1e-4, atol=1e-5)
 
 
-def test_the_stronger_the_pull_the_nearer_to_the_anchor() -> None:
+def test_stronger_pull_ends_nearer_to_anchor() -> None:
     distances = []
     for mu in (0.0, 1.0, 100.0):
         model = Bigram()
@@ -207,7 +205,7 @@ def test_the_stronger_the_pull_the_nearer_to_the_anchor() -> None:
 POISONED = [*SEQUENCES[:3], Encoded((1, POISON, 2), 2)]
 
 
-def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
+def test_non_finite_step_is_left_out() -> None:
     model = Bigram()
     trained = loop_of(model, POISONED, batch_size=1).run(0, 4)
     bad = next(step for step in range(4) if sequences_of_step(4, 1, step, 9) == [3])
@@ -224,7 +222,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
     assert torch.isfinite(trained.moments["table"]["exp_avg_sq"]).all()
 
 
-def test_a_step_without_any_gradient_weighs_nothing() -> None:
+def test_step_without_gradient_weighs_nothing() -> None:
     """From step 2 on the loss has no gradient; the gradient of the proximal term does not count."""
     model = Bigram()
     seen = list[Tensor]()
@@ -235,7 +233,7 @@ def test_a_step_without_any_gradient_weighs_nothing() -> None:
     assert (trained.skipped_steps, trained.weighed) == (0, [3])
 
 
-def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
+def test_penalty_makes_no_step_count() -> None:
     """HetLoRA's decay has a gradient; it does not decide which steps count as reading text."""
     model = Bigram()
     seen = list[Tensor]()
@@ -272,7 +270,7 @@ def test_nothing_changes_when_no_step_is_finite() -> None:
     assert not model.training
 
 
-def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
+def test_non_finite_gradient_is_left_out() -> None:
     model = Bigram()
     model.table.register_hook(lambda gradient: gradient / 0)
     with pytest.raises(EspalierError, match="no step had a finite loss and gradient"):
@@ -282,7 +280,7 @@ def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
 # ----- repetition ---------------------------------------------------------------------------------
 
 
-def test_the_state_that_is_handed_in_stays_as_it_is() -> None:
+def test_given_state_is_not_changed() -> None:
     first = Bigram()
     second = Bigram()
     state = loop_of(first).run(0, 3).moments

@@ -77,7 +77,7 @@ def test_its_gradient_is_added_once_per_step(accumulation: int) -> None:
             assert float(found[row, column]) == pytest.approx(slope, abs=1e-6)
 
 
-def test_without_one_the_loss_is_that_of_the_tokens() -> None:
+def test_without_penalty_loss_is_that_of_tokens() -> None:
     model = Bigrams()
     start = model.table.detach().clone()
     found = after_one_step(model, 2, None)
@@ -100,7 +100,7 @@ def test_the_reported_loss_is_without_it() -> None:
     assert trained.losses == [pytest.approx(expected, rel=1e-6)]
 
 
-def test_a_penalty_that_is_not_finite_leaves_the_step_out() -> None:
+def test_non_finite_penalty_leaves_step_out() -> None:
     model = Bigrams()
     start = model.table.detach().clone()
     calls = list[int]()

@@ -74,7 +74,7 @@ def test_a_teacher_is_learnt_from() -> None:
     assert (theirs - (Rows().table + Rows().shift)[seen].softmax(-1)).abs().max() > 0.3
 
 
-def test_terms_per_batch_are_summed_and_divided_by_the_predictions_of_the_step() -> None:
+def test_batch_terms_are_averaged_per_prediction() -> None:
     """A constant of 2 per sequence adds 2 x sequences / predictions to the reported loss.
 
     It has no gradient.
@@ -105,7 +105,7 @@ def test_a_loss_without_a_gradient_weighs_nothing() -> None:
     assert model.shift.norm() < Rows().shift.norm()
 
 
-def test_a_loss_may_draw_from_the_generators_of_the_step() -> None:
+def test_loss_may_draw_from_step_s_generators() -> None:
     """Random numbers of a loss depend only on seed, step and batch.
 
     The global generator is not advanced.

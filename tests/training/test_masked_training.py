@@ -89,7 +89,7 @@ def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:
     assert torch.equal(trained(one)[EMBEDDING], first_embedding(one.shape, 0, 0))
 
 
-def test_fitting_leaves_generator_and_lora_as_they_are(model: OpenedModel) -> None:
+def test_fitting_leaves_generator_and_lora_alone(model: OpenedModel) -> None:
     one = training(model)
     first = first_shared(model.plan, one.settings)
     one.fitted(first, 5)

@@ -48,9 +48,7 @@ def keeping(training: AdapterTraining) -> AdapterTraining:
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
-def test_training_on_a_kept_model_gives_the_bytes_of_a_fresh_one(
-    llama: OpenedModel, base: str
-) -> None:
+def test_kept_model_trains_as_a_fresh_one(llama: OpenedModel, base: str) -> None:
     options = {
         "training__base": base,
         "lora__dropout": 0.3,
@@ -89,7 +87,7 @@ def test_a_kept_model_is_lent_as_it_was_loaded(llama: OpenedModel) -> None:
     assert all(torch.equal(whole.get_parameter(name), value) for name, value in base.items())
 
 
-def test_what_a_method_adds_to_it_is_not_lent_to_the_next(llama: OpenedModel) -> None:
+def test_additions_are_not_lent_to_the_next_user(llama: OpenedModel) -> None:
     first, *_ = lent(llama).parameters
     lent(llama).parameters[first]["own"] = torch.nn.Parameter(torch.zeros(1))
     lent(llama).parameters["base"] = {"own": torch.nn.Parameter(torch.zeros(1))}
@@ -101,9 +99,7 @@ def test_what_a_method_adds_to_it_is_not_lent_to_the_next(llama: OpenedModel) ->
     "changes",
     [{"lora__rank": 3}, {"lora__dropout": 0.5}, {"training__base": "bfloat16"}, {"seed": 1}],
 )
-def test_with_other_settings_another_model_takes_its_place(
-    llama: OpenedModel, changes: dict[str, Any]
-) -> None:
+def test_other_settings_replace_the_model(llama: OpenedModel, changes: dict[str, Any]) -> None:
     whole = lent(llama).whole
     assert lent(llama).whole is whole
     assert lent(llama, **changes).whole is not whole
@@ -111,7 +107,7 @@ def test_with_other_settings_another_model_takes_its_place(
     assert lent(llama).whole is not whole
 
 
-def test_when_the_files_change_the_model_is_loaded_anew(tmp_path: Path) -> None:
+def test_changed_files_are_loaded_anew(tmp_path: Path) -> None:
     save_model(tmp_path, llama_config())
     settings = settings_of()
 

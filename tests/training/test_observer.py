@@ -42,7 +42,7 @@ def slopes(step: int, batch: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
-def test_gradients_are_those_of_the_mean_loss_by_finite_differences(accumulation: int) -> None:
+def test_gradients_equal_finite_differences(accumulation: int) -> None:
     """Clipping and penalties do not show; a step makes one call, for any number of batches."""
     seen: Seen = []
     loop = loop_of(
@@ -77,7 +77,7 @@ def test_the_pull_to_the_anchor_is_not_shown() -> None:
     assert (after_one.table - Rows().table).abs().max() > 0.04
 
 
-def test_an_observer_changes_nothing_and_may_keep_what_it_sees() -> None:
+def test_observer_changes_nothing() -> None:
     seen: Seen = []
 
     def rude(step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -100,7 +100,7 @@ def test_an_observer_changes_nothing_and_may_keep_what_it_sees() -> None:
         assert (trained.losses, trained.weighed) == (models[0][1].losses, models[0][1].weighed)
 
 
-def test_a_parameter_that_no_loss_led_to_is_not_among_them() -> None:
+def test_unreached_parameter_is_left_out() -> None:
     seen: Seen = []
     loop = loop_of(model := Rows())
     loop.parameters = {"shift": model.shift, "unused": torch.nn.Parameter(torch.zeros(2))}
@@ -110,7 +110,7 @@ def test_a_parameter_that_no_loss_led_to_is_not_among_them() -> None:
 
 
 @pytest.mark.parametrize("what", ["loss", math.inf, math.nan, 1e25])
-def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) -> None:
+def test_non_finite_step_shows_no_gradients(what: str | float) -> None:
     """Step 2 of three is not finite; the norm of a gradient of 1e25 exceeds float32."""
     seen: Seen = []
     model = Rows()
@@ -143,7 +143,7 @@ def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) 
     )
 
 
-def test_what_an_observer_raises_ends_the_training_in_order() -> None:
+def test_observer_s_error_ends_training() -> None:
     def refuses(step: int, gradients: Mapping[str, Tensor]) -> None:
         raise InputError("no more")
 

@@ -50,7 +50,7 @@ def by_hand(
     "group",
     [Group(["shift"], 0.25, 0.9), Group(["shift"], 2.0), Group(["shift"], weight_decay=0.0)],
 )
-def test_each_group_is_trained_as_by_an_optimiser_of_its_own(group: Group, schedule: str) -> None:
+def test_each_group_has_its_own_optimiser(group: Group, schedule: str) -> None:
     model = Rows()
     loop = loop_of(model, schedule=schedule, weight_decay=0.3)
     loop.groups = [group]
@@ -64,7 +64,7 @@ def test_each_group_is_trained_as_by_an_optimiser_of_its_own(group: Group, sched
     assert (plain.shift - model.shift).abs().max() > 1e-3
 
 
-def test_the_first_step_moves_each_number_by_its_groups_rate() -> None:
+def test_first_step_has_each_group_s_rate() -> None:
     model = Rows()
     loop = loop_of(model, batch_size=5)
     loop.groups = [Group(["shift"], 0.5), Group({"table"}, 2.0)]
@@ -94,7 +94,7 @@ def test_one_group_of_everything_keeps_every_bit() -> None:
     assert torch.equal(tables[0], tables[2])
 
 
-def test_neither_order_of_names_nor_of_groups_matters() -> None:
+def test_order_of_names_and_groups_is_irrelevant() -> None:
     """The order does not matter between calls either, because moments are stored by name."""
     found = []
     groups = [Group(["shift"], 0.5), Group(["table"], 1.5, 0.2)]
@@ -131,7 +131,7 @@ def test_neither_order_of_names_nor_of_groups_matters() -> None:
         ),
     ],
 )
-def test_no_group_goes_beyond_what_the_table_may_have(group: Group, words: str) -> None:
+def test_no_group_exceeds_table_s_limits(group: Group, words: str) -> None:
     loop = loop_of(model := Rows())
     loop.groups = [group]
     with pytest.raises(EspalierError, match=words):
@@ -139,7 +139,7 @@ def test_no_group_goes_beyond_what_the_table_may_have(group: Group, words: str) 
     assert torch.equal(model.shift, Rows().shift)
 
 
-def test_decay_is_held_against_the_groups_own_rate() -> None:
+def test_decay_is_checked_with_group_s_rate() -> None:
     """0.04 x 1.25 x 10 is half of the limit; twice the rate reaches it, a higher one exceeds it."""
     training = TrainingSettings(learning_rate=0.04, weight_decay=1.25, steps=10)
     assert Group([], 2.0).settings(training).learning_rate == 0.08
@@ -164,7 +164,7 @@ def test_what_is_in_no_group_is_left_to_the_table() -> None:
 @pytest.mark.parametrize(
     "groups", [[Group(["shift"]), Group(["shift"], 0.5)], [Group(["shift", "head"])]]
 )
-def test_a_name_that_is_unknown_or_in_two_groups_is_refused(groups: list[Group]) -> None:
+def test_unknown_or_repeated_name_is_refused(groups: list[Group]) -> None:
     loop = loop_of(Rows())
     loop.groups = groups
     with pytest.raises(ValueError, match=r"(shift|head): is not trained, or in two groups"):

@@ -16,9 +16,7 @@ SIZES = {
 
 @settings(deadline=None)
 @given(**SIZES)
-def test_every_sequence_once_per_epoch_whatever_the_batch(
-    num_sequences: int, batch: int, seed: int
-) -> None:
+def test_every_sequence_occurs_once_per_epoch(num_sequences: int, batch: int, seed: int) -> None:
     steps = -(-3 * num_sequences // batch)
     drawn = [
         number
@@ -47,11 +45,11 @@ def test_the_order_does_not_depend_on_the_batch(num_sequences: int, batch: int, 
     ]
 
 
-def test_a_batch_that_is_larger_than_all_goes_over_several_epochs() -> None:
+def test_oversize_batch_spans_several_epochs() -> None:
     drawn = sequences_of_step(3, 8, 0, 7)
     assert sorted(Counter(drawn).values()) == [2, 3, 3]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_differ_in_order() -> None:
     orders = [tuple(sequences_of_step(50, 50, step, seed)) for step in range(3) for seed in (1, 2)]
     assert len(set(orders)) == 6

@@ -57,7 +57,7 @@ def test_sequences_equal_a_slow_reference(
         assert batch.labels.tolist() == [[-100] * len(before) + answer]
 
 
-def test_an_encoder_without_a_token_for_padding_is_a_mistake(
+def test_encoder_without_padding_token_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.data.passages.HELD_OUT_PERCENT", 0)

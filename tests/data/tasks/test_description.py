@@ -15,7 +15,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_is_printed_with_the_prompt_of_its_sample(
+def test_task_is_printed_with_its_sample_prompt(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name]) == 0

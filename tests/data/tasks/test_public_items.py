@@ -81,7 +81,7 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("path", ["", "trees"])
-def test_clients_do_not_train_on_the_split_with_the_test_items(
+def test_training_on_test_split_is_refused(
     monkeypatch: pytest.MonkeyPatch, split: str, path: str
 ) -> None:
     with pytest.raises(EspalierError) as caught:
@@ -99,7 +99,7 @@ def test_they_train_on_any_other(monkeypatch: pytest.MonkeyPatch, split: str) ->
     assert asked_of_the_hub(monkeypatch, hub_split=split) == ["validation"]
 
 
-def test_they_train_on_it_where_the_test_items_are_others(tmp_path: Path) -> None:
+def test_test_split_trains_beside_own_test_file(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
     file.write_text('{"sentence": "tree", "label": 1}\n')
     flat = {

@@ -30,13 +30,13 @@ def test_the_answer_begins_where_the_context_ends() -> None:
     assert encode_pair(by_word, "what", " green moss") == Encoded((BEGIN, 4, 6, 5), 2)
 
 
-def test_blank_space_at_the_end_of_the_context_goes_to_the_answer() -> None:
+def test_trailing_whitespace_moves_to_answer() -> None:
     """The text "what " has two tokens, but the second token of "what moss" includes the blank."""
     assert encode_pair(by_word, "what ", "moss") == Encoded((BEGIN, 4, 5), 1)
     assert encode_pair(by_character, "ab \n", "c") == Encoded((97, 98, 32, 10, 99), 3)
 
 
-def test_a_context_that_joins_its_answer_leaves_it_the_last_token() -> None:
+def test_merged_last_token_belongs_to_answer() -> None:
     assert encode_pair(by_word, "what moss", "es") == Encoded((BEGIN, 4, 7), 1)
 
 
@@ -69,7 +69,7 @@ def test_only_the_beginning_of_the_prompt_is_lost(
     assert found.cut == ((0,) if len(whole) > max_tokens else ())
 
 
-def test_every_option_stands_behind_its_own_context() -> None:
+def test_each_option_follows_its_own_context() -> None:
     items = [Item(("ab", "xy"), ("p", "qr"), 1), Item(("z",), ("s", "t"), 0)]
     found = scored_items(CHOICE, items, by_character, 9)
     assert ["".join(map(chr, one.token_ids)) for one in found.requests] == [
@@ -82,7 +82,7 @@ def test_every_option_stands_behind_its_own_context() -> None:
     assert (found.num_options, found.answers, found.characters) == ((2, 2), (1, 0), (1, 2, 1, 1))
 
 
-def test_a_prompt_is_cut_on_the_left_down_to_its_last_token() -> None:
+def test_prompt_is_truncated_on_the_left() -> None:
     whole = encode_pair(by_character, "xy", " q")
     assert cut(whole, 4, CHOICE) == whole == Encoded((120, 121, 32, 113), 2)
     assert cut(whole, 3, CHOICE) == Encoded((121, 32, 113), 2)

@@ -113,7 +113,7 @@ def test_mmlu(answer: int | str) -> None:
     ).prompt.startswith("Q\nA. p")
 
 
-def test_options_in_another_order_do_not_make_another_question() -> None:
+def test_option_order_makes_no_other_question() -> None:
     questions = [
         item("mmlu", question="Q", choices=list(choices), answer=0, subject="s")
         for choices in ("pqrs", "srqp")
@@ -136,7 +136,7 @@ def test_piqa() -> None:
     assert found.gold == "use shears"
 
 
-def test_hellaswag_strips_the_markup_and_capitalises_the_second_context() -> None:
+def test_hellaswag_removes_markup_and_capitalises() -> None:
     endings = [
         " [substeps] cuts it. ",
         "waits  a while.",
@@ -189,9 +189,7 @@ def test_instructions_with_and_without_an_input(task: str, given: str, answer: s
 
 
 @given(st.integers(1, 5), st.integers(-2, 7), st.integers(1, 6))
-def test_an_item_that_does_not_fit_together_is_refused(
-    options: int, answer: int, contexts: int
-) -> None:
+def test_inconsistent_item_is_refused(options: int, answer: int, contexts: int) -> None:
     parts = tuple(map(str, range(contexts))), tuple(map(str, range(options))), answer
     if contexts in (1, options) and 0 <= answer < options:
         assert len(Item(*parts).requests) == options

@@ -56,7 +56,7 @@ def write(folder: Path, *records: Any) -> str:
 
 
 @pytest.mark.parametrize("task", GOOD)
-def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Path) -> None:
+def test_missing_field_is_named_with_its_line(task: str, tmp_path: Path) -> None:
     for field in GOOD[task]:
         lacking = {name: value for name, value in GOOD[task].items() if name != field}
         asked = {"answer": "label"}.get(field, field) if task == "boolq" else field
@@ -68,9 +68,7 @@ def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("task", GOOD)
-def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
-    task: str, tmp_path: Path
-) -> None:
+def test_wrong_field_type_is_not_quoted(task: str, tmp_path: Path) -> None:
     for field in GOOD[task]:
         for wrong in (None, 17, 0.5, -1, [SECRET], {"x": SECRET}, f" {SECRET} \ud800", []):
             record = GOOD[task] | {field: wrong}
@@ -136,7 +134,7 @@ def test_a_label_or_text_that_will_not_do(
     assert why in str(refused.value)
 
 
-def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Path) -> None:
+def test_present_fields_are_told_beside_missing(tmp_path: Path) -> None:
     told = (
         r"line 1 \(task sst2\) has no field 'sentence', it has the fields text \(a string\), label"
         r" \(a number\); check"
@@ -145,7 +143,7 @@ def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Pa
         list(items_in(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})).items())
 
 
-def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:
+def test_overlong_option_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
     items = list(items_in(TASKS["piqa"], path).items())
     told = (
@@ -167,7 +165,7 @@ def test_lines_that_are_not_records(tmp_path: Path) -> None:
         list(items_in(TASKS["sst2"], str(tmp_path / "nowhere")).items())
 
 
-def test_line_separators_within_a_string_do_not_end_the_line(tmp_path: Path) -> None:
+def test_unicode_separators_do_not_split_lines(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
     file.write_text(
         '{"sentence": "one\u2028two", "label": 1}\r\n\n{"sentence": "three", "label": 0}\n',
@@ -224,7 +222,7 @@ def hub_run(**changes: Any) -> RunSettings:
     return parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | given)
 
 
-def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(dataset: str) -> None:
+def test_missing_split_names_its_setting(dataset: str) -> None:
     with pytest.raises(
         EspalierError,
         match=(
@@ -242,7 +240,7 @@ def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(data
         public_items(hub_run(data__path=dataset))
 
 
-def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_default_dataset_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
 
     def load(name: str, config: str | None, split: str) -> None:
@@ -269,7 +267,7 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 @pytest.mark.parametrize("named", ["", "some-split"])
-def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
+def test_default_training_split_is_the_task_s_own(
     task: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only mmlu has no split that is called train."""

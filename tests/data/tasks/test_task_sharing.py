@@ -73,7 +73,7 @@ def test_an_item_that_occurs_again_is_kept_once() -> None:
     assert Counter([*train, *held_out]) == {ITEMS[3]: 1, ITEMS[4]: 1}
 
 
-def test_a_question_with_another_answer_stays_on_its_side() -> None:
+def test_question_stays_on_one_side_of_the_split() -> None:
     others = [Item(item.contexts, ("oak", "yew"), 1, label="other") for item in ITEMS]
     train, held_out = split_items([*ITEMS, *others])
     assert len(train) + len(held_out) == 1200
@@ -82,7 +82,7 @@ def test_a_question_with_another_answer_stays_on_its_side() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from(KINDS), st.integers(1, 7), st.integers(0, 3))
-def test_shares_are_disjoint_and_complete_in_any_order(kind: Kind, clients: int, seed: int) -> None:
+def test_shares_are_a_partition_in_any_order(kind: Kind, clients: int, seed: int) -> None:
     partition = Partition(kind, clients, 0.5, seed)
     shares = shares_of_items(partition, [*ITEMS, *ITEMS[:50]])
     assert len(shares) == clients
