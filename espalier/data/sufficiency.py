@@ -14,11 +14,12 @@ from itertools import islice
 from espalier.data.client_items import client_items
 from espalier.data.client_text import client_samples, site_texts, training_samples
 from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
+from espalier.data.files.files import CLIENT_KEYS
+from espalier.data.files.formats import open_rows
 from espalier.data.passages import is_held_out, split
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import items_in
-from espalier.environment.paths import at_home
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
@@ -94,10 +95,11 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
 
 
 def _size(path: str) -> int:
+    """Return the size of the files that a path names, in bytes."""
     try:
-        return at_home(path).stat().st_size
-    except OSError:
-        # Reading the file raises the error.
+        return sum(file.num_bytes() for file in open_rows(path, CLIENT_KEYS))
+    except (OSError, EspalierError):
+        # Reading the files raises the error.
         return 0
 
 
