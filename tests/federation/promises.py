@@ -660,7 +660,7 @@ class Promises(Federations):
 
     # ----- unexpected orders ----------------------------------------------------------------------
 
-    def test_unexpected_order_is_answered_in_words(
+    def test_wrong_order_is_answered_in_words(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Orders that lack something are sent before each request of client 0.
@@ -702,7 +702,7 @@ class Promises(Federations):
         grid.before_push = before
         bench.run(grid, **changes)
         assert len(seen) >= 2
-        assert wrong == []
+        assert wrong == [], wrong
 
     # ----- one answer per round -------------------------------------------------------------------
 

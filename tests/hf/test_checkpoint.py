@@ -102,7 +102,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(
-        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*do not exist"
+        EspalierError, match=r"index.json: names 'model-00001-of-\d+.safetensors', .*do not exist"
     ):
         Checkpoint(tmp_path)
 
@@ -131,7 +131,7 @@ def test_an_index_with_numbers_for_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"metadata": {}, "weight_map": {"a": 3}}'
     )
-    with pytest.raises(EspalierError, match=r"model.safetensors.index.json: names 3"):
+    with pytest.raises(EspalierError, match=r"model.safetensors.index.json: names '3'"):
         Checkpoint(tmp_path)
 
 
