@@ -11,6 +11,7 @@ run's submitter sends.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, Literal
 
@@ -384,6 +385,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             isinstance(path, str)
             and path
             and (why := _unusable(path, missing=key in ("state-dir", "models-dir")))
+            and not (key == "data-path" and _matches_files(path))
         ):
             mistakes.append(
                 f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it"
@@ -445,6 +447,11 @@ def claimed_name(config: Mapping[str, Any]) -> str:
     if site:
         return str(site) if is_site_name(site) and site not in (".", "..") else ""
     return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
+
+
+def _matches_files(pattern: str) -> bool:
+    """Return whether a path is a pattern, such as ``notes/*.parquet``, that matches a file."""
+    return has_magic(pattern) and bool(glob(os.path.expanduser(pattern), recursive=True))
 
 
 def _unusable(path: str, *, missing: bool) -> str:

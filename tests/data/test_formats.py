@@ -162,6 +162,17 @@ def test_tasks_read_every_format(name: str, tmp_path: Path) -> None:
     assert sorted(items) == sorted(record["sentence"] for record in records)
 
 
+def test_a_site_s_pattern_names_files(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", RECORDS)
+    (tmp_path / "parts" / "README.md").write_text("about these data")
+    given = {"site": "a", "state-dir": str(tmp_path / "state")}
+    site = parse_node({**given, "data-path": str(tmp_path / "parts" / "*.jsonl")})
+    own, held_out = split_passages(DataSettings(), site, 0, 3, 1)
+    assert (list(own), list(held_out)) == split(record["text"] for record in RECORDS)
+    with pytest.raises(EspalierError, match=r"data-path = '.*\.csv': does not exist"):
+        parse_node({**given, "data-path": str(tmp_path / "parts" / "*.csv")})
+
+
 def test_a_pattern_names_files(tmp_path: Path) -> None:
     write_parts(tmp_path / "parts", RECORDS)
     found = open_rows(str(tmp_path / "parts" / "[02].jsonl"), "data.path")

@@ -40,7 +40,7 @@ def second_site(grid: InProcessGrid, **config: Any) -> Context:
     [
         ({"data_pth": "x"}, "data-pth: unknown key; did you mean 'data-path'?"),
         ({"num-samples": 5000}, "samples of 16 tokens, but data.num-samples = 5000 are needed"),
-        ({"data_path": "/no/such"}, "/no/such: no such file"),
+        ({"data_path": "/no/such"}, "data-path = '/no/such': does not exist on this node"),
     ],
 )
 def test_site_with_bad_file_is_refused_by_name(
