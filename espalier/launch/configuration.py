@@ -10,7 +10,15 @@ from espalier.environment.paths import DEMO, at_home, require_data, require_mode
 from espalier.errors import InputError
 from espalier.launch.app import default_config, read_preset
 from espalier.settings.libraries import require_libraries
-from espalier.settings.run import RunSettings, changed, concerns, default_values, parse, unread
+from espalier.settings.run import (
+    BUILT_IN_TEXTS,
+    RunSettings,
+    changed,
+    concerns,
+    default_values,
+    parse,
+    unread,
+)
 
 FORM = "settings have the form key=value, without leading dashes and without spaces"
 
@@ -99,6 +107,9 @@ def configuration(
         )
     preset = flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
+    if "data.path" in given and preset.get("data.source") in BUILT_IN_TEXTS:
+        # Files by hand take the place of the text that a preset names.
+        preset["data.source"] = "auto"
     flat = defaults | preset | given
     # A preset's settings for its own method, task and source are no error if the user chose others.
     by_choice = unread(flat).keys() - unread(defaults | preset).keys()

@@ -461,3 +461,10 @@ def test_explained_failure_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("espalier.cli.run.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == 1
     assert len(runs) == 1
+
+
+def test_a_path_by_hand_replaces_the_text_of_a_preset() -> None:
+    """The preset names Python's source code."""
+    assert configuration(APP, ["fedpetuning"], on_this_machine=False)[1].data.origin == "code"
+    words = ["fedpetuning", "data.path=notes.csv"]
+    assert configuration(APP, words, on_this_machine=False)[1].data.origin == "files"

@@ -37,7 +37,7 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
         "model": str(model),
         "num-clients": 3,
         "threads": 1,
-        "data.source": "text",
+        "data.source": "files",
         "data.path": f"{tmp_path}/{{client}}.txt",
         "data.num-samples": 2,
         "data.sequence-length": 16,
@@ -177,7 +177,7 @@ def test_command_ends_before_submission(
     words = [
         f"model={model}",
         "num-clients=2",
-        "data.source=text",
+        "data.source=files",
         "data.path=/no/such.txt",
         "data.sequence-length=16",
     ]
