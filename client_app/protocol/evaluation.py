@@ -152,7 +152,7 @@ def require_own_data(site: Site, header: Header) -> None:
 
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
-    """Return the held-out items; how many were truncated is told in this node's log only."""
+    """Return the held-out items; only this node's log says how many were truncated."""
     classes = site.model.family.kind == "encoder"
     model = site.model
     own = held_out_items(

@@ -1,4 +1,4 @@
-"""Rows of a file: records with their places, whatever the file's format."""
+"""Rows of a file of any format: records with their places."""
 
 import os
 from abc import ABC, abstractmethod

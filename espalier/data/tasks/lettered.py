@@ -82,28 +82,25 @@ def _mmlu(record: Fields) -> Item:
     )
 
 
+ARC_SAMPLE = {
+    "question": "Which tree loses its leaves in winter?",
+    "choices": {"text": ["oak", "pine"], "label": ["A", "B"]},
+    "answerKey": "A",
+}
 TASKS = (
     Task(
         "arc-easy",
         Hub("allenai/ai2_arc", "ARC-Easy", test="test"),
         ("acc", "acc_norm"),
         _arc,
-        sample={
-            "question": "Which tree loses its leaves in winter?",
-            "choices": {"text": ["oak", "pine"], "label": ["A", "B"]},
-            "answerKey": "A",
-        },
+        sample=ARC_SAMPLE,
     ),
     Task(
         "arc-challenge",
         Hub("allenai/ai2_arc", "ARC-Challenge", test="test"),
         ("acc", "acc_norm"),
         _arc,
-        sample={
-            "question": "Which tree loses its leaves in winter?",
-            "choices": {"text": ["oak", "pine"], "label": ["A", "B"]},
-            "answerKey": "A",
-        },
+        sample=ARC_SAMPLE,
     ),
     Task(
         "openbookqa",
