@@ -31,6 +31,7 @@ class Shape:
 SHAPES = {
     "0.1b": Shape(768, 2048, 12, 12, 12),
     "1.1b": Shape(2048, 5632, 22, 32, 4),
+    "2.1b": Shape(2560, 6912, 27, 20, 20),
     "7b": Shape(4096, 11008, 32, 32, 32),
 }
 """Sizes of the models; ``1.1b`` is TinyLlama and ``7b`` LLaMA-7B."""

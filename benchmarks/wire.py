@@ -1,6 +1,6 @@
 """Masks of a model through real processes: peak memory of each process, and transfer speed.
 
-    python -m benchmarks.wire [--shape 7b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
+    python -m benchmarks.wire [--shape 7b|2.1b|1.1b|0.1b] [--clients 2] [--part-mb 256] [--warm]
 
 A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and the same again for the pruned
 model). A SuperLink and a SuperNode per client run on this machine. Every client prunes the whole
@@ -49,7 +49,7 @@ PROGRAMS = {
 TICKS = os.sysconf("SC_CLK_TCK")
 LOOK_SECONDS = 0.2
 HOURS = 3600
-PART_MB = {"0.1b": 3, "1.1b": 32, "7b": 256}
+PART_MB = {"0.1b": 3, "1.1b": 32, "2.1b": 64, "7b": 256}
 """Part size of each shape for about four parts per client, if ``--part-mb`` is not given."""
 SPARSITY = 0.5
 
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--shape", default="7b", choices=sorted(SHAPES))
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument(
-        "--part-mb", type=int, default=0, help="default: 256 for 7b, 32 for 1.1b, 3 for 0.1b"
+        "--part-mb", type=int, default=0, help="default: about four parts per client"
     )
     parser.add_argument("--warm", action="store_true", help="use espalier node")
     parser.add_argument(
