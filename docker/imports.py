@@ -20,7 +20,10 @@ FLOWER = (
     "flwr.server",
     "flwr.clientapp",
 )
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "bert", "roberta")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "gemma2", "gemma3",
+    "opt", "bert", "roberta",
+)  # fmt: skip
 
 if __name__ == "__main__":
     for name in (

@@ -18,6 +18,7 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.public_tests import PublicTests
+from strategies.base.method import require_fit as require_method_fit
 from strategies.fleet import fleet_of_run
 
 A_FEW = 2
@@ -47,7 +48,7 @@ def require_fit(
         tokenizer.
     """
     require_libraries(settings)
-    part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
+    require_method_fit(settings, model, capabilities)
     # The server pushes this tokenizer to the sites, which accept known types only.
     if not (simulation or settings.job.NEEDS_BASE_MODEL):
         require_known_tokenizer(model.directory)

@@ -104,6 +104,7 @@ def require_cuttable(
     matrices that get a bias.
     """
     check_labels(model.family, None, str(model.directory / "config.json"))
+    model.require_groups()
     with settings_of(settings):
         require_writable(model, settings.of(StructuredSettings), biases, blocks)
 

@@ -60,7 +60,6 @@ class SftP(Tuning):
         """
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
-        model.require_groups()
         job = settings.of(SftPSettings)
         method = settings.method
         try:
@@ -73,6 +72,7 @@ class SftP(Tuning):
                 f"method = '{method}': models of the family {family} have no residual dimensions"
                 " that can be removed; name one like LLaMA"
             )
+        model.require_groups()
         if (
             model.structure is not None
             and model.structure.cuts_residual

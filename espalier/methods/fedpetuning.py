@@ -116,6 +116,7 @@ class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
+    PRUNES = False
 
     aggregation: Literal["factors", "svd"] = Field(
         "factors",

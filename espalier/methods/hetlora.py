@@ -25,6 +25,7 @@ class HetLoRASettings(AdapterAveraging):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
+    PRUNES = False
 
     ranks: str = Field(
         "",

@@ -44,6 +44,8 @@ class MethodSettings(Table):
 
     A tuple lists several such values.
     """
+    PRUNES: ClassVar[bool] = True
+    """True if the method removes weights, heads, channels or blocks."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """True if a site needs the server's base model to take part."""
 

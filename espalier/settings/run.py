@@ -250,8 +250,9 @@ class RunSettings(Table):
         min_length=1,
         description=(
             "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
-            " Qwen3 or OPT, and for tuning also BERT or RoBERTa. Download a model of the Hugging"
-            " Face hub first: `hf download owner/name --local-dir name`."
+            " Qwen3, Gemma, Granite, OLMo 2, SmolLM3 or OPT, and for tuning also Mixtral,"
+            " Qwen3-MoE, BERT or RoBERTa. Download a model of the Hugging Face hub first: `hf"
+            " download owner/name --local-dir name`."
         ),
     )
     seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
 from espalier.hf.families import Family
-from espalier.hf.stream.block_stream import Activations, BlockStream, tokens_at_once
+from espalier.hf.stream.block_stream import Activations, BlockStream, head_logits, tokens_at_once
 from espalier.hf.stream.edits import Edits
 from espalier.models.adapters import Tensors
 from espalier.progress import beats
@@ -83,8 +83,7 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
         hidden = final_norm(hidden)
     if (projection := getattr(decoder, "project_out", None)) is not None:
         hidden = projection(hidden)
-    logits: Tensor = whole.get_output_embeddings()(hidden)
-    return logits
+    return head_logits(whole, hidden)
 
 
 @dataclass

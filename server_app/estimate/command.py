@@ -11,9 +11,9 @@ from espalier.hf.machine.computing import measured_capability, set_up
 from espalier.hf.opening.base_check import sequence_lengths
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel, open_model
-from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings, parse
 from server_app.estimate.estimate import STATED_MEGABITS, STATED_TERAFLOPS, Plan, Speeds
+from strategies.base.method import require_fit
 
 
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:
@@ -31,7 +31,7 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
                 f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
                 f" its config.json); set it to {positions} or less"
             )
-    part(METHODS[settings.method].strategy).require_fit(settings, model, {})
+    require_fit(settings, model, {})
     return Plan(settings, model)
 
 

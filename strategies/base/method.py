@@ -16,7 +16,7 @@ from espalier.messages.contracts import contract_for
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Fields, MessageBody, NoFields
 from espalier.messages.parts import PartRequest
-from espalier.settings.methods import METHODS
+from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
@@ -88,6 +88,22 @@ class ClientOrder:
     """Function of the client's report and some hashes: the fields of a ``fetch`` of these blobs."""
     sends: str = ""
     """Phrase for the complete reply, if it is not ``ProgressWords.sent``."""
+
+
+def require_fit(
+    settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+) -> None:
+    """Raise InputError if the method of a run cannot work with this model.
+
+    Parameters and further errors are those of ``Method.require_fit``.
+    """
+    if settings.job.PRUNES and model.family.experts:
+        raise InputError(
+            f"method = {settings.method!r}: {model.directory} is a mixture of experts (model_type ="
+            f" {model.config['model_type']!r}), of which only attention can be tuned so far; set"
+            " method to 'fedpetuning' or 'hetlora', or name a dense model"
+        )
+    part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
 
 
 class Method(ABC):

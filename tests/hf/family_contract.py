@@ -24,7 +24,6 @@ from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.models.plan import BlockPlan
-from espalier.models.structure import sizes_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "one file": {},
@@ -93,6 +92,8 @@ class FamilyContract(ABC):
     blocks: ClassVar[str]
     linears: ClassVar[dict[str, str]]
     kv_groups: ClassVar[tuple[int, int]]
+    part: ClassVar[str] = ""
+    """Path of the part of a block whose linears all have canonical names."""
 
     @abstractmethod
     def config(self, **changes: Any) -> PretrainedConfig:
@@ -121,7 +122,7 @@ class FamilyContract(ABC):
             f"{self.blocks}.{index}.{path}.weight": tuple(module.weight.shape)
             for index, block in enumerate(model.get_submodule(self.blocks))
             for path, module in block.named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, nn.Linear) and path.startswith(self.part)
         }
         found = {
             linear.parameter: linear.shape
@@ -145,7 +146,8 @@ class FamilyContract(ABC):
 
     def test_attention_groups(self, opened: OpenedModel) -> None:
         plan = opened.plan
-        assert (sizes_of(plan, plan.blocks[0]).groups, plan.heads_per_group) == self.kv_groups
+        groups = plan.blocks[0].linear("attn.k").shape[0] // plan.head_dim
+        assert (groups, plan.heads_per_group) == self.kv_groups
 
     @torch.no_grad()
     def test_streamed_logits_equal_whole_model(

@@ -5,53 +5,29 @@ from typing import Any
 
 import torch
 from tiny_encoders import encoder_config, save_encoder
-from tiny_models import VOCABULARY, llama_config, save_model
+from tiny_models import DENSE, save_model, tiny_config
 from torch import nn
-from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import PretrainedConfig
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.structure import Structure
 
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
 }
-OPT_SIZES = {
-    key: value
-    for key, value in SIZES.items()
-    if key not in ("intermediate_size", "num_key_value_heads", "head_dim")
-}
-
 DECODERS: dict[str, PretrainedConfig] = {
-    "llama": llama_config(**SIZES),
-    "llama with biases": llama_config(
-        **SIZES | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    **{kind: tiny_config(kind, **SIZES) for kind in DENSE if kind not in ("qwen2", "opt")},
+    "llama with biases": tiny_config(
+        "llama", **SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
-    "mistral": MistralConfig(**SIZES | {"sliding_window": 4}),
-    "qwen2": Qwen2Config(
-        **SIZES | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
-    ),
-    "qwen3": Qwen3Config(**SIZES),
-    "opt": OPTConfig(
-        **OPT_SIZES
-        | {
-            "num_attention_heads": 4,
-            "ffn_dim": 48,
-            "word_embed_proj_dim": 24,
-            "init_std": 0.2,
-        }
-    ),
+    "qwen2": tiny_config("qwen2", **SIZES, max_window_layers=2),
+    "opt": tiny_config("opt", num_hidden_layers=4, word_embed_proj_dim=24),
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta")
-WITH_RESIDUAL = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
+WITH_RESIDUAL = tuple(name for name in DECODERS if name not in ("olmo2", "opt"))
 """Families whose residual dimensions can be cut."""
 
 
@@ -68,7 +44,10 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def uneven(model: OpenedModel, drop: bool = True, residual: bool = False) -> Structure:
-    """Return a structure with different groups in each block and, by default, without block 1."""
+    """Return a structure with different groups in each block and, by default, without block 1.
+
+    It keeps all heads of a family from which none can be removed.
+    """
     whole = Structure.whole(model.plan)
     groups = whole.base[0].groups
     width = whole.base[0].attn_reads
@@ -77,6 +56,8 @@ def uneven(model: OpenedModel, drop: bool = True, residual: bool = False) -> Str
         2: {"groups": [0], "channels": [5, 6, 7, 40, 47]},
         3: {"channels": list(range(10, 48))},
     }
+    if not model.family.heads_prunable:
+        kept = {index: {"channels": own["channels"]} for index, own in kept.items()}
     if residual:
         for index, numbers in (
             (0, range(0, width, 2)),

@@ -1,6 +1,5 @@
 """Adapters in whole models: canonical names, exact values, and merged weights equal to peft's."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,19 @@ import pytest
 import torch
 from devices import assert_close
 from safetensors.torch import load_file
-from test_other_families import SIZES
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_sequences, whole_model
+from tiny_models import (
+    CPU,
+    DENSE,
+    MIXTURES,
+    OWN_KEYS,
+    llama_config,
+    save_model,
+    tiny_config,
+    token_sequences,
+    whole_model,
+)
 from torch import Tensor, nn
-from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from espalier.hf.families import FAMILIES
 from espalier.hf.machine.computing import Computing
@@ -32,25 +39,13 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 
-OPT_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "word_embed_proj_dim": 32,
-}  # fmt: skip
-DECODERS: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: llama_config(num_hidden_layers=2),
-    "mistral": lambda: MistralConfig(**SIZES),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES | {"head_dim": 16}),
-    "opt": lambda: OPTConfig(**OPT_SIZES),
-}
 Values = dict[str, dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
     found = {
-        name: save_model(tmp_path_factory.mktemp(name), config())
-        for name, config in DECODERS.items()
+        name: save_model(tmp_path_factory.mktemp(name), tiny_config(name)) for name in OWN_KEYS
     }
     found |= {name: save_encoder(tmp_path_factory.mktemp(name), name) for name in ENCODERS}
     return {name: OpenedModel(directory) for name, directory in found.items()}
@@ -92,7 +87,7 @@ def layers_of(whole: nn.Module) -> dict[str, Any]:
 # ----- names --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("name", [*OWN_KEYS, *ENCODERS])
 def test_wire_names_are_the_same_in_all_families(models: dict[str, OpenedModel], name: str) -> None:
     model = models[name]
     _, parameters = adapted(model, plan_of(model, targets="attn.q,attn.v,mlp.down", layers="1"))
@@ -105,8 +100,14 @@ def test_wire_names_are_the_same_in_all_families(models: dict[str, OpenedModel],
     }
 
 
-@pytest.mark.parametrize("targets", ["all", "mlp.down", "attn.o", "attn.q,mlp.up"])
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+TARGETS = ("all", "attn.o", "mlp.down", "attn.q,mlp.up")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [(name, own) for name in (*DENSE, *ENCODERS) for own in TARGETS]
+    + [(name, own) for name in MIXTURES for own in TARGETS[:2]],
+)
 def test_exactly_the_planned_matrices_are_trained(
     models: dict[str, OpenedModel], name: str, targets: str
 ) -> None:
@@ -160,7 +161,7 @@ def test_short_names_for_peft_are_unambiguous(family: Any) -> None:
 # ----- values -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("name", [*OWN_KEYS, *ENCODERS])
 def test_values_come_back_bit_by_bit(
     models: dict[str, OpenedModel], name: str, computing: Computing
 ) -> None:

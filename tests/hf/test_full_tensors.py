@@ -7,9 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import llama_config, random_model, save_model, token_sequences
+from tiny_models import (
+    DENSE,
+    llama_config,
+    random_model,
+    save_model,
+    tiny_config,
+    token_sequences,
+)
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
@@ -18,18 +25,17 @@ from espalier.hf.whole.full_tensors import stored_values, trained_whole
 from espalier.hf.whole.model import load_whole
 from espalier.models.plan import block_key, block_of_key
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2,
-}  # fmt: skip
-OPT_SIZES = {"ffn_dim": 64, "word_embed_proj_dim": 64, "init_std": 0.2}
-DECODERS = {"llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 16}, "opt": OPT_SIZES}
-
 
 def opened(directory: Path, name: str) -> OpenedModel:
     if name in ENCODERS:
         return OpenedModel(save_encoder(directory, name, hidden_size=64, intermediate_size=64))
-    return OpenedModel(save_model(directory, AutoConfig.for_model(name, **SIZES | DECODERS[name])))
+    return OpenedModel(save_model(directory, wide_config(name)))
+
+
+def wide_config(kind: str) -> PretrainedConfig:
+    """Return a configuration whose matrices NF4 can represent."""
+    of_opt = {"ffn_dim": 64, "word_embed_proj_dim": 64} if kind == "opt" else {}
+    return tiny_config(kind, hidden_size=64, intermediate_size=64, **of_opt)
 
 
 def whole_of(
@@ -42,7 +48,7 @@ def whole_of(
     return whole
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("name", [*DENSE, *ENCODERS])
 def test_block_tensors_have_one_canonical_name(tmp_path: Path, name: str) -> None:
     model = opened(tmp_path, name)
     of = [*model.family.linears, *model.family.norms]
@@ -79,7 +85,7 @@ def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
     """Covers BERT's old names and files in bfloat16."""
     names = {"block-0001": ["norm.mlp.weight", "attn.v.bias"], "final": ["norm.final.bias"]}
     directory = tmp_path / "opt"
-    config = AutoConfig.for_model("opt", **SIZES | OPT_SIZES)
+    config = wide_config("opt")
     save_model(directory, config, torch.bfloat16)
     model = OpenedModel(directory)
     stored = load_file(directory / "model.safetensors")

@@ -1,10 +1,10 @@
-"""Mistral, Qwen2, Qwen3 and OPT satisfy the contract of every family."""
+"""All decoder families except LLaMA satisfy the contract of every family."""
 
 from typing import Any, ClassVar
 
 from family_contract import FamilyContract
-from tiny_models import VOCABULARY
-from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from tiny_models import tiny_config
+from transformers import PretrainedConfig
 
 LLAMA_NAMES = {
     "attn.q": "self_attn.q_proj",
@@ -15,59 +15,110 @@ LLAMA_NAMES = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-}
 
 
-class TestMistral(FamilyContract):
+class OtherFamily(FamilyContract):
+    """Contract of a family whose tiny configuration has an entry in ``OWN_KEYS``."""
+
+    kind: ClassVar[str]
+    blocks = "model.layers"
+    linears: ClassVar[dict[str, str]] = LLAMA_NAMES
+    kv_groups = (2, 2)
+
+    def config(self, **changes: Any) -> PretrainedConfig:
+        return tiny_config(self.kind, **changes)
+
+
+class TestMistral(OtherFamily):
     """Mistral with a sliding window that is shorter than the text."""
 
-    blocks = "model.layers"
-    linears: ClassVar[dict[str, str]] = LLAMA_NAMES
-    kv_groups = (2, 2)
-
-    def config(self, **changes: Any) -> PretrainedConfig:
-        return MistralConfig(**SIZES | {"sliding_window": 4} | changes)
+    kind = "mistral"
 
 
-class TestQwen2(FamilyContract):
+class TestQwen2(OtherFamily):
     """Qwen2 with query, key and value biases; the second block has a sliding window."""
 
-    blocks = "model.layers"
-    linears: ClassVar[dict[str, str]] = LLAMA_NAMES
-    kv_groups = (2, 2)
-
-    def config(self, **changes: Any) -> PretrainedConfig:
-        return Qwen2Config(
-            **SIZES
-            | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-            | changes
-        )
+    kind = "qwen2"
 
 
-class TestQwen3(FamilyContract):
+class TestQwen3(OtherFamily):
     """Qwen3 with norms of query and key, and heads wider than hidden size / number of heads."""
 
-    blocks = "model.layers"
-    linears: ClassVar[dict[str, str]] = LLAMA_NAMES
-    kv_groups = (2, 2)
+    kind = "qwen3"
+
+
+class TestLlama3(OtherFamily):
+    """LLaMA 3 with scaled rotary embeddings."""
+
+    kind = "llama"
 
     def config(self, **changes: Any) -> PretrainedConfig:
-        return Qwen3Config(**SIZES | {"head_dim": 16} | changes)
+        scaled = {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+        return super().config(rope_parameters=scaled, **changes)
 
 
-class TestOpt(FamilyContract):
+class TestGranite(OtherFamily):
+    """Granite with multipliers of embeddings, attention, residuals and logits."""
+
+    kind = "granite"
+
+
+class TestSmolLM3(OtherFamily):
+    """SmolLM3 with a second block without rotary embedding."""
+
+    kind = "smollm3"
+
+
+class TestOlmo2(OtherFamily):
+    """OLMo 2 with norms after attention and feed-forward part, and of all query or key heads."""
+
+    kind = "olmo2"
+
+
+class TestGemma2(OtherFamily):
+    """Gemma 2 with a sliding window in the first block, and soft caps of attention and logits."""
+
+    kind = "gemma2"
+
+
+class TestGemma3(OtherFamily):
+    """Gemma 3 with a sliding window and other rotary embeddings in the first block."""
+
+    kind = "gemma3_text"
+
+
+class MixtureOfExperts(OtherFamily):
+    """Contract of a mixture of experts, of which only attention has canonical names."""
+
+    linears: ClassVar[dict[str, str]] = {
+        name: path for name, path in LLAMA_NAMES.items() if name.startswith("attn.")
+    }
+    part = "self_attn."
+
+
+class TestMixtral(MixtureOfExperts):
+    """Mixtral, whose files name router and experts otherwise than transformers."""
+
+    kind = "mixtral"
+
+
+class TestQwen3Moe(MixtureOfExperts):
+    """Qwen3 with experts, except in the first block."""
+
+    kind = "qwen3_moe"
+
+
+class TestOpt(OtherFamily):
     """OPT with embeddings narrower than the blocks and projections around them, as in OPT-350m."""
 
+    kind = "opt"
     blocks = "model.decoder.layers"
     linears: ClassVar[dict[str, str]] = {
         "attn.q": "self_attn.q_proj",
@@ -80,11 +131,4 @@ class TestOpt(FamilyContract):
     kv_groups = (4, 1)
 
     def config(self, **changes: Any) -> PretrainedConfig:
-        sizes = {
-            key: value
-            for key, value in SIZES.items()
-            if key not in ("intermediate_size", "num_key_value_heads")
-        }
-        return OPTConfig(
-            **sizes | {"ffn_dim": 48, "word_embed_proj_dim": 24, "init_std": 0.2} | changes
-        )
+        return super().config(word_embed_proj_dim=24, **changes)

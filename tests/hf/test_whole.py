@@ -1,24 +1,24 @@
 """Whole models for tuning: frozen, as transformers loads them; in NF4 with dequantised weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_other_families import SIZES
 from tiny_encoders import ENCODERS, save_encoder
-from tiny_models import VOCABULARY, llama_config, save_model, token_sequences, whole_model
-from torch import Tensor, nn
-from transformers import (
-    AutoModelForSequenceClassification,
-    MistralConfig,
-    OPTConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
+from tiny_models import (
+    OWN_KEYS,
+    llama_config,
+    save_model,
+    tiny_config,
+    token_sequences,
+    whole_model,
 )
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from espalier.errors import EspalierError
 from espalier.hf.files import checkpoint
@@ -30,26 +30,11 @@ from espalier.hf.whole.model import Base, head_parameters, load_whole
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 """Sizes that NF4 can represent."""
-OPT_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "ffn_dim": 48,
-    "word_embed_proj_dim": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-"""OPT with embeddings narrower than the blocks."""
 DTYPES: list[tuple[Base, torch.dtype]] = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 DECODERS: dict[str, Callable[..., PretrainedConfig]] = {
-    "llama": llama_config,
-    "llama with biases": lambda **changes: llama_config(
-        attention_bias=True, mlp_bias=True, **changes
-    ),
-    "mistral": lambda **changes: MistralConfig(**SIZES | changes),
-    "qwen2": lambda **changes: Qwen2Config(**SIZES | changes),
-    "qwen3": lambda **changes: Qwen3Config(**SIZES | {"head_dim": 16} | changes),
-    "opt": lambda **changes: OPTConfig(**OPT_SIZES | changes),
+    **{kind: partial(tiny_config, kind) for kind in OWN_KEYS},
+    "llama with biases": partial(llama_config, attention_bias=True, mlp_bias=True),
+    "opt": partial(tiny_config, "opt", word_embed_proj_dim=24),
 }
 
 

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PretrainedConfig,
@@ -22,20 +23,67 @@ VOCABULARY = 96
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+
+
 def llama_config(**changes: Any) -> LlamaConfig:
     """Return a configuration with three blocks of width 32, four query heads and two groups."""
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": False,
-    }
-    return LlamaConfig(**sizes | changes)
+    return LlamaConfig(**SIZES | {"num_hidden_layers": 3} | changes)
+
+
+WINDOW: dict[str, Any] = {"sliding_window": 4}
+GEMMA = WINDOW | {"head_dim": 16, "query_pre_attn_scalar": 10, "sliding_window_pattern": 2}
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": WINDOW,
+    "qwen2": WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "smollm3": {
+        "no_rope_layer_interval": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "olmo2": {"eos_token_id": 0},
+    "gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma3_text": GEMMA,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [0],
+    },
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2},
+}
+"""Keys of a tiny configuration that other families lack, by model type of decoders.
+
+Windows are shorter than the text, and blocks are not all alike.
+"""
+MIXTURES = ("mixtral", "qwen3_moe")
+DENSE = tuple(kind for kind in OWN_KEYS if kind not in MIXTURES)
+
+
+def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
+    """Return a configuration of a model type with two blocks of width 32."""
+    return AutoConfig.for_model(kind, **SIZES | OWN_KEYS[kind] | changes)
 
 
 def random_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> nn.Module:

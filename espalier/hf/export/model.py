@@ -58,15 +58,14 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
         Writing failed.
     """
     with made_whole(target) as unfinished:
-        for shard in model.checkpoint.shards:
+        written = model.checkpoint.as_written
+        for shard in written.shards:
             specs = {
-                name: stored
-                for name, stored in model.checkpoint.tensors.items()
-                if stored.shard == shard
+                name: stored for name, stored in written.tensors.items() if stored.shard == shard
             }
             tensors = edited_tensors(model, specs, edits, "writing")
             write_shard(unfinished / shard.name, specs, tensors)
-        copy_beside(model.directory, unfinished, () if model.checkpoint.is_sharded else (INDEX,))
+        copy_beside(model.directory, unfinished, () if written.is_sharded else (INDEX,))
         if not model.is_as_stored:
             _describe_anew(model, unfinished)
         write_card(unfinished, card)
@@ -76,8 +75,9 @@ def _describe_anew(model: OpenedModel, folder: Path) -> None:
     """Write the configuration and index of a model whose own files do not describe the export."""
     write_json(folder / "config.json", model.config)
     if (folder / INDEX).exists():
-        weight_map = {name: stored.shard.name for name, stored in model.checkpoint.tensors.items()}
-        total = sum(stored.num_bytes for stored in model.checkpoint.tensors.values())
+        written = model.checkpoint.as_written.tensors
+        weight_map = {name: stored.shard.name for name, stored in written.items()}
+        total = sum(stored.num_bytes for stored in written.values())
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
@@ -129,7 +129,9 @@ def weight_reader(model: OpenedModel, edits: Edits) -> Callable[[str], Tensor]:
     of_block = lru_cache(maxsize=1)(edits)
 
     def read(name: str) -> Tensor:
-        value = model.checkpoint.read(name)
+        own = model.checkpoint
+        # The files of a mixture of experts have other names than its parameters.
+        value = (own if name in own.tensors else own.as_written).read(name)
         index, linear = owner.get(name, (0, ""))
         if linear and (edit := of_block(index).get(linear)):
             value = edit(value)
@@ -173,8 +175,8 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tenso
         (edited) dense one.
     """
     check_logits(stream, edits, target, samples)
-    model = stream.model
-    require_written(target, edited_tensors(model, model.checkpoint.tensors, edits, "checking"))
+    written = stream.model.checkpoint.as_written.tensors
+    require_written(target, edited_tensors(stream.model, written, edits, "checking"))
 
 
 def check_logits(stream: BlockStream, edits: Edits, target: Path, samples: Tensor) -> None:

@@ -34,26 +34,30 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     Raises
     ------
     InputError
-        The model type is unknown, or the model is quantised or a mixture of experts. The message
-        names the configuration key.
+        The model type is unknown, or the model is quantised or another mixture of experts. The
+        message names the configuration key.
     """
     if config.get("quantization_config"):
         raise InputError(f"{where}: quantization_config is set; name the model before quantisation")
-    for key in EXPERT_KEYS:
-        if config.get(key):
-            raise InputError(
-                f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported"
-            )
     model_type = config.get("model_type")
     known_as = (
         model_type.removeprefix(STRUCTURED).removeprefix(SLICED)
         if isinstance(model_type, str)
         else None
     )
-    for family in FAMILIES:
-        if known_as in family.model_types:
-            return family
-    known = ", ".join(name for family in FAMILIES for name in family.model_types)
+    family = next((one for one in FAMILIES if known_as in one.model_types), None)
+    if family is not None and family.experts:
+        return family
+    for key in EXPERT_KEYS:
+        if config.get(key):
+            known = " and ".join(one.name for one in FAMILIES if one.experts)
+            raise InputError(
+                f"{where}: {key} = {config[key]!r}; mixture-of-experts models are supported only as"
+                f" {known}, and only for tuning attention; name one of these, or a dense model"
+            )
+    if family is not None:
+        return family
+    known = ", ".join(name for one in FAMILIES for name in one.model_types)
     raise InputError(
         f"{where}: model_type = {model_type!r} is not supported; supported are {known}"
     )

@@ -14,10 +14,13 @@ from espalier.settings.lora import CANONICAL_LINEARS
 CANONICAL_HEAD = ("head.dense", "head.out")
 """Canonical names of the linears of a classification head, in order of use."""
 
-CANONICAL_NORMS = ("norm.attn", "norm.q", "norm.k", "norm.mlp")
+CANONICAL_NORMS = (
+    "norm.attn", "norm.attn.after", "norm.q", "norm.k", "norm.mlp", "norm.mlp.after",
+)  # fmt: skip
 """Canonical names of a block's norms: attention, query heads, key heads, feed-forward part.
 
-The norms of attention and feed-forward part come before or after it, depending on the family.
+``norm.attn`` and ``norm.mlp`` come before or after attention and feed-forward part, depending on
+the family; a family with norms in both places names the second ``after``.
 """
 FINAL_NORM = "norm.final"
 """Canonical name of the norm after the last block."""
@@ -73,6 +76,19 @@ class Family:
     """True if residual dimensions can be removed.
 
     For this, attention and feed-forward part must be modules with a norm before each of them.
+    """
+    heads_prunable: bool = True
+    """False if heads cannot be removed, because a norm averages over all of them."""
+    experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors of a block whose names in files differ from those in transformers; empty if dense.
+
+    Keys are paths within a block in transformers, and values are those in files, with ``{}`` for
+    the number of an expert. Only attention of such a family has canonical names.
+    """
+    block_keys: tuple[str, ...] = ()
+    """Configuration keys of lists that transformers derives from the blocks' numbers.
+
+    A file may lack them.
     """
     final_norm: str = ""
     """Path of the norm after the last block; empty if the family has none."""

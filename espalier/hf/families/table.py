@@ -30,16 +30,96 @@ MISTRAL = replace(LLAMA, name="mistral", model_types=("mistral",))
 The model's own code handles sliding-window attention.
 """
 
-QWEN2 = replace(LLAMA, name="qwen2", model_types=("qwen2",))
+QWEN2 = replace(LLAMA, name="qwen2", model_types=("qwen2",), block_keys=("layer_types",))
 """Qwen2 and Qwen2.5: LLaMA's names; the biases of query, key and value are not pruned."""
 
 QWEN3 = replace(
-    LLAMA,
+    QWEN2,
     name="qwen3",
     model_types=("qwen3",),
     norms={**LLAMA.norms, "norm.q": "self_attn.q_norm", "norm.k": "self_attn.k_norm"},
 )
 """Dense Qwen3 models: LLaMA's names; the norms of query and key heads are not pruned."""
+
+GRANITE = replace(LLAMA, name="granite", model_types=("granite",))
+"""Granite 3: LLaMA's names; the model's own code scales embeddings, residuals and logits."""
+
+SMOLLM3 = replace(
+    LLAMA, name="smollm3", model_types=("smollm3",), block_keys=("layer_types", "no_rope_layers")
+)
+"""SmolLM3: LLaMA's names; some blocks have no rotary embedding."""
+
+OLMO2 = replace(
+    LLAMA,
+    name="olmo2",
+    model_types=("olmo2",),
+    norms={
+        "norm.q": "self_attn.q_norm",
+        "norm.k": "self_attn.k_norm",
+        "norm.attn": "post_attention_layernorm",
+        "norm.mlp": "post_feedforward_layernorm",
+    },
+    residual_prunable=False,
+    heads_prunable=False,
+)
+"""OLMo 2: norms after attention and feed-forward part, and one norm for all query or key heads."""
+
+GEMMA2 = replace(
+    LLAMA,
+    name="gemma2",
+    model_types=("gemma2",),
+    norms={
+        "norm.attn": "input_layernorm",
+        "norm.attn.after": "post_attention_layernorm",
+        "norm.mlp": "pre_feedforward_layernorm",
+        "norm.mlp.after": "post_feedforward_layernorm",
+    },
+    block_keys=("layer_types",),
+)
+"""Gemma 2: norms before and after attention and feed-forward part, and soft-capped logits."""
+
+GEMMA3 = replace(
+    GEMMA2,
+    name="gemma3",
+    model_types=("gemma3_text",),
+    norms={**GEMMA2.norms, "norm.q": "self_attn.q_norm", "norm.k": "self_attn.k_norm"},
+)
+"""Gemma 3 without vision: Gemma 2's names and norms of query and key heads."""
+
+ATTENTION = {name: path for name, path in LLAMA.linears.items() if name.startswith("attn.")}
+
+MIXTRAL = replace(
+    LLAMA,
+    name="mixtral",
+    model_types=("mixtral",),
+    linears=ATTENTION,
+    residual_prunable=False,
+    experts={
+        "mlp.gate.weight": ("block_sparse_moe.gate.weight",),
+        "mlp.experts.gate_up_proj": (
+            "block_sparse_moe.experts.{}.w1.weight",
+            "block_sparse_moe.experts.{}.w3.weight",
+        ),
+        "mlp.experts.down_proj": ("block_sparse_moe.experts.{}.w2.weight",),
+    },
+)
+"""Mixtral, of which only attention is tuned."""
+
+QWEN3_MOE = replace(
+    QWEN3,
+    name="qwen3_moe",
+    model_types=("qwen3_moe",),
+    linears=ATTENTION,
+    residual_prunable=False,
+    experts={
+        "mlp.experts.gate_up_proj": (
+            "mlp.experts.{}.gate_proj.weight",
+            "mlp.experts.{}.up_proj.weight",
+        ),
+        "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+    },
+)
+"""Qwen3 with experts in some or all blocks, of which only attention is tuned."""
 
 OPT = Family(
     name="opt",
@@ -104,6 +184,13 @@ FAMILIES: tuple[Family, ...] = (
     MISTRAL,
     QWEN2,
     QWEN3,
+    GRANITE,
+    SMOLLM3,
+    OLMO2,
+    GEMMA2,
+    GEMMA3,
+    MIXTRAL,
+    QWEN3_MOE,
     OPT,
     BERT,
     ROBERTA,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.hf.files.expert_checkpoint import ExpertCheckpoint
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.opening.opened import OpenedModel, forget_named_code
@@ -42,7 +43,7 @@ def load_plain(
     num_labels : number of classes of an encoder's new head; None for a decoder, or to load the head
     in_memory : True loads all weights; False leaves them in the files and reads them when a module
         computes. Weights that the files hold in NF4 are always loaded, in 4 bits, because
-        bitsandbytes cannot read them module by module
+        bitsandbytes cannot read them module by module; so are experts, which transformers stacks
 
     Returns
     -------
@@ -51,7 +52,7 @@ def load_plain(
         ``unexpected_keys`` and so on
     """
     with _quiet():
-        if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
+        if in_memory or isinstance(model.checkpoint, (QuantisedCheckpoint, ExpertCheckpoint)):
             whole, found = _from_pretrained(model, num_labels, dtype=dtype)
             return whole.to(device).eval(), found
         return _on_disk(model, dtype, device, num_labels)

@@ -21,6 +21,7 @@ from espalier.environment.paths import at_home, require_model
 from espalier.errors import InputError
 from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
 from espalier.hf.files.checkpoint import FLOATING, INDEX, SINGLE, Checkpoint
+from espalier.hf.files.expert_checkpoint import ExpertCheckpoint
 from espalier.hf.files.tensor_names import (
     TIED,
     has_other_head,
@@ -111,6 +112,11 @@ class OpenedModel:
         quantisation = self.config.pop(CONFIG_KEY, None)
         doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
         self.family: Family = family_of(self.config, str(path))
+        if quantisation and self.family.experts:
+            raise InputError(
+                f"{path}: {CONFIG_KEY} is set, and experts in 4 bits cannot be read; name the"
+                " model before quantisation"
+            )
         files = Checkpoint(directory)
         self.is_as_stored = not quantisation
         """True if the configuration and the tensor names are those of the directory.
@@ -118,7 +124,11 @@ class OpenedModel:
         Copies of its configuration and index then describe the model.
         """
         self._name_as_loaded(files)
-        self.checkpoint: Checkpoint = QuantisedCheckpoint(files, doubly) if quantisation else files
+        self.checkpoint: Checkpoint = files
+        if self.family.experts:
+            self.checkpoint = ExpertCheckpoint(files, self.family)
+        elif quantisation:
+            self.checkpoint = QuantisedCheckpoint(files, doubly)
         self.plan: ModelPlan = self._make_plan()
         self.structure = self._own_structure()
         """Structure relative to the original, uncut model; None if nothing was cut."""
@@ -163,13 +173,22 @@ class OpenedModel:
         return structure
 
     def require_groups(self) -> None:
-        """Refuse a model from which no prunable groups or blocks can be removed.
+        """Refuse a model from which no prunable groups can be removed.
 
         Raises
         ------
         InputError
-            The residual stream of the model was sliced.
+            The residual stream of the model was sliced, or a norm averages over all heads.
         """
+        self._require_unsliced()
+        if not self.family.heads_prunable:
+            raise InputError(
+                f"{self.directory}: model_type = {self.config['model_type']!r}: heads cannot be"
+                " removed, because a norm averages over all heads of a block; name a model of"
+                " another family, or a method that prunes single weights or blocks"
+            )
+
+    def _require_unsliced(self) -> None:
         if str(self.config["model_type"]).startswith(SLICED):
             raise InputError(
                 f"{self.directory}: model_type = {self.config['model_type']!r}: groups and blocks"
@@ -180,7 +199,7 @@ class OpenedModel:
     def _cut_out(
         self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
     ) -> None:
-        self.require_groups()
+        self._require_unsliced()
         plan = self.plan
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut

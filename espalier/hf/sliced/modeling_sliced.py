@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -30,11 +32,15 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
+from transformers.models.granite.modeling_granite import GraniteDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer
 
 
 class _SlicedBlock:
@@ -55,11 +61,12 @@ class _SlicedBlock:
         Both have shape (batch, sequence_length, hidden_size).
         """
         block: Any = self
+        # Granite scales what a block adds.
+        scale = getattr(block, "residual_multiplier", 1.0)
         attended, _ = block.self_attn(hidden_states=block.input_layernorm(hidden_states), **kwargs)
-        hidden_states = block.attn_shortcut(hidden_states) + attended
-        return block.mlp_shortcut(hidden_states) + block.mlp(
-            block.post_attention_layernorm(hidden_states)
-        )
+        hidden_states = block.attn_shortcut(hidden_states) + attended * scale
+        mapped = block.mlp(block.post_attention_layernorm(hidden_states))
+        return block.mlp_shortcut(hidden_states) + mapped * scale
 
 
 def as_before(norm: Any, config: Any) -> None:
@@ -87,6 +94,8 @@ FAMILIES: tuple[tuple[Any, Any, Any], ...] = (
     (MistralConfig, MistralDecoderLayer, MistralForCausalLM),
     (Qwen2Config, Qwen2DecoderLayer, Qwen2ForCausalLM),
     (Qwen3Config, Qwen3DecoderLayer, Qwen3ForCausalLM),
+    (GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM),
+    (SmolLM3Config, SmolLM3DecoderLayer, SmolLM3ForCausalLM),
 )
 
 

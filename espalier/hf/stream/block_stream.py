@@ -35,6 +35,17 @@ def tokens_at_once(vocabulary: int) -> int:
     return max(1, LOGITS_AT_ONCE // vocabulary)
 
 
+def head_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Return the logits of a language model's head, (..., vocab_size), as its own code does."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    # Granite divides the logits, and Gemma 2 caps them.
+    if (scaling := getattr(model.config, "logits_scaling", None)) is not None:
+        logits = logits / scaling
+    if (cap := getattr(model.config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
 @torch.no_grad()
 def logits_at(
     model: Any, input_ids: Tensor, attention_mask: Tensor | None, places: Tensor
@@ -67,7 +78,7 @@ def logits_at(
         hook.remove()
     (hidden,) = wanted
     for piece in hidden.split(tokens_at_once(head.out_features)):
-        yield head(piece)
+        yield head_logits(model, piece)
 
 
 TOKENS_PER_BATCH = 2048

@@ -15,6 +15,9 @@ WIDTHS = "structure"
 STRUCTURE_FILE = "structure.json"
 """File of a compact export that describes what it keeps of its base."""
 
+BLOCK_KEYS = ("layer_types", "no_rope_layers")
+"""Keys of ``config.json`` for lists with one value per block."""
+
 STRUCTURED_CLASS = "Structured"
 """Prefix of the class names of pruned models."""
 
@@ -33,12 +36,15 @@ def structured_config(
     structure : structure relative to the original, uncut model
     """
     config = dict(base)
-    # Otherwise transformers derives layer_types from the new block numbers.
-    if config.get("use_sliding_window") and not config.get("layer_types"):
-        config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
     sources = [block.source for block in cut.blocks]
-    if isinstance(types := config.get("layer_types"), list) and len(types) == len(cut.base):
-        config["layer_types"] = [types[source] for source in sources]
+    for key in BLOCK_KEYS:
+        # Otherwise transformers derives the values from the new block numbers. Without sliding
+        # windows all blocks have the same type.
+        derived = key == "no_rope_layers" or config.get("use_sliding_window", True)
+        if key in family.block_keys and derived and not config.get(key):
+            config[key] = list(getattr(build_config(base), key))
+        if isinstance(values := config.get(key), list) and len(values) == len(cut.base):
+            config[key] = [values[source] for source in sources]
     sizes = [sizes_of(plan, block) for block in plan.blocks]
     lanes = [
         {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS} for block in structure.blocks
@@ -82,8 +88,8 @@ def plain_config(
         if not family.kv_heads_key:
             return None
         heads = sizes.groups * plan.heads_per_group
-        # transformers requires this of LLaMA even if head_dim is given.
-        if family.name == "llama" and sizes.attn_reads % heads:
+        # transformers requires this of some families even if head_dim is given.
+        if family.name in ("llama", "gemma2", "gemma3") and sizes.attn_reads % heads:
             return None
         config |= {
             "head_dim": plan.head_dim,

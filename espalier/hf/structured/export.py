@@ -52,6 +52,12 @@ BIAS_KEYS = {
     ("llama", "attn.o"): "attention_bias",
     ("llama", "mlp.down"): "mlp_bias",
     ("qwen3", "attn.o"): "attention_bias",
+    ("granite", "attn.o"): "attention_bias",
+    ("granite", "mlp.down"): "mlp_bias",
+    ("smollm3", "attn.o"): "attention_bias",
+    ("smollm3", "mlp.down"): "mlp_bias",
+    ("gemma2", "attn.o"): "attention_bias",
+    ("gemma3", "attn.o"): "attention_bias",
 }
 """Configuration keys that add biases to matrices, for families that have none by default."""
 WITH_BIASES = ("opt", "bert", "roberta")
@@ -77,7 +83,7 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
         refused["zero-filled"] = (
             f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
         )
-    # A block whose linears are zero returns its input if all norms come before the linears.
+    # A block whose linears are zero returns its input unless a norm acts on the residual stream.
     norms_first = (
         model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True
     )

@@ -28,10 +28,18 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
@@ -40,6 +48,8 @@ from transformers import (
     Qwen3ForCausalLM,
     RobertaConfig,
     RobertaForSequenceClassification,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
 )
@@ -61,6 +71,8 @@ LIKE_BERT = {
 }  # fmt: skip
 LANES_OF = {"attn": ("input_layernorm", "self_attn"), "mlp": ("post_attention_layernorm", "mlp")}
 """Norm after which residual dimensions are read, and module that writes, in models like LLaMA."""
+LANES_OF_GEMMA = LANES_OF | {"mlp": ("pre_feedforward_layernorm", "mlp")}
+"""The same in Gemma, which has another norm after attention."""
 
 
 class Lanes:
@@ -89,10 +101,11 @@ class ReadLanes(Lanes):
 class NormReadLanes(ReadLanes):
     """Forward hook of an RMS norm that also normalises by the selected dimensions only."""
 
-    def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def __call__(self, norm: Any, inputs: Any, output: Tensor) -> Tensor:
         """Map (..., hidden_size) to (..., dimensions)."""
         squares = inputs[0].float().square()
-        epsilon = float(norm.variance_epsilon)  # type: ignore[arg-type]
+        # Gemma has another name for it.
+        epsilon = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
         # The norm has divided by the root mean square of all dimensions; correct its output.
         seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
@@ -162,7 +175,8 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
             continue
         everything = list(range(width))
         reading = NormReadLanes if structure.get("norm_of_read") else ReadLanes
-        for part, (norm, module) in LANES_OF.items():
+        of_gemma = hasattr(block, "pre_feedforward_layernorm")
+        for part, (norm, module) in (LANES_OF_GEMMA if of_gemma else LANES_OF).items():
             if (read := lanes[f"{part}_reads"]) != everything:
                 block.get_submodule(norm).register_forward_hook(reading(read))
             if (written := lanes[f"{part}_writes"]) != everything:
@@ -187,6 +201,11 @@ FAMILIES: tuple[tuple[Any, Any, dict[str, str], str], ...] = (
     (MistralConfig, MistralForCausalLM, LIKE_LLAMA, "model.layers"),
     (Qwen2Config, Qwen2ForCausalLM, LIKE_LLAMA, "model.layers"),
     (Qwen3Config, Qwen3ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (GraniteConfig, GraniteForCausalLM, LIKE_LLAMA, "model.layers"),
+    (SmolLM3Config, SmolLM3ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Olmo2Config, Olmo2ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Gemma2Config, Gemma2ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Gemma3TextConfig, Gemma3ForCausalLM, LIKE_LLAMA, "model.layers"),
     (OPTConfig, OPTForCausalLM, LIKE_OPT, "model.decoder.layers"),
     (BertConfig, BertForSequenceClassification, LIKE_BERT, "bert.encoder.layer"),
     (RobertaConfig, RobertaForSequenceClassification, LIKE_BERT, "roberta.encoder.layer"),

@@ -203,7 +203,8 @@ class Routing:
             return None
         own = self.gates[gate]
         squares = inputs[0].float().square()
-        epsilon = float(norm.variance_epsilon)
+        # Gemma has another name for it.
+        epsilon = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
         # The norm has divided by the root mean square of all dimensions; correct its output.
         seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()

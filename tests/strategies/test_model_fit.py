@@ -1,0 +1,69 @@
+"""Methods refuse a family with which they cannot be exact, in one sentence, before a run."""
+
+import pytest
+
+from espalier.errors import InputError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.methods import METHODS
+from espalier.settings.run import parse
+from strategies.base.method import require_fit
+from tests.hf.tiny_models import MIXTURES, save_model, tiny_config
+
+HEADS = "heads cannot be removed, because a norm averages over all heads of a block; name a model"
+ROTATED = "the residual stream can be rotated where only RMS norms read it, .*; name one of them"
+RESIDUAL = "have no residual dimensions that can be removed; name one like LLaMA"
+REFUSED = {
+    ("olmo2", "flap"): HEADS,
+    ("olmo2", "llm-pruner"): HEADS,
+    ("olmo2", "fedspine"): HEADS,
+    ("olmo2", "slicegpt"): ROTATED,
+    ("olmo2", "sft-p"): RESIDUAL,
+    ("gemma2", "slicegpt"): ROTATED,
+    ("gemma3_text", "slicegpt"): ROTATED,
+}
+TUNING = ("fedpetuning", "hetlora")
+SMALL = {"fedsoda": {"fedsoda.groups": 1, "fedsoda.group-layers": 1}}
+"""Settings that fit six blocks, by method."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
+    kinds = ("granite", "smollm3", "olmo2", "gemma2", "gemma3_text", *MIXTURES)
+    return {
+        kind: OpenedModel(
+            save_model(tmp_path_factory.mktemp(kind), tiny_config(kind, num_hidden_layers=6))
+        )
+        for kind in kinds
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["granite", "smollm3", "olmo2", "gemma2", "gemma3_text"])
+def test_only_inexact_methods_are_refused(
+    models: dict[str, OpenedModel], kind: str, method: str
+) -> None:
+    settings = parse({"method": method, **SMALL.get(method, {})})
+    if reason := REFUSED.get((kind, method)):
+        with pytest.raises(InputError, match=reason):
+            require_fit(settings, models[kind], {})
+    else:
+        require_fit(settings, models[kind], {})
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_of_experts_are_only_tuned(
+    models: dict[str, OpenedModel], kind: str, method: str
+) -> None:
+    settings = parse({"method": method})
+    if method in TUNING:
+        require_fit(settings, models[kind], {})
+        return
+    with pytest.raises(InputError, match=rf"^method = '{method}': .*mixture of experts .*; set"):
+        require_fit(settings, models[kind], {})
+
+
+def test_feed_forward_matrices_of_experts_are_refused(models: dict[str, OpenedModel]) -> None:
+    settings = parse({"method": "fedpetuning", "lora.targets": "attn.q,mlp.up"})
+    with pytest.raises(InputError, match=r"lora.targets: the model has no mlp.up; its blocks have"):
+        require_fit(settings, models["mixtral"], {})
