@@ -22,7 +22,7 @@ FLOWER = (
 )
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "gemma2", "gemma3",
-    "opt", "bert", "roberta",
+    "phi3", "mixtral", "qwen3_moe", "opt", "bert", "roberta",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class MomentsReport(Report):
 
 def dense_width(plan: ModelPlan) -> int:
     """Return the number of residual dimensions of a decoder."""
-    return plan.blocks[0].linear("attn.q").shape[1]
+    return plan.blocks[0].linear("attn.o").shape[0]
 
 
 def places(plan: ModelPlan) -> list[str]:

@@ -53,15 +53,21 @@ RESIDUAL_KINDS = KINDS[2:]
 """Kinds of residual dimensions."""
 
 ROWS = {
-    "attn.q": "groups", "attn.k": "groups", "attn.v": "groups", "attn.o": "attn_writes",
-    "mlp.gate": "channels", "mlp.up": "channels", "mlp.down": "mlp_writes",
+    "attn.q": "groups", "attn.k": "groups", "attn.v": "groups", "attn.qkv": "groups",
+    "attn.o": "attn_writes",
+    "mlp.gate": "channels", "mlp.up": "channels", "mlp.gateup": "channels",
+    "mlp.down": "mlp_writes",
 }  # fmt: skip
 """Kind to which the rows and bias values of a matrix belong."""
 COLUMNS = {
-    "attn.q": "attn_reads", "attn.k": "attn_reads", "attn.v": "attn_reads", "attn.o": "groups",
-    "mlp.gate": "mlp_reads", "mlp.up": "mlp_reads", "mlp.down": "channels",
+    "attn.q": "attn_reads", "attn.k": "attn_reads", "attn.v": "attn_reads",
+    "attn.qkv": "attn_reads", "attn.o": "groups",
+    "mlp.gate": "mlp_reads", "mlp.up": "mlp_reads", "mlp.gateup": "mlp_reads",
+    "mlp.down": "channels",
 }  # fmt: skip
 """Kind to which the columns of a matrix belong."""
+FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gateup": ("mlp.gate", "mlp.up")}
+"""Matrices of some families that consist of the rows of several others, one after another."""
 READERS = {kind: linear for linear, kind in COLUMNS.items() if kind in GROUP_KINDS}
 """Matrix that reads the output of each kind of group; each of its columns belongs to one group."""
 ADDED_BIASES = ("attn.o", "mlp.down")
@@ -296,18 +302,22 @@ class Structure:
 def sizes_of(plan: ModelPlan, block: BlockPlan) -> Sizes:
     """Return the number of groups and residual dimensions of each kind in a block."""
     shapes = {linear.name: linear.shape for linear in block.linears}
+    keys = "attn.k" if "attn.k" in shapes else "attn.qkv"
+    up = "mlp.up" if "mlp.up" in shapes else "mlp.gateup"
     return Sizes(
-        shapes["attn.k"][0] // plan.head_dim,
-        shapes["mlp.up"][0],
-        shapes["attn.q"][1],
+        shapes[keys][0] // group_size(plan, keys, "groups"),
+        shapes[up][0] // group_size(plan, up, "channels"),
+        shapes[keys][1],
         shapes["attn.o"][0],
-        shapes["mlp.up"][1],
+        shapes[up][1],
         shapes["mlp.down"][0],
     )
 
 
 def group_size(plan: ModelPlan, linear: str, kind: str) -> int:
     """Return the number of rows or columns of a matrix that belong to one group or dimension."""
+    if linear in FUSED and kind in GROUP_KINDS:
+        return sum(group_size(plan, part, kind) for part in FUSED[linear])
     if kind != "groups":
         return 1
     # An attention group has one key-value head and ``heads_per_group`` query heads.
@@ -378,9 +388,34 @@ def kept_indices(
     kept = block.kept(kind)
     if len(kept) == getattr(structure.base[block.source], kind):
         return None
-    size = group_size(plan, linear, kind)
-    # The rows or columns of a group are contiguous.
-    return kept if size == 1 else [group * size + at for group in kept for at in range(size)]
+    total = getattr(structure.base[block.source], kind)
+    return _indices(plan, linear, kind, kept, total) if group_size(plan, linear, kind) > 1 else kept
+
+
+def _indices(plan: ModelPlan, linear: str, kind: str, kept: Sequence[int], total: int) -> list[int]:
+    """Return the rows or columns of some of a matrix's ``total`` groups, ascending."""
+    found = list[int]()
+    start = 0
+    # The rows or columns of a group are contiguous, in a fused matrix within each of its parts.
+    for part in FUSED.get(linear, (linear,)):
+        size = group_size(plan, part, kind)
+        found += [start + group * size + at for group in kept for at in range(size)]
+        start += total * size
+    return found
+
+
+def rows_by_group(plan: ModelPlan, linear: str, total: int) -> list[int] | None:
+    """Return the rows of a fused matrix, group by group; None if groups are contiguous anyway.
+
+    ``total`` is the number of groups.
+    """
+    if linear not in FUSED:
+        return None
+    return [
+        row
+        for group in range(total)
+        for row in _indices(plan, linear, ROWS[linear], [group], total)
+    ]
 
 
 def group_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:

@@ -6,8 +6,14 @@ from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.table import Table
 
-CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
-"""Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
+CANONICAL_LINEARS = (
+    "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o",
+    "mlp.gate", "mlp.up", "mlp.gateup", "mlp.down",
+)  # fmt: skip
+"""Canonical names of a block's linears.
+
+A family without a gate has no ``mlp.gate``. Fused matrices have names of their own.
+"""
 _LINEAR = r"[a-z]+\.[a-z]+"
 MAX_DROPOUT = 0.5
 """Maximum dropout.
@@ -47,7 +53,7 @@ class LoraSettings(Table):
         "attn.q,attn.v",
         description=(
             "Adapted matrices of a block, comma-separated, from `attn.q attn.k attn.v attn.o"
-            " mlp.gate mlp.up mlp.down`, or `all`."
+            " mlp.gate mlp.up mlp.down` (Phi: `attn.qkv attn.o mlp.gateup mlp.down`), or `all`."
         ),
     )
     layers: str = Field(

@@ -250,7 +250,7 @@ class RunSettings(Table):
         min_length=1,
         description=(
             "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
-            " Qwen3, Gemma, Granite, OLMo 2, SmolLM3 or OPT, and for tuning also Mixtral,"
+            " Qwen3, Gemma, Granite, OLMo 2, Phi, SmolLM3 or OPT, and for tuning also Mixtral,"
             " Qwen3-MoE, BERT or RoBERTa. Download a model of the Hugging Face hub first: `hf"
             " download owner/name --local-dir name`."
         ),

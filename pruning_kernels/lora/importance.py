@@ -53,6 +53,7 @@ def group_importance(
     side: int,
     size: int,
     score: Score = "exact",
+    order: Sequence[int] | None = None,
 ) -> Tensor:
     """Return the importance of each prunable group of a matrix in one step.
 
@@ -65,8 +66,9 @@ def group_importance(
     factors, gradients : factors of its adapter and their gradients, on the device of the weight
     side : 0 if a group consists of rows (query, key, value, gate, up), 1 if of columns (the
         attention's output, down)
-    size : number of consecutive rows or columns of a group
+    size : number of rows or columns of a group, which are consecutive
     score : see the module's docstring
+    order : rows or columns group by group, if those of a group are not consecutive
 
     Returns
     -------
@@ -89,6 +91,7 @@ def group_importance(
                 sums[rows] = products.sum(dim=1)
             else:
                 sums += products.sum(dim=0)
+        sums = sums if order is None else sums[list(order)]
         return sums.view(-1, size).sum(dim=1)
     if side == 0:
         # <P_m, (M Q^T)_m> with M Q^T = W Q^T + s B (A Q^T), whose last product is small.
@@ -101,6 +104,7 @@ def group_importance(
         for rows, block in _blocks(weight, factors.shape[0]):
             product.addmm_(p[rows].T, block)
         sums = product.mul_(q).sum(dim=0)
+    sums = sums if order is None else sums[list(order)]
     return sums.view(-1, size).sum(dim=1).square()
 
 

@@ -14,6 +14,7 @@ from espalier.methods.llm_streamline import LlmStreamlineSettings, layer_shapes
 from espalier.methods.slicegpt import SliceGptSettings, places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
+from espalier.models.structure import COLUMNS
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.compiled import WORTH_COMPILING
@@ -214,8 +215,9 @@ class Masking(BlockWalk):
 
         Query, key and value share one input, gate and up another.
         """
-        widths = {linear.name: linear.shape[1] for linear in self.plan.blocks[0].linears}
-        squares = [widths[name] ** 2 for name in ("attn.q", "attn.o", "mlp.up", "mlp.down")]
+        # Matrices that read residual dimensions of one kind, or groups of one kind, share an input.
+        widths = {COLUMNS[linear.name]: linear.shape[1] for linear in self.plan.blocks[0].linears}
+        squares = [width**2 for width in widths.values()]
         return FLOAT32 * (sum(squares) + 2 * max(squares))
 
     def client_files(self) -> dict[str, int]:

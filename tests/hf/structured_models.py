@@ -95,12 +95,11 @@ def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
         for channel in set(range(units.channels)) - set(block.channels):
             linears["mlp.down"].weight[:, channel] = 0
         for number in set(range(units.attn_reads)) - set(block.attn_reads):
-            for name in ("attn.q", "attn.k", "attn.v"):
+            for name in linears.keys() & {"attn.q", "attn.k", "attn.v", "attn.qkv"}:
                 linears[name].weight[:, number] = 0
         for number in set(range(units.mlp_reads)) - set(block.mlp_reads):
-            for name in ("mlp.gate", "mlp.up"):
-                if name in linears:
-                    linears[name].weight[:, number] = 0
+            for name in linears.keys() & {"mlp.gate", "mlp.up", "mlp.gateup"}:
+                linears[name].weight[:, number] = 0
         for name, kept in (("attn.o", block.attn_writes), ("mlp.down", block.mlp_writes)):
             for number in set(range(linears[name].weight.shape[0])) - set(kept):
                 linears[name].weight[number] = 0

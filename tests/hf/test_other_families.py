@@ -94,6 +94,18 @@ class TestGemma3(OtherFamily):
     kind = "gemma3_text"
 
 
+class TestPhi3(OtherFamily):
+    """Phi-3 with one matrix for query, key and value, and one for gate and up."""
+
+    kind = "phi3"
+    linears: ClassVar[dict[str, str]] = {
+        "attn.qkv": "self_attn.qkv_proj",
+        "attn.o": "self_attn.o_proj",
+        "mlp.gateup": "mlp.gate_up_proj",
+        "mlp.down": "mlp.down_proj",
+    }
+
+
 class MixtureOfExperts(OtherFamily):
     """Contract of a mixture of experts, of which only attention has canonical names."""
 

@@ -63,6 +63,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "olmo2": {"eos_token_id": 0},
     "gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     "gemma3_text": GEMMA,
+    "phi3": {"pad_token_id": 0, "eos_token_id": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {
         "head_dim": 16,

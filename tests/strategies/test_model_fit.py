@@ -21,6 +21,7 @@ REFUSED = {
     ("gemma2", "slicegpt"): ROTATED,
     ("gemma3_text", "slicegpt"): ROTATED,
 }
+KINDS = ("granite", "smollm3", "olmo2", "phi3", "gemma2", "gemma3_text")
 TUNING = ("fedpetuning", "hetlora")
 SMALL = {"fedsoda": {"fedsoda.groups": 1, "fedsoda.group-layers": 1}}
 """Settings that fit six blocks, by method."""
@@ -28,7 +29,7 @@ SMALL = {"fedsoda": {"fedsoda.groups": 1, "fedsoda.group-layers": 1}}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
-    kinds = ("granite", "smollm3", "olmo2", "gemma2", "gemma3_text", *MIXTURES)
+    kinds = (*KINDS, *MIXTURES)
     return {
         kind: OpenedModel(
             save_model(tmp_path_factory.mktemp(kind), tiny_config(kind, num_hidden_layers=6))
@@ -38,11 +39,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["granite", "smollm3", "olmo2", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_inexact_methods_are_refused(
     models: dict[str, OpenedModel], kind: str, method: str
 ) -> None:
-    settings = parse({"method": method, **SMALL.get(method, {})})
+    settings = parse({"method": method, "lora.targets": "all", **SMALL.get(method, {})})
     if reason := REFUSED.get((kind, method)):
         with pytest.raises(InputError, match=reason):
             require_fit(settings, models[kind], {})

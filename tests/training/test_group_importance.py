@@ -27,39 +27,53 @@ from espalier.training.group_importance import GroupImportance
 from espalier.training.loss import num_counted, summed_loss
 from espalier.training.sequences import sequences_of_step
 from tests.hf.tiny_encoders import save_encoder
-from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
+from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model, tiny_config
 from tests.training.test_adapter_training import Values, sequences, start_of
 
 CHANNELS = {"mlp.up": ("channels", 0, 1), "mlp.down": ("channels", 1, 1)}
-SIDES = {
+QKV = [0] * 32 + [1] * 32 + ([0] * 16 + [1] * 16) * 2
+"""Group of each row of a fused matrix: queries, keys and values."""
+SIDES: dict[str, dict[str, tuple[str, int, int | list[int]]]] = {
     "llama": {
         "attn.q": ("groups", 0, 32), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 32),
         "mlp.gate": ("channels", 0, 1), **CHANNELS,
+    },
+    "phi3": {
+        "attn.qkv": ("groups", 0, QKV), "attn.o": ("groups", 1, 32),
+        "mlp.gateup": ("channels", 0, [*range(12)] * 2), "mlp.down": ("channels", 1, 1),
     },
     "roberta": {
         "attn.q": ("groups", 0, 16), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 16),
         **CHANNELS,
     },
 }  # fmt: skip
-"""Kind and side of the groups in a matrix, with the rows or columns per group.
+"""Kind and side of the groups in a matrix, with the rows or columns per group, or each one's group.
 
-Heads have width 16; LLaMA has two of them per group.
+Heads have width 16; LLaMA and Phi have two of them per group.
 """
 FILES = {
     "llama": ("model.layers", {
         "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
         "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
     }),
+    "phi3": ("model.layers", {
+        "attn.qkv": "self_attn.qkv_proj", "attn.o": "self_attn.o_proj", "mlp.gateup": "mlp.gate_up_proj",
+        "mlp.down": "mlp.down_proj",
+    }),
     "roberta": ("roberta.encoder.layer", {
         "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
         "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
     }),
 }  # fmt: skip
-GROUPS = {"llama": 2, "roberta": 4}
+GROUPS = {"llama": 2, "phi3": 2, "roberta": 4}
 """Number of attention groups in each of two blocks, in addition to 12 channels."""
-CUT = {"llama": [0, 3, 4, 9, 15, 21, 27], "roberta": [0, 3, 5, 6, 9, 15, 17, 21, 27]}
+CUT = {
+    "llama": [0, 3, 4, 9, 15, 21, 27],
+    "phi3": [0, 3, 4, 9, 15, 21, 27],
+    "roberta": [0, 3, 5, 6, 9, 15, 17, 21, 27],
+}
 """Cut groups: attention groups and channels of both blocks."""
-CLOSE = {"llama": 1e-6, "roberta": 1e-4}
+CLOSE = {"llama": 1e-6, "phi3": 1e-6, "roberta": 1e-4}
 """Absolute tolerance of trained values.
 
 AdamW takes steps of 0.01 even for gradients near the rounding error, as some of the encoder's are.
@@ -72,7 +86,7 @@ SIZES = {
 }
 SST2 = {"task.name": "sst2", "data.source": "files", "data.path": "nowhere"}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-FAMILIES = ["llama", "roberta"]
+FAMILIES = ["llama", "phi3", "roberta"]
 
 
 class Classified:
@@ -93,12 +107,13 @@ class Classified:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny models of both families; the encoder has biases everywhere."""
+    """Tiny models; the encoder has biases everywhere."""
     return {
         "llama": save_model(
             tmp_path_factory.mktemp("llama"),
             llama_config(**SIZES, num_key_value_heads=2, head_dim=16),
         ),
+        "phi3": save_model(tmp_path_factory.mktemp("phi3"), tiny_config("phi3", **SIZES)),
         "roberta": save_encoder(
             tmp_path_factory.mktemp("roberta"), "roberta", **SIZES, **NO_DROPOUT
         ),
@@ -189,13 +204,9 @@ def test_units_are_worth_what_the_equations_say(
                 a, b = (values[key][f"{name}.lora_{which}"].double() for which in "ab")
                 ga, gb = (gradients[key][f"{name}.lora_{which}"].double() for which in "ab")
                 product = (gb @ a + b @ ga - gb @ ga) * (weights[name] + 2.0 * b @ a)
-                lines = (
-                    (product**2 if score == "exact" else product)
-                    .sum(dim=1 - side)
-                    .view(-1, size)
-                    .sum(dim=1)
-                )
-                own = lines if score == "exact" else lines**2
+                lines = (product**2 if score == "exact" else product).sum(dim=1 - side)
+                sums = torch.zeros_like(units[kind]).index_add(0, owners(size, len(lines)), lines)
+                own = sums if score == "exact" else sums**2
                 units[kind] += own / own.norm() if normalise else own
                 term += float(((b * gb) ** 2).sum())
             pieces += [units["groups"], units["channels"]]
@@ -242,14 +253,20 @@ def test_smaller_round_equals_masked_one(
     assert watch.taylor == pytest.approx(whole_watch.taylor, rel=1e-4)
 
 
+def owners(size: int | list[int], lines: int) -> Tensor:
+    """Return the group of each row or column: (lines,), int64."""
+    return torch.tensor(size) if isinstance(size, list) else torch.arange(lines) // size
+
+
 def zero_out(value: Tensor, name: str, family: str, cut: Any) -> None:
     """Set the cut rows or columns of one tensor to zero."""
     linear, _, kind = name.rpartition(".")
     of, side, size = SIDES[family][linear]
+    gone = torch.from_numpy(cut[of])
     if (kind, side) in (("lora_b", 0), ("weight", 0), ("bias", 0)):
-        value[torch.from_numpy(cut[of]).repeat_interleave(size)] = 0
+        value[gone[owners(size, len(value))]] = 0
     elif (kind, side) in (("lora_a", 1), ("weight", 1)):
-        value[:, torch.from_numpy(cut[of]).repeat_interleave(size)] = 0
+        value[:, gone[owners(size, value.shape[1])]] = 0
 
 
 def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> OpenedModel:

@@ -86,6 +86,19 @@ GEMMA3 = replace(
 )
 """Gemma 3 without vision: Gemma 2's names and norms of query and key heads."""
 
+PHI3 = replace(
+    LLAMA,
+    name="phi3",
+    model_types=("phi3",),
+    linears={
+        "attn.qkv": "self_attn.qkv_proj",
+        "attn.o": "self_attn.o_proj",
+        "mlp.gateup": "mlp.gate_up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+)
+"""Phi-3, Phi-3.5 and Phi-4: query, key and value are one matrix, and so are gate and up."""
+
 ATTENTION = {name: path for name, path in LLAMA.linears.items() if name.startswith("attn.")}
 
 MIXTRAL = replace(
@@ -189,6 +202,7 @@ FAMILIES: tuple[Family, ...] = (
     OLMO2,
     GEMMA2,
     GEMMA3,
+    PHI3,
     MIXTRAL,
     QWEN3_MOE,
     OPT,

@@ -22,7 +22,14 @@ from espalier.hf.whole.model import load_whole
 from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, fisher_name, score_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
-from espalier.models.structure import COLUMNS, GROUP_KINDS, ROWS, group_size, sizes_of
+from espalier.models.structure import (
+    COLUMNS,
+    GROUP_KINDS,
+    ROWS,
+    group_size,
+    rows_by_group,
+    sizes_of,
+)
 from espalier.progress import beats
 from pruning_kernels.groups.groups import coupled_sums
 from pruning_kernels.groups.mask_tuning import (
@@ -136,9 +143,10 @@ def _add(
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in GROUP_KINDS:
-            scores[kind].add_(
-                coupled_sums(products, side, group_size(model.plan, linear.name, kind)).cpu()
-            )
+            size = group_size(model.plan, linear.name, kind)
+            if (rows := rows_by_group(model.plan, linear.name, len(scores[kind]))) is not None:
+                products = products[rows]
+            scores[kind].add_(coupled_sums(products, side, size).cpu())
 
 
 class _Gradients:

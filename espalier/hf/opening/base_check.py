@@ -123,11 +123,12 @@ def _require_same_heads(model: OpenedModel) -> None:
         return
     family = model.family
     plan = model.plan
-    rows = {name: plan.blocks[0].linear(name).shape[0] for name in ("attn.q", "attn.k")}
+    heads = plan.blocks[0].linear("attn.o").shape[1] // plan.head_dim
+    groups = heads // plan.heads_per_group
     expected = {
         family.num_blocks_key: len(plan.blocks),
-        family.query_heads_key: rows["attn.q"] // plan.head_dim,
-        **({family.kv_heads_key: rows["attn.k"] // plan.head_dim} if family.kv_heads_key else {}),
+        family.query_heads_key: heads,
+        **({family.kv_heads_key: groups} if family.kv_heads_key else {}),
     }
     for key, value in expected.items():
         if (known := model.configured(key)) != value:

@@ -251,14 +251,19 @@ class OpenedModel:
             return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
         key = self.family.query_heads_key
         heads = self._count_of(key)
-        rows = block.linear("attn.q").shape[0]
-        key_rows = block.linear("attn.k").shape[0]
+        names = {linear.name for linear in block.linears}
+        query, keys = ("attn.q", "attn.k") if "attn.q" in names else ("attn.qkv", "attn.qkv")
+        rows = block.linear(query).shape[0]
+        key_rows = block.linear(keys).shape[0]
+        if query == keys:
+            rows = block.linear("attn.o").shape[1]
+            key_rows = (key_rows - rows) // 2
         head_dim = rows // heads
         if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
             raise InputError(
                 f"{self.directory / CONFIG}: {key} = {heads} does not match"
-                f" {block.linear('attn.q').parameter}, which has {rows} rows, and"
-                f" {block.linear('attn.k').parameter}, which has {key_rows}; set the key to its"
+                f" {block.linear(query).parameter}, which has {rows} rows, and"
+                f" {block.linear(keys).parameter}, which has {key_rows}; set the key to its"
                 " value in training"
             )
         return head_dim, heads // (key_rows // head_dim)

@@ -41,7 +41,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
         write_card(unfinished, card)
 
 
-SLICEABLE = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3")
+SLICEABLE = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "phi3")
 """Families that can be sliced.
 
 They have an RMS norm before attention and one before the feed-forward part, and code for their

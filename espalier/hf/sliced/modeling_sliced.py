@@ -28,6 +28,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -38,6 +40,7 @@ from transformers import (
 from transformers.models.granite.modeling_granite import GraniteDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer
@@ -96,6 +99,7 @@ FAMILIES: tuple[tuple[Any, Any, Any], ...] = (
     (Qwen3Config, Qwen3DecoderLayer, Qwen3ForCausalLM),
     (GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM),
     (SmolLM3Config, SmolLM3DecoderLayer, SmolLM3ForCausalLM),
+    (Phi3Config, Phi3DecoderLayer, Phi3ForCausalLM),
 )
 
 

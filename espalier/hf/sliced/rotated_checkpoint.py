@@ -25,7 +25,8 @@ Bases = Callable[[int], Tensor]
 
 READ_BEHIND = {
     "attn.q": "norm.attn", "attn.k": "norm.attn", "attn.v": "norm.attn",
-    "mlp.gate": "norm.mlp", "mlp.up": "norm.mlp",
+    "attn.qkv": "norm.attn",
+    "mlp.gate": "norm.mlp", "mlp.up": "norm.mlp", "mlp.gateup": "norm.mlp",
 }  # fmt: skip
 """Matrices that read the residual stream, and the norm whose output they read."""
 PLACES = {"norm.attn": 0, "norm.mlp": 1, "attn.o": 1, "mlp.down": 2}

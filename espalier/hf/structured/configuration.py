@@ -91,6 +91,9 @@ def plain_config(
         # transformers requires this of some families even if head_dim is given.
         if family.name in ("llama", "gemma2", "gemma3") and sizes.attn_reads % heads:
             return None
+        # The factors of long texts have a length that transformers compares with the number of heads.
+        if family.name == "phi3" and (config.get("rope_parameters") or {}).get("short_factor"):
+            return None
         config |= {
             "head_dim": plan.head_dim,
             family.query_heads_key: heads,

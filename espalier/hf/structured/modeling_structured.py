@@ -18,6 +18,7 @@ under ``structure``:
   instead of all dimensions
 """
 
+from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,8 @@ from transformers import (
     Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -58,6 +61,10 @@ LIKE_LLAMA = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
     "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+LIKE_PHI = {
+    "attn.qkv": "self_attn.qkv_proj", "attn.o": "self_attn.o_proj",
+    "mlp.gateup": "mlp.gate_up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 LIKE_OPT = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
@@ -154,8 +161,10 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
         shapes = {
             "attn.q": (query_rows, reads["attn"]),
             "attn.k": (key_rows, reads["attn"]), "attn.v": (key_rows, reads["attn"]),
+            "attn.qkv": (query_rows + 2 * key_rows, reads["attn"]),
             "attn.o": (writes["attn"], query_rows),
             "mlp.gate": (channels, reads["mlp"]), "mlp.up": (channels, reads["mlp"]),
+            "mlp.gateup": (2 * channels, reads["mlp"]),
             "mlp.down": (writes["mlp"], channels),
         }  # fmt: skip
         for name, path in paths.items():
@@ -166,11 +175,17 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
                 rows, columns = shapes[name]
                 like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
                 block.set_submodule(path, nn.Linear(columns, rows, wanted, **like))
-        attention = block.get_submodule(paths["attn.q"].rpartition(".")[0])
+        query = paths.get("attn.q") or paths["attn.qkv"]
+        attention = block.get_submodule(query.rpartition(".")[0])
         # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
+        if "attn.qkv" in paths:
+            # Phi splits the fused matrix by the number of heads in the configuration.
+            attention.config = copy(attention.config)
+            attention.config.num_attention_heads = heads
+            attention.num_key_value_heads = structure["groups"][index]
         if not lanes:
             continue
         everything = list(range(width))
@@ -206,6 +221,7 @@ FAMILIES: tuple[tuple[Any, Any, dict[str, str], str], ...] = (
     (Olmo2Config, Olmo2ForCausalLM, LIKE_LLAMA, "model.layers"),
     (Gemma2Config, Gemma2ForCausalLM, LIKE_LLAMA, "model.layers"),
     (Gemma3TextConfig, Gemma3ForCausalLM, LIKE_LLAMA, "model.layers"),
+    (Phi3Config, Phi3ForCausalLM, LIKE_PHI, "model.layers"),
     (OPTConfig, OPTForCausalLM, LIKE_OPT, "model.decoder.layers"),
     (BertConfig, BertForSequenceClassification, LIKE_BERT, "bert.encoder.layer"),
     (RobertaConfig, RobertaForSequenceClassification, LIKE_BERT, "roberta.encoder.layer"),
