@@ -14,6 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.run import parse
+from server_app.estimate.command import planned
+from server_app.estimate.estimate import Speeds
 from tests.hf.tiny_models import random_model, tiny_config
 
 TUNED = {
@@ -36,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llm-streamline": {"llm-streamline.pruning-ratio": 0.5, "llm-streamline.replacement": "none"},
     "slicegpt": {"slicegpt.width-multiple": 4},
 }
+SHORT = {"data.sequence-length": 32, "evaluation.sequence-length": 32}
 DENSE = ("granite", "smollm3", "phi3", "gemma2", "gemma3_text")
 CASES = [
     *((kind, method) for kind in DENSE for method in SETTINGS if method != "slicegpt"),
@@ -92,3 +96,9 @@ def test_experts_are_not_pruned(homes: dict[str, Home], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only attention can be tuned so far; set method to"):
         bench.run()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_a_run_with_experts_is_estimated(homes: dict[str, Home], kind: str) -> None:
+    settings = parse({"method": "fedpetuning", "lora.targets": "all"} | SHORT)
+    assert "memory" in planned(settings, OpenedModel(homes[kind].model)).long(Speeds())

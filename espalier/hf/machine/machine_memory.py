@@ -14,12 +14,13 @@ tensors that existed before.
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -155,6 +156,18 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
+def _first_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Pass all tokens through the first expert, as often as experts are chosen for a token.
+
+    Values, which fake tensors lack, would decide how many tokens each expert gets.
+    """
+    inputs = hidden.repeat_interleave(chosen.shape[-1], dim=0)
+    gate, up = nn.functional.linear(inputs, experts.gate_up_proj[0]).chunk(2, dim=-1)
+    outputs = nn.functional.linear(experts.act_fn(gate) * up, experts.down_proj[0])
+    weighted = outputs * weights.reshape(-1, 1).to(outputs.dtype)
+    return weighted.view(len(hidden), -1, hidden.shape[-1]).sum(dim=1)
+
+
 @contextmanager
 def traced(module: Any, dtype: torch.dtype) -> Iterator[LiveBytes]:
     """Run operations in this context on fake tensors, and count their memory.
@@ -171,6 +184,9 @@ def traced(module: Any, dtype: torch.dtype) -> Iterator[LiveBytes]:
     for parameter in module.parameters():
         if parameter.is_floating_point() and not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    for part in module.modules():
+        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+            part.forward = partial(_first_expert, part)
     with FakeTensorMode(allow_non_fake_inputs=True):
         module.to_empty(device="cpu")
         with LiveBytes([*module.parameters(), *module.buffers()]) as live:
