@@ -6,7 +6,14 @@ import pytest
 import torch
 from devices import assert_close
 from largest_tensor import LargestTensor
-from tiny_models import VOCABULARY, llama_config, save_model, token_sequences, whole_model
+from tiny_models import (
+    VOCABULARY,
+    llama_config,
+    save_model,
+    tiny_config,
+    token_sequences,
+    whole_model,
+)
 from torch import Tensor, nn
 from transformers import OPTConfig
 
@@ -18,9 +25,11 @@ from espalier.hf.stream.block_stream import BlockStream, logits_at, run_through,
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
 
-@pytest.fixture(scope="module", params=["untied", "tied", "opt"])
+@pytest.fixture(scope="module", params=["untied", "tied", "opt", "granite", "gemma2"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models with an untied head, a tied head, and embeddings of another width than the blocks."""
+    """Models with an untied head, a tied head, embeddings of another width, or changed logits."""
+    if request.param in ("granite", "gemma2"):
+        return save_model(tmp_path_factory.mktemp(request.param), tiny_config(request.param))
     if request.param == "opt":
         config = OPTConfig(
             vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,

@@ -22,6 +22,7 @@ from espalier.settings.run import RunSettings, parse
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Places, Teacher, predictions
 from espalier.training.initial_values import initial_adapters
+from tests.hf.tiny_models import random_model, tiny_config
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 BLOCKS = 5
@@ -150,11 +151,14 @@ def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedMode
     torch.testing.assert_close(teacher.last.of_samples([2, 0]), states[0][[2, 0]])
 
 
-@pytest.mark.parametrize("kind", ["llama", "opt", "opt-350m"])
+@pytest.mark.parametrize("kind", ["llama", "granite", "gemma2", "opt", "opt-350m"])
 def test_hidden_state_predictions_are_the_model_s(model: OpenedModel, kind: str) -> None:
     if kind == "llama":
         whole = AutoModelForCausalLM.from_pretrained(model.directory)
         family = model.family
+    elif kind in ("granite", "gemma2"):
+        whole = random_model(tiny_config(kind))
+        family = next(one for one in FAMILIES if one.name == kind)
     else:
         config = OPTConfig(
             vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
