@@ -146,8 +146,8 @@ class FamilyContract(ABC):
 
     def test_attention_groups(self, opened: OpenedModel) -> None:
         plan = opened.plan
-        groups = plan.blocks[0].linear("attn.k").shape[0] // plan.head_dim
-        assert (groups, plan.heads_per_group) == self.kv_groups
+        heads = plan.blocks[0].linear("attn.o").shape[1] // plan.head_dim
+        assert (heads // plan.heads_per_group, plan.heads_per_group) == self.kv_groups
 
     @torch.no_grad()
     def test_streamed_logits_equal_whole_model(

@@ -25,7 +25,9 @@ from espalier.hf.stream.edits import dense
 from espalier.hf.whole.model import load_whole
 from espalier.models.structure import Structure
 
-FAMILIES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    "llama", "llama with biases", "mistral", "qwen2", "qwen3", "granite", "smollm3", "phi3",
+)  # fmt: skip
 """Families with grouped queries.
 
 "llama with biases" has a tied head and biases on the residual stream; mistral and qwen2 have
@@ -68,6 +70,8 @@ def project(model: Any, found: Sequence[Tensor]) -> None:
     """
     onto = [basis.double() @ basis.double().T for basis in found]
     seen: dict[str, Tensor] = {}
+    # Granite scales what a block adds.
+    scale = getattr(model.config, "residual_multiplier", 1.0)
 
     def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen["residual"] = inputs[0]
@@ -75,7 +79,8 @@ def project(model: Any, found: Sequence[Tensor]) -> None:
     def led_on(place: int) -> Any:
         def hook(_: nn.Module, inputs: Any, output: Any) -> Any:
             added = output[0] if isinstance(output, tuple) else output
-            changed = (seen["residual"] + added) @ onto[place] - seen["residual"]
+            projected = (seen["residual"] + scale * added) @ onto[place]
+            changed = (projected - seen["residual"]) / scale
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         return hook
@@ -238,7 +243,7 @@ def test_unsliceable_model_is_told_alternatives(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
     with pytest.raises(
         EspalierError,
-        match=r"model_type = 'opt': .*only RMS norms.* llama, mistral, qwen2, qwen3 .*name one",
+        match=r"model_type = 'opt': .*only RMS norms.* llama, mistral, qwen2, qwen3, .*name one",
     ):
         SlicedModel(model, lambda place: torch.eye(32), 32)
 
