@@ -1,5 +1,7 @@
 """Methods refuse a family with which they cannot be exact, in one sentence, before a run."""
 
+from typing import Any
+
 import pytest
 
 from espalier.errors import InputError
@@ -23,7 +25,14 @@ REFUSED = {
 }
 KINDS = ("granite", "smollm3", "olmo2", "phi3", "gemma2", "gemma3_text")
 TUNING = ("fedpetuning", "hetlora")
-SMALL = {"fedsoda": {"fedsoda.groups": 1, "fedsoda.group-layers": 1}}
+SMALL: dict[str, dict[str, Any]] = {
+    "fedsoda": {
+        "fedsoda.groups": 1,
+        "fedsoda.group-layers": 1,
+        "fedsoda.emulator": "stored",
+        "training.base": "float32",
+    }
+}
 """Settings that fit six blocks, by method."""
 
 
