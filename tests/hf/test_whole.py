@@ -73,9 +73,16 @@ def test_decoder_equals_that_of_transformers(
     expected = whole_model(directory, dtype)
     assert type(found) is type(expected)
     assert same(bits(found), bits(expected))
-    assert {name: (value.dtype, value.shape) for name, value in found.named_buffers()} == {
-        name: (value.dtype, value.shape) for name, value in expected.named_buffers()
-    }
+    buffers, wanted = (
+        {
+            name: (value.dtype, value.shape)
+            for name, value in own.named_buffers()
+            # Gemma casts it to the dtype of the embedding whenever it uses it.
+            if not name.endswith("embed_scale")
+        }
+        for own in (found, expected)
+    )
+    assert buffers == wanted
     samples = token_sequences(3, 9)
     assert torch.equal(found(input_ids=samples).logits, expected(input_ids=samples).logits)
     tied = found.get_output_embeddings().weight is found.get_input_embeddings().weight

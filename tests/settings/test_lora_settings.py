@@ -45,7 +45,7 @@ def test_targets_are_names() -> None:
         (
             "targets",
             "q_proj",
-            "there are attn.q, attn.k, attn.v, attn.o, mlp.gate, mlp.up, mlp.down",
+            "there are attn.q, attn.k, attn.v, attn.qkv, attn.o",
         ),
         ("targets", "all,attn.q", "neither 'all' nor a list of canonical names"),
         ("layers", "", "neither 'all' nor a list of numbers and ranges"),
