@@ -37,7 +37,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedspallm": {},
     "flap": {},
     "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
-    "llm-streamline": {"llm-streamline.pruning-ratio": 0.5, "llm-streamline.replacement": "none"},
+    "llm-streamline": {
+        "llm-streamline.pruning-ratio": 0.5,
+        "llm-streamline.steps": 2,
+        "llm-streamline.batch-size": 2,
+    },
     "slicegpt": {"slicegpt.multiple": 4},
 }
 SHORT = {"data.sequence-length": 32, "evaluation.sequence-length": 32}

@@ -4,22 +4,16 @@ Both give the same logits and the same tokens, and the model has the counted par
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny_model import save_tokenizer
+from tiny_models import tiny_config
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from espalier.errors import EspalierError
@@ -38,23 +32,16 @@ from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
-SHAPE = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-KINDS: dict[str, Any] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-}
+KINDS = ("llama", "qwen2", "mistral", "granite", "smollm3", "gemma2", "gemma3_text")
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    folder, (config, kind) = tmp_path_factory.mktemp(request.param), KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    sizes = {"vocab_size": save_tokenizer(folder), "num_hidden_layers": 3, "head_dim": 8}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = kind(config(vocab_size=save_tokenizer(folder), **SHAPE))
+        made = AutoModelForCausalLM.from_config(tiny_config(request.param, **sizes))
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     made.save_pretrained(folder)
@@ -142,7 +129,10 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
     chosen = random_gates(gates, 0.5)
     whole = load_whole(model, CPU, "float32")
     seen = list[Tensor]()
-    norm = whole.model.layers[1].post_attention_layernorm
+    norm = whole.model.layers[1].get_submodule(model.family.norms["norm.mlp"])
+    is_gemma = model.family.name.startswith("gemma")
+    scale = 1 + norm.weight if is_gemma else norm.weight
+    epsilon = norm.eps if is_gemma else norm.variance_epsilon
     with (
         torch.no_grad(),
         Routing(whole, model.family, 3, "read").by(
@@ -154,7 +144,7 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
     stream, found = seen
     dimensions = chosen[1, "mlp_reads"].nonzero().squeeze(1)
     expected = torch.nn.functional.rms_norm(
-        stream[..., dimensions], (len(dimensions),), norm.weight[dimensions], norm.variance_epsilon
+        stream[..., dimensions], (len(dimensions),), scale[dimensions], epsilon
     )
     torch.testing.assert_close(found[..., dimensions], expected)
     assert not found[..., ~chosen[1, "mlp_reads"]].any()

@@ -226,20 +226,28 @@ def test_opening_asks_for_no_custom_code(saved: dict[str, Path], tmp_path: Path)
     assert "custom code" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["qwen2"])
-def test_sliding_blocks_stay_sliding(tmp_path: Path, name: str) -> None:
-    """Older files have no ``layer_types``: blocks from 2 on slide, by their number in the base."""
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen2", "layer_types"),
+        ("gemma2", "layer_types"),
+        ("gemma3_text", "layer_types"),
+        ("smollm3", "no_rope_layers"),
+    ],
+)
+def test_blocks_keep_their_types(tmp_path: Path, name: str, key: str) -> None:
+    """Older files have no list of types, which follow from the blocks' numbers in the base."""
     base = save(tmp_path / "base", name)
     config = json.loads((base / "config.json").read_text())
-    types = config.pop("layer_types")
+    types = config.pop(key)
     assert len(set(types)) == 2
     (base / "config.json").write_text(json.dumps(config))
     model = OpenedModel(base)
     small = OpenedModel(base, Structure.whole(model.plan).with_blocks([0, 2, 3]))
-    assert small.config["layer_types"] == [types[0], types[2], types[3]]
+    assert small.config[key] == [types[0], types[2], types[3]]
     export_structured(small, dense, tmp_path / "plain", "plain")
     written = whole_model(tmp_path / "plain")
-    assert written.config.layer_types == [types[0], types[2], types[3]]
+    assert getattr(written.config, key) == [types[0], types[2], types[3]]
 
 
 def test_plain_cut_of_compact_needs_no_code(saved: dict[str, Path], tmp_path: Path) -> None:
