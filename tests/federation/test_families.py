@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, Home, home, summary
+from bench import Bench, Home, home, private_text, summary
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -61,7 +61,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Home]:
     found = {}
     for kind in {kind for kind, _ in CASES}:
         folder = tmp_path_factory.mktemp(kind)
-        random_model(tiny_config(kind, vocab_size=300)).save_pretrained(folder)
+        random_model(tiny_config(kind, vocab_size=300, num_hidden_layers=4)).save_pretrained(folder)
         for file in shared.model.glob("token*"):
             (folder / file.name).write_bytes(file.read_bytes())
         found[kind] = Home(folder, shared.public)
@@ -108,3 +108,23 @@ def test_experts_are_not_pruned(homes: dict[str, Home], tmp_path: Path) -> None:
 def test_a_run_with_experts_is_estimated(homes: dict[str, Home], kind: str) -> None:
     settings = parse({"method": "fedpetuning", "lora.targets": "all"} | SHORT)
     assert "memory" in planned(settings, OpenedModel(homes[kind].model)).long(Speeds())
+
+
+@pytest.mark.parametrize("kind", ["granite", "smollm3", "phi3", "gemma2"])
+def test_a_sub_model_keeps_the_types_of_its_blocks(
+    homes: dict[str, Home], tmp_path: Path, kind: str
+) -> None:
+    """FedSODA writes the sub-model in plain form and aligns its logits with the model's."""
+    settings = TUNED | {
+        "training.base": "float32",
+        "fedsoda.emulator": "stored",
+        "fedsoda.adapter-layers": 1,
+        "fedsoda.group-layers": 1,
+        "fedsoda.groups": 1,
+        "fedsoda.pre-align-steps": 2,
+        "fedsoda.public-samples": 4,
+        "fedsoda.public-text": str(tmp_path / "align.txt"),
+    }
+    (tmp_path / "align.txt").write_text(private_text(98))
+    bench = Bench(tmp_path, "fedsoda", settings, num_clients=2, home=homes[kind])
+    assert summary(bench.run())["status"] == "completed"
