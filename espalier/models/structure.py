@@ -17,6 +17,9 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from espalier.errors import EspalierError, InputError
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 
@@ -386,36 +389,25 @@ def kept_indices(
     """
     kind = kinds[linear]
     kept = block.kept(kind)
-    if len(kept) == getattr(structure.base[block.source], kind):
-        return None
     total = getattr(structure.base[block.source], kind)
-    return _indices(plan, linear, kind, kept, total) if group_size(plan, linear, kind) > 1 else kept
-
-
-def _indices(plan: ModelPlan, linear: str, kind: str, kept: Sequence[int], total: int) -> list[int]:
-    """Return the rows or columns of some of a matrix's ``total`` groups, ascending."""
-    found = list[int]()
-    start = 0
-    # The rows or columns of a group are contiguous, in a fused matrix within each of its parts.
-    for part in FUSED.get(linear, (linear,)):
-        size = group_size(plan, part, kind)
-        found += [start + group * size + at for group in kept for at in range(size)]
-        start += total * size
-    return found
-
-
-def rows_by_group(plan: ModelPlan, linear: str, total: int) -> list[int] | None:
-    """Return the rows of a fused matrix, group by group; None if groups are contiguous anyway.
-
-    ``total`` is the number of groups.
-    """
-    if linear not in FUSED:
+    if len(kept) == total:
         return None
-    return [
-        row
-        for group in range(total)
-        for row in _indices(plan, linear, ROWS[linear], [group], total)
-    ]
+    lines = lines_of_groups(plan, linear, kind, total)
+    return kept if lines.shape[1] == 1 else np.sort(lines[list(kept)].ravel()).tolist()
+
+
+def lines_of_groups(plan: ModelPlan, linear: str, kind: str, total: int) -> NDArray[np.int64]:
+    """Return the rows or columns of each group or dimension of a matrix: (total, lines per group).
+
+    They are contiguous, in a fused matrix within each of its parts.
+    """
+    parts = []
+    start = 0
+    for part in FUSED.get(linear, (linear,)) if kind in GROUP_KINDS else (linear,):
+        size = group_size(plan, part, kind)
+        parts.append(start + np.arange(total * size).reshape(total, size))
+        start += total * size
+    return np.concatenate(parts, axis=1)
 
 
 def group_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from espalier.hf.whole.adapters import module_path
 from espalier.methods.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
-from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of, rows_by_group
+from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of, lines_of_groups
 from espalier.training.adapted_model import AdaptedModel
 from pruning_kernels.lora.factors import Factors
 from pruning_kernels.lora.importance import (
@@ -85,9 +85,11 @@ class GroupImportance:
                 kind, side = kind_of(name)
                 linear = whole.get_submodule(module_path(self.model.family, index, name)).base_layer
                 size = group_size(self.model.plan, name, kind)
-                rows = rows_by_group(self.model.plan, name, adapter.linear.shape[side] // size)
+                total = adapter.linear.shape[side] // size
+                lines = lines_of_groups(self.model.plan, name, kind, total)
+                order = torch.from_numpy(lines.ravel())
                 values = group_importance(
-                    _weight(linear), factors, learnt, side, size, self.how.score, rows
+                    _weight(linear), factors, learnt, side, size, self.how.score, order
                 )
                 found.setdefault((index, kind), []).append(values.cpu())
             term += taylor_term(factors.b, learnt.b)

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 
-def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
+def coupled_sums(scores: Tensor, side: int, size: int, order: Tensor | None = None) -> Tensor:
     """Return the sum of a matrix's scores over the weights of each group: (groups,), float64.
 
     Parameters
     ----------
     scores : (rows, columns), any floating dtype
     side : 0 if a group consists of rows, 1 if it consists of columns
-    size : number of consecutive rows or columns of a group
+    size : number of rows or columns of a group, which are consecutive
+    order : rows or columns group by group, int64, if those of a group are not consecutive
     """
     lines = scores.sum(dim=1 - side, dtype=torch.float64)
+    lines = lines if order is None else lines[order]
     return lines.view(-1, size).sum(dim=1)
 
 

@@ -53,7 +53,7 @@ def group_importance(
     side: int,
     size: int,
     score: Score = "exact",
-    order: Sequence[int] | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Return the importance of each prunable group of a matrix in one step.
 
@@ -68,7 +68,7 @@ def group_importance(
         attention's output, down)
     size : number of rows or columns of a group, which are consecutive
     score : see the module's docstring
-    order : rows or columns group by group, if those of a group are not consecutive
+    order : rows or columns group by group, int64, if those of a group are not consecutive
 
     Returns
     -------
@@ -91,7 +91,7 @@ def group_importance(
                 sums[rows] = products.sum(dim=1)
             else:
                 sums += products.sum(dim=0)
-        sums = sums if order is None else sums[list(order)]
+        sums = sums if order is None else sums[order]
         return sums.view(-1, size).sum(dim=1)
     if side == 0:
         # <P_m, (M Q^T)_m> with M Q^T = W Q^T + s B (A Q^T), whose last product is small.
@@ -104,7 +104,7 @@ def group_importance(
         for rows, block in _blocks(weight, factors.shape[0]):
             product.addmm_(p[rows].T, block)
         sums = product.mul_(q).sum(dim=0)
-    sums = sums if order is None else sums[list(order)]
+    sums = sums if order is None else sums[order]
     return sums.view(-1, size).sum(dim=1).square()
 
 

@@ -15,7 +15,7 @@ from espalier.methods.fedspine import STRUCTURE, trained
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_of_key
-from espalier.models.structure import Structure, group_size, kind_of, rows_by_group
+from espalier.models.structure import Structure, kind_of, lines_of_groups
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_means import KeptFactors
 from pruning_kernels.lora.factors import Factors
@@ -151,10 +151,10 @@ class RefinedResult(AdapterResult):
         name = adapter.linear.name
         kind, _ = kind_of(name)
         kept = ~self.cut_of(client)[self.groups.at(index, kind)]
-        lines = np.repeat(kept, group_size(self.groups.plan, name, kind))
-        if (rows := rows_by_group(self.groups.plan, name, len(kept))) is not None:
-            lines[rows] = lines.copy()
-        return torch.from_numpy(lines)
+        lines = lines_of_groups(self.groups.plan, name, kind, len(kept))
+        found = np.zeros(lines.size, np.bool_)
+        found[lines[kept]] = True
+        return torch.from_numpy(found)
 
     def part_of(self, key: str, adapter: Adapter, keep: Tensor) -> KeptFactors | None:
         """Return the part of the last global update on rows or columns ``keep``.

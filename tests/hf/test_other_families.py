@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from family_contract import FamilyContract
-from tiny_models import tiny_config
+from tiny_models import LONG, tiny_config
 from transformers import PretrainedConfig
 
 LLAMA_NAMES = {
@@ -104,6 +104,13 @@ class TestPhi3(OtherFamily):
         "mlp.gateup": "mlp.gate_up_proj",
         "mlp.down": "mlp.down_proj",
     }
+
+
+class TestPhi4(TestPhi3):
+    """Phi-4 mini, whose rotary embeddings differ for texts that are longer than 8 tokens."""
+
+    def config(self, **changes: Any) -> PretrainedConfig:
+        return super().config(**LONG | changes)
 
 
 class MixtureOfExperts(OtherFamily):

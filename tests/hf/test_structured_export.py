@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from structured_models import DECODERS, WITH_RESIDUAL, save, uneven
-from tiny_models import CPU, token_sequences, whole_model
+from tiny_models import CPU, LONG, save_model, tiny_config, token_sequences, whole_model
 from torch import Tensor
 
 from espalier.errors import EspalierError
@@ -224,6 +224,21 @@ def test_opening_asks_for_no_custom_code(saved: dict[str, Path], tmp_path: Path)
     )
     assert (done.returncode, done.stdout) == (0, "96\n"), done.stderr
     assert "custom code" not in done.stderr
+
+
+@torch.no_grad()
+def test_phi_with_long_texts_and_fewer_heads_is_compact(tmp_path: Path) -> None:
+    """transformers refuses a plain configuration whose number of heads does not fit its factors."""
+    base = OpenedModel(save_model(tmp_path / "base", tiny_config("phi3", **LONG)))
+    kept = {index: {"groups": [index], "channels": range(20)} for index in range(2)}
+    small = OpenedModel(base.directory, Structure.whole(base.plan).keeping(kept))
+    assert best_form(small) == "compact"
+    export_structured(small, dense, tmp_path / "compact", "compact")
+    found = whole_model(tmp_path / "compact")(input_ids=SAMPLES).logits
+    torch.testing.assert_close(found, logits(small), rtol=1e-5, atol=1e-5)
+    channels = {index: {"channels": range(20)} for index in range(2)}
+    narrow = OpenedModel(base.directory, Structure.whole(base.plan).keeping(channels))
+    assert best_form(narrow) == "plain"
 
 
 @pytest.mark.parametrize(

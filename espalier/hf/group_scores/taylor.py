@@ -27,7 +27,7 @@ from espalier.models.structure import (
     GROUP_KINDS,
     ROWS,
     group_size,
-    rows_by_group,
+    lines_of_groups,
     sizes_of,
 )
 from espalier.progress import beats
@@ -144,9 +144,10 @@ def _add(
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in GROUP_KINDS:
             size = group_size(model.plan, linear.name, kind)
-            if (rows := rows_by_group(model.plan, linear.name, len(scores[kind]))) is not None:
-                products = products[rows]
-            scores[kind].add_(coupled_sums(products, side, size).cpu())
+            order = torch.from_numpy(
+                lines_of_groups(model.plan, linear.name, kind, len(scores[kind])).ravel()
+            )
+            scores[kind].add_(coupled_sums(products, side, size, order).cpu())
 
 
 class _Gradients:

@@ -91,8 +91,9 @@ def plain_config(
         # transformers requires this of some families even if head_dim is given.
         if family.name in ("llama", "gemma2", "gemma3") and sizes.attn_reads % heads:
             return None
-        # The factors of long texts have a length that transformers compares with the number of heads.
-        if family.name == "phi3" and (config.get("rope_parameters") or {}).get("short_factor"):
+        # transformers compares the number of Phi's factors for long texts with the number of heads.
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if family.name == "phi3" and "short_factor" in rope:
             return None
         config |= {
             "head_dim": plan.head_dim,
