@@ -75,9 +75,14 @@ class Sizes:
 
     @cached_property
     def largest_matrix(self) -> int:
-        """Number of weights of the largest matrix in a block."""
+        """Number of weights of the largest matrix in a block, or of its stacked experts."""
         return max(
-            linear.num_weights for block in self.model.plan.blocks for linear in block.linears
+            size
+            for block in self.model.plan.blocks
+            for size in (
+                *(linear.num_weights for linear in block.linears),
+                *(math.prod(shape) for _, shape in block.others),
+            )
         )
 
     @cached_property

@@ -7,14 +7,16 @@ of blocks.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
-from espalier.hf.files.expert_checkpoint import ExpertCheckpoint
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.opening.opened import OpenedModel, forget_named_code
@@ -43,7 +45,7 @@ def load_plain(
     num_labels : number of classes of an encoder's new head; None for a decoder, or to load the head
     in_memory : True loads all weights; False leaves them in the files and reads them when a module
         computes. Weights that the files hold in NF4 are always loaded, in 4 bits, because
-        bitsandbytes cannot read them module by module; so are experts, which transformers stacks
+        bitsandbytes cannot read them module by module
 
     Returns
     -------
@@ -52,7 +54,7 @@ def load_plain(
         ``unexpected_keys`` and so on
     """
     with _quiet():
-        if in_memory or isinstance(model.checkpoint, (QuantisedCheckpoint, ExpertCheckpoint)):
+        if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
             whole, found = _from_pretrained(model, num_labels, dtype=dtype)
             return whole.to(device).eval(), found
         return _on_disk(model, dtype, device, num_labels)
@@ -84,7 +86,13 @@ def _on_disk(
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
     skeleton = model.new_skeleton(num_labels or any_labels)
     device_map = {path: "cpu" if path in kept else "disk" for path, _ in _with_tensors(skeleton)}
-    whole, found = _from_pretrained(model, num_labels, dtype=stored, device_map=device_map)
+    options: dict[str, Any] = {"dtype": stored, "device_map": device_map}
+    if model.family.experts:
+        # transformers writes the stacked experts of a block to files of its own.
+        options["offload_folder"] = mkdtemp(prefix="espalier-experts-")
+    whole, found = _from_pretrained(model, num_labels, **options)
+    if model.family.experts:
+        finalize(whole, shutil.rmtree, options["offload_folder"])
     # The hooks hold the map of weights, so it is read before they are removed.
     weights = _weights_of(whole)
     _unhook(whole)
