@@ -17,6 +17,7 @@ from tiny_models import random_masks, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -160,6 +161,15 @@ class FamilyContract(ABC):
         )
         expected = whole_model(opened.directory)(input_ids=samples, use_cache=False).logits
         assert_close(found, expected)
+
+    @torch.no_grad()
+    def test_perplexity_equals_plain_transformers(
+        self, opened: OpenedModel, computing: Computing
+    ) -> None:
+        samples = token_sequences(4, 11)
+        (found,) = mean_losses(BlockStream(opened, computing), {"text": samples}).values()
+        expected = whole_model(opened.directory)(input_ids=samples, labels=samples).loss.item()
+        assert math.exp(found) == pytest.approx(math.exp(expected), rel=1e-4)
 
     def test_blockwise_pruning_equals_whole_pruning(
         self, opened: OpenedModel, computing: Computing
