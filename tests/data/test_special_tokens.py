@@ -1,6 +1,7 @@
 """Tokens that a tokenizer appends to a text do not change the model's input for a task."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,9 @@ def test_options_are_split_as_by_a_slow_reference(task: str, kind: tuple[bool, b
     )
     item = item_of(task)
     made = raw_tokenizer(prefix_space)
-    found = as_tests(settings, [item], tokenizer_adding(*kind), classes=False, positions=None)
+    decoder = SimpleNamespace(kind="decoder")
+    model = SimpleNamespace(tokenizer=tokenizer_adding(*kind), family=decoder, num_positions=None)
+    found = as_tests(settings, [item], model)
     assert len(found.requests) == len(item.options)
     for one, (context, continuation) in zip(found.requests, item.requests, strict=True):
         before, answer = split_slowly(made, start, context, continuation)
