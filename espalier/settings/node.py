@@ -243,6 +243,9 @@ class NodeSettings(Table):
     device: Literal["", "auto", "cpu", "cuda"] = Field(
         "", description="Device of this site; empty: as the run says."
     )
+    attention: Literal["", "sdpa", "flash_attention_2", "eager"] = Field(
+        "", description="Implementation of attention at this site; empty: as the run says."
+    )
     threads: int = Field(
         0,
         ge=0,

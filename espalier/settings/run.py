@@ -316,6 +316,13 @@ class RunSettings(Table):
             " files."
         ),
     )
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
+        "sdpa",
+        description=(
+            "Implementation of attention in transformers. `flash_attention_2` needs a CUDA device,"
+            " the package flash-attn, and `bfloat16` or `float16`."
+        ),
+    )
     activations: Literal["memory", "disk"] = Field(
         "memory",
         description=(

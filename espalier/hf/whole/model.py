@@ -61,6 +61,7 @@ def load_whole(
         bitsandbytes is not installed; or the cache is not writable.
     """
     whole = model.new_skeleton(num_labels)
+    computing.choose_attention(whole)
     sources = _sources(model, whole)
     dtype = computing.dtype if base == "nf4" else getattr(torch, base)
     # First, so that the blocks' linears are never in memory at full precision.
