@@ -176,9 +176,11 @@ class Loop:
         ]
         counted = sum(num_counted(batch) for batch in batches)
         total = 0.0
-        device = next(iter(self.parameters.values())).device
+        devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
+        device = devices[0]
         for place, batch in enumerate(batches):
-            with _seeded(derive_seed(self.seed, "dropout", server_round=step, block=place), device):
+            seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
+            with _seeded(seed, [one for one in devices if one.type == "cuda"]):
                 summed = self.loss(self._called, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
@@ -199,10 +201,8 @@ class Loop:
             for name, value in self.parameters.items()
             if value.grad is not None
         }
-        norms = [gradient.norm() for gradient in gradients.values()]
-        finite = math.isfinite(loss) and (
-            not norms or bool(torch.isfinite(torch.stack(norms).norm()))
-        )
+        norm = nn.utils.get_total_norm(gradients.values())
+        finite = math.isfinite(loss) and bool(torch.isfinite(norm))
         self.observer(step, gradients if finite else {})
 
     def _finish(
@@ -224,12 +224,12 @@ class Loop:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed dropout within the block, and then restore the generators of the CPU and the device."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+def _seeded(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Seed dropout within the block, and then restore the generators of CPU and CUDA devices."""
+    with torch.random.fork_rng(devices):
         # torch.manual_seed would also seed devices that are not used here.
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
+        for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield

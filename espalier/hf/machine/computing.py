@@ -35,6 +35,8 @@ class Computing:
     """Folder on whose disk hidden states between blocks are stored; None keeps them in memory."""
     attention: str = "sdpa"
     """Implementation of attention in transformers."""
+    spread: tuple[torch.device, ...] = ()
+    """Devices over which a model for tuning is spread; empty: ``device`` holds it."""
 
     def choose_attention(self, model: Any) -> None:
         """Let a model of Hugging Face use the implementation; ``sdpa`` is transformers' default."""
@@ -95,7 +97,21 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
         threads,
         folder if on_disk else None,
         attention,
+        _devices(node) if device == "cuda" else (),
     )
+
+
+def _devices(node: NodeSettings | None) -> tuple[torch.device, ...]:
+    """Return the CUDA devices over which a node spreads a model; empty if it has or wants one."""
+    number = torch.cuda.device_count()
+    if node is None or node.device_map != "auto" or number < 2:
+        return ()
+    return tuple(torch.device("cuda", index) for index in range(number))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a CUDA device in bytes."""
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _require_flash_attention(device: str, settings: RunSettings) -> None:
