@@ -19,6 +19,7 @@ from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -115,7 +116,9 @@ def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: 
     settings = parse(
         {"method": "fedpetuning", "task.name": name, "data.source": "files", "data.path": "unused"}
     )
-    return as_tests(settings, items, tokenizer, classes=False, positions=max_tokens)
+    decoder = SimpleNamespace(kind="decoder")
+    model = SimpleNamespace(tokenizer=tokenizer, family=decoder, num_positions=max_tokens)
+    return as_tests(settings, items, model)
 
 
 def compare_options(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
@@ -53,6 +53,8 @@ def require_fit(
     if not (simulation or settings.job.NEEDS_BASE_MODEL):
         require_known_tokenizer(model.directory)
     fleet_of_run(settings, simulation=simulation)
+    if settings.tunes and settings.task.name != TEXT and settings.task.packing:
+        _require_packing(model)
     if (
         settings.evaluation.every
         and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS
@@ -64,7 +66,7 @@ def require_fit(
     if (
         settings.tunes
         and settings.task.name != TEXT
-        and task_named(settings.task.name).generation
+        and task_of(settings).generation
         and tests.items
     ):
         _require_room_for_answers(settings, model, tests)
@@ -84,6 +86,15 @@ def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTe
         require_same_encoder(model, computing, labels)
     else:
         require_same_logits(model, computing, next(iter(tests.texts.values()))[:A_FEW])
+
+
+def _require_packing(model: OpenedModel) -> None:
+    """Raise InputError unless the model can attend within the records of a packed row only."""
+    if not model.family.packs:
+        raise InputError(
+            f"task.packing = true: models of the family {model.family.name} do not separate packed"
+            " records; leave it out"
+        )
 
 
 def _require_room_for_answers(

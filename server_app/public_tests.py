@@ -7,7 +7,7 @@ from torch import Tensor
 
 from espalier.data.client_items import as_tests, public_items
 from espalier.data.public_text import public_samples
-from espalier.data.tasks.catalogue import TASKS, task_named
+from espalier.data.tasks.catalogue import TASKS, task_of
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import InputError
@@ -64,7 +64,7 @@ def public_tests(
         if not tunes or settings.task.name == TEXT:
             return PublicTests(texts)
         return _of_task(settings, model, texts, 0)
-    classes = settings.task.num_classes
+    classes = settings.num_classes
     if not classes:
         *names, last = (name for name, task in TASKS.items() if task.classes)
         raise InputError(
@@ -84,7 +84,7 @@ def _of_task(
     metrics: tuple[str, ...] = ("loss",)
     if num_classes:
         metrics = ("acc", "loss")
-    elif "acc" in task_named(settings.task.name).metrics:
+    elif "acc" in task_of(settings).metrics:
         metrics = ("acc", "acc_norm", "loss")
-    encoded = as_tests(settings, items, model.tokenizer, num_classes > 0, model.num_positions)
+    encoded = as_tests(settings, items, model)
     return PublicTests(texts, items, encoded, metrics, num_classes)

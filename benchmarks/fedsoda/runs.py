@@ -21,7 +21,7 @@ from benchmarks.fedsoda.cells import FEDPETUNING, IID, IN_DOMAIN, METHODS, Cell,
 from benchmarks.fedsoda.sources import Sources
 from client_app.app import app
 from espalier.data.client_items import as_tests, public_items
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
@@ -161,7 +161,7 @@ class Bench:
         )
 
     def _encoded(self, items: list[Item]) -> ScoredItems:
-        return as_tests(self.plain, items, self.model.tokenizer, False, self.model.num_positions)
+        return as_tests(self.plain, items, self.model)
 
     @cached_property
     def _adapted(self) -> AdaptedModel:
@@ -192,11 +192,7 @@ class Bench:
         Accuracies are those of guessing, or of the most frequent class.
         """
         items = public_items(self.plain)
-        share = (
-            majority_share(items)
-            if task_named(self.plain.task.name).classes
-            else chance_of_options(items)
-        )
+        share = majority_share(items) if task_of(self.plain).classes else chance_of_options(items)
         return {
             "loss": uniform_loss(len(self.model.tokenizer)),
             **{name: share for name in self.dense if name != "loss"},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from espalier.data.client_items import public_items
 from espalier.data.passages import digest
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.reading import items_in
 from espalier.errors import InputError
@@ -98,7 +98,7 @@ def is_public(item: Item) -> bool:
 
 def _numbered(settings: RunSettings, train: Path) -> Iterator[tuple[str, Item]]:
     """Yield each record as a line of JSON, and its item."""
-    items = items_in(task_named(settings.task.name), str(train)).items()
+    items = items_in(task_of(settings), str(train)).items()
     with open(train, encoding="utf-8", newline="\n") as file:
         for line, item in zip((line for line in file if line.strip()), items, strict=True):
             yield json.dumps(json.loads(line), ensure_ascii=False) + "\n", item

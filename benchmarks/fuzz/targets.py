@@ -97,7 +97,7 @@ def _run_settings() -> Target:
         if isinstance(settings.job, FedSpaLLMSettings):
             settings.job.sparsity_of(2, settings.federation.rounds)
         if settings.tunes:
-            adapter_plan(PLAN, settings.lora, settings.task.num_classes)
+            adapter_plan(PLAN, settings.lora, settings.num_classes)
 
     return target
 

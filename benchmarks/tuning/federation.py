@@ -130,16 +130,13 @@ class Federation:
 
         Clients without held-out items have no entry.
         """
-        classes = self.model.family.kind == "encoder"
         most = self.settings.task.max_test_items or None
         held = {
             client: client_items(self.settings, simulated_node(), client)[1][:most]
             for client in self.sequences
         }
-        tokenizer = self.model.tokenizer
-        positions = self.model.num_positions
         return {
-            client: as_tests(self.settings, items, tokenizer, classes, positions)
+            client: as_tests(self.settings, items, self.model)
             for client, items in held.items()
             if items
         }

@@ -79,11 +79,7 @@ class Bench:
         """Public test items."""
         if self._public is None:
             settings = self.settings(self.seeds[0])
-            classes = self.model.family.kind == "encoder"
-            items = public_items(settings)
-            self._public = as_tests(
-                settings, items, self.model.tokenizer, classes, self.model.num_positions
-            )
+            self._public = as_tests(settings, public_items(settings), self.model)
         return self._public
 
 

@@ -244,7 +244,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
     def model_of(name: str) -> Any:
         if name == "dense":
-            untrained = head_plan(site.model.plan, site.settings.task.num_classes)
+            untrained = head_plan(site.model.plan, site.settings.num_classes)
             return site.load(
                 site.model, site.computing, site.settings, untrained, fedpetuning.cache_of(site)
             ).whole

@@ -13,7 +13,8 @@ import torch
 from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.amounts import count
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
+from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export
 from espalier.hf.opening.opened import OpenedModel
@@ -60,6 +61,7 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
+    add_chat_template(site.settings.task, model, target)
     with _removed_if_wrong(target):
         check_export(stream, edits, target, drawn)
 
@@ -72,9 +74,7 @@ def write_own_encoder(
     head = tensors[HEAD_KEY]
     edits = merged(adapters, tensors)
     target.parent.mkdir(parents=True, exist_ok=True)
-    export_encoder(
-        model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
-    )
+    export_encoder(model, edits, head, task_of(site.settings).classes, target, _card(site, model))
     with _removed_if_wrong(target):
         check_encoder(model, edits, head, target)
 

@@ -153,11 +153,7 @@ def require_own_data(site: Site, header: Header) -> None:
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
     """Return the held-out items; only this node's log says how many were truncated."""
-    classes = site.model.family.kind == "encoder"
-    model = site.model
-    own = held_out_items(
-        site.settings, site.node, model.tokenizer, header.client, classes, model.num_positions
-    )
+    own = held_out_items(site.settings, site.node, site.model, header.client)
     if own.cut:
         logging.getLogger("espalier").warning(
             "%d of %d own test items are too long and were cut", len(own.cut), len(own)

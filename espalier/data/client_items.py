@@ -10,7 +10,8 @@ from espalier.data.data_protection import not_allowed, require_own_data, told_at
 from espalier.data.files.corpus_index import open_corpus
 from espalier.data.files.files import JsonLinesRows
 from espalier.data.files.hub import TEST_SPLIT
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
+from espalier.data.tasks.chat_encoding import chat_items, template_of
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
@@ -20,6 +21,7 @@ from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import columns_of
+from espalier.settings.task import CHAT
 
 UNLIMITED = 1 << 30
 """Maximum number of tokens of an item if the model has no limit."""
@@ -44,7 +46,7 @@ def client_items(
     InputError
         The source or file is missing, empty or malformed, or nothing is left to train on.
     """
-    task = task_named(settings.task.name)
+    task = task_of(settings)
     data = settings.data
     require_own_data(node, data, task.name)
     hub = None
@@ -86,17 +88,14 @@ def _training_split(settings: RunSettings, task: Task) -> str:
 def held_out_items(
     settings: RunSettings,
     node: NodeSettings,
-    tokenizer: Any,
+    model: Any,
     client: int,
-    classes: bool,
-    positions: int | None,
 ) -> ScoredItems:
     """Return a client's held-out items, at most ``task.max-test-items``, encoded for a model.
 
     Parameters
     ----------
-    classes : whether the model is an encoder with a classification head
-    positions : maximum number of positions of the model; None: no limit
+    model : ``OpenedModel``
 
     Raises
     ------
@@ -107,14 +106,15 @@ def held_out_items(
     if not node.allows_own_text():
         raise not_allowed()
     _, held_out = client_items(settings, node, client)
-    found = as_tests(
-        settings, held_out[: settings.task.max_test_items or None], tokenizer, classes, positions
-    )
+    items = held_out[: settings.task.max_test_items or None]
+    found = as_tests(settings, items, model)
     places = list(zip(found.options(), found.answers, strict=True))
     predictions = (
-        len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
+        len(found)
+        if model.family.kind == "encoder"
+        else sum(options[answer].answer_tokens for options, answer in places)
     )
-    if predictions < MIN_PREDICTIONS or len(found) < MIN_ITEMS:
+    if predictions < MIN_PREDICTIONS or len(items) < MIN_ITEMS:
         text = (
             f"evaluation.own-text: the client has fewer than {MIN_ITEMS} held-out items, or"
             f" they give fewer than {MIN_PREDICTIONS} predictions (answer tokens or classes),"
@@ -126,26 +126,26 @@ def held_out_items(
     return found
 
 
-def as_tests(
-    settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool, positions: int | None
-) -> ScoredItems:
+def as_tests(settings: RunSettings, items: list[Item], model: Any) -> ScoredItems:
     """Encode items for a language model, or for an encoder with classes.
 
     Items are not cut unless the model or ``task.max-test-tokens`` requires it.
 
     Parameters
     ----------
-    classes : whether the model is an encoder with a classification head
-    positions : maximum number of positions of the model; None: no limit
+    model : ``OpenedModel``
     """
     chosen = settings.task
-    limit = UNLIMITED if positions is None else positions
-    if classes:
-        return class_items(items, tokenizer, chosen.max_test_tokens or limit)
-    encode = prompt_encoder(tokenizer)
+    limit = UNLIMITED if model.num_positions is None else model.num_positions
+    if model.family.kind == "encoder":
+        return class_items(items, model.tokenizer, chosen.max_test_tokens or limit)
     # The model does not predict the token after the last one, so one more token can be scored than
     # the model has positions.
-    return scored_items(task_named(chosen.name), items, encode, chosen.max_test_tokens or limit + 1)
+    max_tokens = chosen.max_test_tokens or limit + 1
+    if chosen.name == CHAT:
+        return chat_items(items, model, template_of(chosen), max_tokens)
+    encode = prompt_encoder(model.tokenizer)
+    return scored_items(task_of(settings), items, encode, max_tokens)
 
 
 def public_items(settings: RunSettings) -> list[Item]:
@@ -159,7 +159,7 @@ def public_items(settings: RunSettings) -> list[Item]:
         The file or dataset cannot be read, or clients train on its test split.
     """
     chosen = settings.task
-    task = task_named(chosen.name)
+    task = task_of(settings)
     if chosen.test_path:
         named = items_in(task, chosen.test_path, "task.test-path")
         # A public file may have the task's own names, whatever the clients' files have.

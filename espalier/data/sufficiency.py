@@ -18,7 +18,7 @@ from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
 from espalier.data.passages import is_held_out, split
 from espalier.data.samples import Encode
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
@@ -104,7 +104,7 @@ def _size(path: str) -> int:
 
 
 def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
-    task = task_named(settings.task.name)
+    task = task_of(settings)
     require_own_data(node, settings.data, task.name)
     columns = settings.data.columns if node.simulated else node.data_columns
     source = replace(items_in(task, node.data_path), columns_of=columns_of(columns))

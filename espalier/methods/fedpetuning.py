@@ -173,7 +173,7 @@ class TuningReport(Report):
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
     """Return the tensors that the run trains, or those of a client with this rank limit."""
     lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
-    adapters = adapter_plan(plan, lora, run.task.num_classes)
+    adapters = adapter_plan(plan, lora, run.num_classes)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
 
 

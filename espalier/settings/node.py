@@ -243,6 +243,16 @@ class NodeSettings(Table):
     device: Literal["", "auto", "cpu", "cuda"] = Field(
         "", description="Device of this site; empty: as the run says."
     )
+    device_map: Literal["one", "auto"] = Field(
+        "one",
+        description=(
+            "`auto`: a model that is tuned is spread over all CUDA devices of this site, whole"
+            " blocks at a time."
+        ),
+    )
+    attention: Literal["", "sdpa", "flash_attention_2", "eager"] = Field(
+        "", description="Implementation of attention at this site; empty: as the run says."
+    )
     threads: int = Field(
         0,
         ge=0,

@@ -14,9 +14,10 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.own_task import CLASSIFICATION, OWN_TASKS, listed_labels, prompt_fields
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import Columns, ReadWith, Table, mistake_lines, unknown_key
-from espalier.settings.task import TEXT, TaskSettings, tasks
+from espalier.settings.task import CHAT, TEXT, TaskSettings, tasks
 from espalier.settings.training import TrainingSettings
 
 J = TypeVar("J", bound=MethodSettings)
@@ -101,6 +102,18 @@ class DataSettings(Table):
             " what each task needs."
         ),
     )
+    prompt: str = Field(
+        "",
+        description=(
+            "Prompt of the tasks `completion` and `classification`, with the fields of a record in"
+            " braces: `{question}\\n`. The answer follows after a space, unless the prompt ends with"
+            " blank space. Every client uses it."
+        ),
+    )
+    labels: str = Field(
+        "",
+        description="Labels of the task `classification`, comma-separated: `negative,positive`.",
+    )
     group: str = Field(
         "",
         description=(
@@ -141,6 +154,20 @@ class DataSettings(Table):
             "Tokens per sample of a client's text; at most the model's number of positions."
         ),
     )
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_names_fields(cls, value: str) -> str:
+        if value:
+            prompt_fields(value)
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_are_a_list(cls, value: str) -> str:
+        if value:
+            listed_labels(value)
+        return value
 
     @property
     def origin(self) -> str:
@@ -290,6 +317,13 @@ class RunSettings(Table):
             " files."
         ),
     )
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
+        "sdpa",
+        description=(
+            "Implementation of attention in transformers. `flash_attention_2` needs a CUDA device,"
+            " the package flash-attn, and `bfloat16` or `float16`."
+        ),
+    )
     activations: Literal["memory", "disk"] = Field(
         "memory",
         description=(
@@ -351,6 +385,15 @@ class RunSettings(Table):
         Clients of other methods read calibration samples.
         """
         return METHODS[self.method].tunes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes for an encoder; 0 if encoders cannot do the task."""
+        if self.task.name == TEXT:
+            return 0
+        if self.task.name == CLASSIFICATION:
+            return len(listed_labels(self.data.labels))
+        return len(tasks()[self.task.name].classes)
 
     @property
     def clients_evaluate(self) -> bool:
@@ -583,17 +626,26 @@ def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         found |= dict.fromkeys(("data.partition", "data.partition-field", "data.alpha"), own_files)
     if "task" not in tables_of(str(flat["method"])):
         tuning = tuple(method for method, row in METHODS.items() if row.tunes)
-        found["data.columns"] = ("method", one_of("method", tuning))
+        of_tasks = ("data.columns", "data.prompt", "data.labels")
+        found |= dict.fromkeys(of_tasks, ("method", one_of("method", tuning)))
         return found
     pruning = tuple(method for method, row in METHODS.items() if not row.tunes)
     found["data.num-samples"] = ("method", one_of("method", pruning))
     if flat["task.name"] == TEXT:
         found["data.columns"] = ("task.name", "another task")
-        items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens")
+        items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "packing")
         found |= {f"task.{key}": ("task.name", "another task") for key in items}
     else:
         of_text = ("data.sequence-length", "data.field", "data.partition-field")
         found |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
+    readers = {
+        "data.prompt": OWN_TASKS,
+        "data.labels": (CLASSIFICATION,),
+        "task.chat-template": (CHAT,),
+    }
+    for key, names in readers.items():
+        if flat["task.name"] not in names:
+            found[key] = ("task.name", one_of("task.name", names))
     generated = tuple(name for name, one in tasks().items() if one.generation)
     if flat["task.name"] not in generated:
         found["task.answer-tokens"] = ("task.name", one_of("task.name", generated))
@@ -695,6 +747,12 @@ def _wrong_combinations(
             f"data.partition = '{data.partition}': needs data.path or data.source = 'hub', and"
             " data.partition-field"
         )
+    if task.name in OWN_TASKS and not data.prompt:
+        lines.append(
+            f"data.prompt = '': task.name = '{task.name}' needs it, such as '{{question}}\\n'"
+        )
+    if task.name == CLASSIFICATION and not data.labels:
+        lines.append("data.labels = '': task.name = 'classification' needs them, comma-separated")
     if data.partition == "by-group" and not data.group:
         lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
     if data.partition in ("by-field", "dirichlet", "by-file") and data.group:
@@ -718,7 +776,8 @@ def _wrong_combinations(
             f"task.name = '{task.name}': needs data.path or data.source = 'hub', not data.source ="
             f" '{source}'"
         )
-    needs_path = source == "files" or (source == "hub" and task.name == TEXT)
+    has_dataset = task.name != TEXT and tasks()[task.name].hub.name
+    needs_path = source == "files" or (source == "hub" and not has_dataset)
     if simulation and needs_path and not path:
         lines.append(
             f"data.path = '': data.source = '{source}' needs the path of a file or the name of a"

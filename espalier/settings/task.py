@@ -1,13 +1,24 @@
 """Settings of the task that a tuning method trains and tests on."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from espalier.settings.methods import part
 from espalier.settings.table import Table
 
+CHAT_TEMPLATES = {
+    "chatml": (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n'"
+        " + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+}
+"""Chat templates (Jinja) for tokenizers that have none, by name."""
+
+CHAT = "chat"
+"""Name of the task that reads conversations."""
 TEXT = "text"
 """Name of the language-modeling task on the clients' own text."""
 
@@ -67,6 +78,21 @@ class TaskSettings(Table):
             " `summary.json` (`test_items`) states how many items were cut."
         ),
     )
+    chat_template: Literal["tokenizer", "chatml"] = Field(
+        "tokenizer",
+        description=(
+            "Chat template of the task `chat`: the tokenizer's own, or `chatml` for a tokenizer"
+            " that has none. It is saved with the adapter and the merged model."
+        ),
+    )
+    packing: bool = Field(
+        False,
+        description=(
+            "Join short training sequences to rows of up to `max-tokens` tokens. No token attends to"
+            " another record's, and positions begin again with each record. A step then trains on"
+            " `batch-size` rows in place of `batch-size` records."
+        ),
+    )
     answer_tokens: int = Field(
         256,
         ge=1,
@@ -75,8 +101,3 @@ class TaskSettings(Table):
             " needs positions for them after the longest prompt (the demo model has 256 in total)."
         ),
     )
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes for an encoder; 0 if encoders cannot do the task."""
-        return 0 if self.name == TEXT else len(tasks()[self.name].classes)

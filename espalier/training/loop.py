@@ -89,6 +89,8 @@ class Loop:
     """Betas of AdamW."""
     max_gradient_norm: float = MAX_GRADIENT_NORM
     """Norm to which a step's gradients are clipped."""
+    _called: Any = field(default=None, init=False)
+    """Model as it is called in a step, compiled if the settings say so."""
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps, starting with the number ``first_step``.
@@ -109,6 +111,10 @@ class Loop:
             else {}
         )
         trained = Trained()
+        # Compiled code belongs to the model and is used again in later rounds of a process.
+        self._called = (
+            torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
+        )
         with _training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
@@ -170,10 +176,12 @@ class Loop:
         ]
         counted = sum(num_counted(batch) for batch in batches)
         total = 0.0
-        device = next(iter(self.parameters.values())).device
+        devices = list(dict.fromkeys(value.device for value in self.parameters.values()))
+        device = devices[0]
         for place, batch in enumerate(batches):
-            with _seeded(derive_seed(self.seed, "dropout", server_round=step, block=place), device):
-                summed = self.loss(self.model, batch, device)
+            seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
+            with _seeded(seed, [one for one in devices if one.type == "cuda"]):
+                summed = self.loss(self._called, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
                         f"a loss is {summed.dtype}, {list(summed.shape)}, and must be"
@@ -193,10 +201,8 @@ class Loop:
             for name, value in self.parameters.items()
             if value.grad is not None
         }
-        norms = [gradient.norm() for gradient in gradients.values()]
-        finite = math.isfinite(loss) and (
-            not norms or bool(torch.isfinite(torch.stack(norms).norm()))
-        )
+        norm = nn.utils.get_total_norm(gradients.values())
+        finite = math.isfinite(loss) and bool(torch.isfinite(norm))
         self.observer(step, gradients if finite else {})
 
     def _finish(
@@ -218,12 +224,12 @@ class Loop:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed dropout within the block, and then restore the generators of the CPU and the device."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+def _seeded(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Seed dropout within the block, and then restore the generators of CPU and CUDA devices."""
+    with torch.random.fork_rng(devices):
         # torch.manual_seed would also seed devices that are not used here.
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
+        for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield

@@ -41,10 +41,12 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
 
     They are (counted, vocabulary) and (counted,), or for classes (items, classes) and (items,).
     """
-    logits = model(
-        input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
-    ).logits
-    labels = batch.labels.to(device)
+    given: dict[str, Any] = {"attention_mask": batch.attention_mask.to(device)}
+    if batch.position_ids is not None:
+        # transformers finds packed records by their positions if there is neither mask nor cache.
+        given = {"position_ids": batch.position_ids.to(device), "use_cache": False}
+    logits = model(input_ids=batch.input_ids.to(device), **given).logits
+    labels = batch.labels.to(logits.device)
     if labels.ndim == 2:
         wanted = labels[:, 1:] != NOT_COUNTED
         logits = logits[:, :-1][wanted]

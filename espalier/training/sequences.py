@@ -3,6 +3,7 @@
 The order is a function of seed and step, so training can continue without stored state.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,20 @@ from espalier.amounts import count
 from espalier.data.client_items import client_items, held_out_items
 from espalier.data.client_text import client_samples, held_out_samples, training_samples
 from espalier.data.data_protection import told_at_the_site
-from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.encoding import Encoded, encode_pair, prompt_encoder
+from espalier.data.tasks.catalogue import task_of
+from espalier.data.tasks.chat_encoding import chat_sequences, template_of
+from espalier.data.tasks.encoding import Encoded, Marked, encode_pair, prompt_encoder
 from espalier.data.tasks.item import Batch, Item, collate, collate_texts, require_padding
 from espalier.data.tasks.scored_items import cut
 from espalier.data.token_pieces import Encode
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.progress import with_progress
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.task import CHAT, TEXT
+from espalier.training.packing import packed
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Sequences:
         return Sequences(self.parts + other.parts, self.collate)
 
 
-def encoded_sequences(encoded: Sequence[Encoded]) -> Sequences:
+def encoded_sequences(encoded: Sequence[Encoded | Marked]) -> Sequences:
     """Return sequences of encoded items for a language model."""
     return Sequences((encoded,), lambda items: collate(items, 0))
 
@@ -90,10 +94,44 @@ def client_sequences(
         tokenizer = model.tokenizer
         require_padding(tokenizer)
         return Sequences((train,), lambda items: collate_texts(items, tokenizer, chosen.max_tokens))
-    encode = prompt_encoder(model.tokenizer, model.encode)
     items = with_progress(train, "tokenising items")
-    end = model.tokenizer.eos_token_id
-    return encoded_sequences([_encoded(settings, encode, end, item) for item in items])
+    if chosen.name == CHAT:
+        sequences: Sequence[Encoded | Marked] = _conversations(settings, model, items)
+    else:
+        encode = prompt_encoder(model.tokenizer, model.encode)
+        end = model.tokenizer.eos_token_id
+        sequences = [_encoded(settings, encode, end, item) for item in items]
+    if chosen.packing:
+        sequences = packed(sequences, chosen.max_tokens)
+    return encoded_sequences(sequences)
+
+
+def _conversations(
+    settings: RunSettings, model: OpenedModel, items: Iterable[Item]
+) -> Sequence[Encoded | Marked]:
+    """Encode conversations, cut at their end; those without a loss are left out.
+
+    Raises
+    ------
+    InputError
+        No conversation is left.
+    """
+    chosen = settings.task
+    template = template_of(chosen)
+    whole = [one for item in items for one in chat_sequences(model, item, template)]
+    short = (one.shortened(chosen.max_tokens) for one in whole)
+    found = [one for one in short if one.has_loss]
+    if not found:
+        raise InputError(
+            f"task.max-tokens = {chosen.max_tokens}: no conversation of the client has a token of"
+            " an answer within so many tokens; raise it"
+        )
+    if left_out := len(whole) - len(found):
+        logging.getLogger("espalier").warning(
+            "%d of %d training sequences have no token of an answer within task.max-tokens = %d"
+            " and are left out", left_out, len(whole), chosen.max_tokens
+        )  # fmt: skip
+    return found
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:
@@ -102,7 +140,7 @@ def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item)
     A written answer is followed by ``end``, the end-of-text token, so that the model learns to
     stop. One of several options is not, because only the option is scored.
     """
-    task = task_named(settings.task.name)
+    task = task_of(settings)
     whole = encode_pair(encode, *item.requests[item.answer])
     if "acc" not in task.metrics and end is not None:
         whole = Encoded((*whole.token_ids, end), whole.answer_tokens + 1)
@@ -177,6 +215,5 @@ def read_client_data(
         number = len(held_out_samples(settings, node, model.encode, client))
         length = settings.evaluation.sequence_length
         return [*found, f"{count(number, 'held-out sample')} of {length} tokens"]
-    classes = model.family.kind == "encoder"
-    items = held_out_items(settings, node, model.tokenizer, client, classes, model.num_positions)
+    items = held_out_items(settings, node, model, client)
     return [*found, count(len(items), "held-out item")]

@@ -6,9 +6,10 @@ The adapter is handled like that of every tuning method.
 from collections.abc import Sequence
 from typing import Any
 
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.export.adapter import check_adapter, check_encoder_adapter, export_adapter
+from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.encoder import check_encoder, export_encoder
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
@@ -64,6 +65,7 @@ class AdapterOutcome(Outcome[Adapters]):
         export_adapter(
             self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card
         )
+        add_chat_template(self.run.settings.task, self.run.model, self.run.folder.path / "adapter")
         if self.tests.num_classes:
             self._check_encoder(result)
         else:
@@ -89,6 +91,7 @@ class AdapterOutcome(Outcome[Adapters]):
         target = self.run.folder.path / "model"
         card = merged_card(run.settings, run.model, result.report())
         export_edited(run.model, result.edits, target, card)
+        add_chat_template(run.settings.task, run.model, target)
         check_export(self.stream, result.edits, target, self.few_samples)
         run.progress.note(
             "exported", "exported     model/, with the adapter merged, reloads to the same logits"
@@ -113,7 +116,7 @@ class AdapterOutcome(Outcome[Adapters]):
         if run.settings.lora.merge:
             merged_model = run.folder.path / "model"
             card = merged_card(run.settings, run.model, result.report())
-            classes = task_named(run.settings.task.name).classes
+            classes = task_of(run.settings).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
             check_encoder(run.model, result.edits, head, merged_model)
             run.progress.note(

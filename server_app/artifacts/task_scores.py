@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, generate, shortened
 from espalier.evaluation.scores import chance_of_options, majority_share, score, uniform_loss
@@ -65,7 +65,7 @@ def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, 
 
 def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
     """Return the settings of generated answers; None if the task has none."""
-    how = task_named(settings.task.name).generation
+    how = task_of(settings).generation
     if how is None or tests.num_classes:
         return None
     return replace(how, max_new_tokens=settings.task.answer_tokens)
@@ -90,5 +90,5 @@ def _chance(run: Run, tests: PublicTests, metric: str) -> float:
         return uniform_loss(tests.num_classes or len(run.model.tokenizer))
     if not metric.startswith("acc"):
         return 0.0
-    task = task_named(run.settings.task.name)
+    task = task_of(run.settings)
     return majority_share(tests.items) if task.classes else chance_of_options(tests.items)

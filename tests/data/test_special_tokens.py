@@ -1,6 +1,7 @@
 """Tokens that a tokenizer appends to a text do not change the model's input for a task."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,21 +36,23 @@ def item_of(task: str) -> Item:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize("task", sorted({*TASKS} - {"chat"}))
 def test_options_are_split_as_by_a_slow_reference(task: str, kind: tuple[bool, bool, bool]) -> None:
     start, _, prefix_space = kind
-    settings = parse(
-        {"method": "fedpetuning", "task.name": task, "data.source": "files", "data.path": "unused"}
-    )
+    own = {"data.prompt": "{question}\n", "data.labels": "no,yes"}
+    settings = parse({"method": "fedpetuning", "task.name": task, "data.path": "unused"} | own)
     item = item_of(task)
     made = raw_tokenizer(prefix_space)
-    found = as_tests(settings, [item], tokenizer_adding(*kind), classes=False, positions=None)
+    decoder = SimpleNamespace(kind="decoder")
+    model = SimpleNamespace(tokenizer=tokenizer_adding(*kind), family=decoder, num_positions=None)
+    found = as_tests(settings, [item], model)
     assert len(found.requests) == len(item.options)
     for one, (context, continuation) in zip(found.requests, item.requests, strict=True):
         before, answer = split_slowly(made, start, context, continuation)
         assert list(one.token_ids) == before + answer
         assert one.answer_tokens == len(answer)
-        assert made.decode(answer) == continuation
+        # Blank space at the end of a prompt is scored with the answer.
+        assert made.decode(answer) == context[len(context.rstrip()) :] + continuation
         assert END not in one.token_ids
 
 

@@ -66,9 +66,7 @@ def plainly(model: Any, tokens: list[int], first: int) -> float:
 
 def test_long_items_are_scored_with_whole_prompts(long: OpenedModel) -> None:
     items = [boolq(words) for words in (5, 80, 130)]
-    tests = as_tests(
-        settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions
-    )
+    tests = as_tests(settings_of(long.directory, max_tokens=64), items, long)
     assert tests.cut == ()
     assert max(len(one.token_ids) for one in tests.requests) > 256
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
@@ -85,7 +83,7 @@ def test_long_items_are_scored_with_whole_prompts(long: OpenedModel) -> None:
 def test_tokens_beyond_limit_are_cut(long: OpenedModel) -> None:
     """The model reads one token less than is scored, because nothing follows the last one."""
     items = [boolq(5), boolq(700)]
-    tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
+    tests = as_tests(settings_of(long.directory), items, long)
     assert [len(one.token_ids) for one in tests.requests[2:]] == [POSITIONS + 1] * 2
     assert tests.cut == (1,)
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
@@ -93,26 +91,14 @@ def test_tokens_beyond_limit_are_cut(long: OpenedModel) -> None:
 
 
 def test_limit_may_be_lowered_but_not_raised(long: OpenedModel) -> None:
-    tests = as_tests(
-        settings_of(long.directory, max_test_tokens=100),
-        [boolq(5), boolq(80)],
-        long.tokenizer,
-        False,
-        POSITIONS,
-    )
+    tests = as_tests(settings_of(long.directory, max_test_tokens=100), [boolq(5), boolq(80)], long)
     assert (max(len(one.token_ids) for one in tests.requests), tests.cut) == (100, (1,))
     with pytest.raises(
         EspalierError, match=r"task\.max-test-tokens = 601: the model has 600 positions"
     ):
         require_within_limits(settings_of(long.directory, max_test_tokens=601), long)
     with pytest.raises(EspalierError, match=r"raise task\.max-test-tokens"):
-        as_tests(
-            settings_of(long.directory, max_test_tokens=1),
-            [boolq(5)],
-            long.tokenizer,
-            False,
-            POSITIONS,
-        )
+        as_tests(settings_of(long.directory, max_test_tokens=1), [boolq(5)], long)
 
 
 def test_prompts_cut_for_answers_are_counted(
@@ -126,9 +112,7 @@ def test_prompts_cut_for_answers_are_counted(
     items = [task_named("gsm8k").item(Fields(record, "here")) for record in records]
     for answer_tokens, expected in ((3, 1), (500, 2)):
         settings = settings_of(long.directory, name="gsm8k", answer_tokens=answer_tokens)
-        tests = PublicTests(
-            {}, items, as_tests(settings, items, long.tokenizer, False, long.num_positions)
-        )
+        tests = PublicTests({}, items, as_tests(settings, items, long))
         assert tests.encoded is not None
         assert tests.encoded.cut == (2,)
         assert num_cut(settings, long, tests) == expected
@@ -137,13 +121,7 @@ def test_prompts_cut_for_answers_are_counted(
 def test_encoder_reads_up_to_its_positions(tmp_path: Path) -> None:
     model = OpenedModel(save_tiny_roberta(tmp_path / "encoder"))
     items = [boolq(20), boolq(200)]
-    tests = as_tests(
-        settings_of(model.directory, max_tokens=16),
-        items,
-        model.tokenizer,
-        True,
-        model.num_positions,
-    )
+    tests = as_tests(settings_of(model.directory, max_tokens=16), items, model)
     whole = [len(model.tokenizer(*item.texts)["input_ids"]) for item in items]
     assert model.num_positions is not None
     assert 16 < whole[0] < model.num_positions < whole[1]
@@ -154,7 +132,7 @@ def test_encoder_reads_up_to_its_positions(tmp_path: Path) -> None:
 def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few long texts pass the model at a time; scores differ only by rounding."""
     items = [boolq(words) for words in (90, 91, 92, 10, 11, 12, 13)]
-    tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
+    tests = as_tests(settings_of(long.directory), items, long)
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
     expected = log_likelihoods(model, tests.requests, 16, "cpu")
     seen = list[tuple[int, int]]()

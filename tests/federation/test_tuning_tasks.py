@@ -433,3 +433,45 @@ def test_a_site_whose_model_takes_less_is_refused(folder: Path) -> None:
     assert reasons == [""] * 3
     (reason,) = document["refused"].values()
     assert "has another base model" in reason
+
+
+def conversations(client: int, number: int = 40) -> list[dict[str, Any]]:
+    found = []
+    for record in instructions(client, number):
+        rows = [
+            {"role": "user", "content": record["category"]},
+            {"role": "assistant", "content": record["response"]},
+        ]
+        found.append({"messages": rows * (1 + len(found) % 2)})
+    return found
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_conversations(folder: Path, packing: bool) -> None:
+    """The adapter and the merged model keep the tokenizer with the chat template."""
+    settings = {"task.chat-template": "chatml", "task.max-tokens": 64, "task.packing": packing}
+    bench = bench_of(folder, "chat", conversations, **settings, **{"lora.merge": True})
+    run = bench.run()
+    loss = metric(summary(run), "loss")
+    assert loss["values"]["federated"] < loss["values"]["dense"]
+    assert loss["values"]["centralized"] < loss["values"]["dense"]
+    for name in ("adapter", "model"):
+        tokenizer = AutoTokenizer.from_pretrained(run / name)
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "oak"}], tokenize=False)
+        assert text == "<|im_start|>user\noak<|im_end|>\n"
+
+
+def test_a_prompt_of_ones_own(folder: Path) -> None:
+    settings = {"data.prompt": "{instruction} =>", "data.columns": "answer=response"}
+    bench = bench_of(folder, "completion", instructions, **settings)
+    loss = metric(summary(bench.run(**NOT_COMPARED)), "loss")
+    assert loss["values"]["federated"] < loss["values"]["dense"]
+
+
+def test_labels_of_ones_own(folder: Path) -> None:
+    settings = {"data.prompt": "{sentence} ?", "data.labels": "soft,hard"}
+    bench = bench_of(folder, "classification", reviews, **settings)
+    document = summary(bench.run(**NOT_COMPARED))
+    assert metric(document, "acc")["chance"] >= 0.5
+    loss = metric(document, "loss")
+    assert loss["values"]["federated"] < loss["values"]["dense"]

@@ -17,6 +17,8 @@ from tiny_models import random_masks, save_model, token_sequences, whole_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from espalier.data.tasks.encoding import Marked
+from espalier.data.tasks.item import collate
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.machine.computing import Computing
@@ -25,6 +27,8 @@ from espalier.hf.stream import edits
 from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.models.plan import BlockPlan
+from espalier.training.loss import summed_loss
+from espalier.training.packing import packed
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "one file": {},
@@ -204,3 +208,17 @@ class FamilyContract(ABC):
         check_export(
             BlockStream(opened, computing), edits.masked(masks), tmp_path / "model", samples
         )
+
+    def test_packed_records_do_not_see_each_other(self, opened: OpenedModel) -> None:
+        """The loss of packed rows is the sum of the losses of their records."""
+        tokens = token_sequences(6, 9).tolist()
+        records = [
+            Marked(tuple(row[: 9 - number]), ((3, 9 - number),))
+            for number, row in enumerate(tokens)
+        ]
+        model = whole_model(opened.directory)
+        cpu = torch.device("cpu")
+        with torch.no_grad():
+            alone = sum(float(summed_loss(model, collate([one], 0), cpu)) for one in records)
+            together = float(summed_loss(model, collate(packed(records, 20), 0), cpu))
+        assert (together == pytest.approx(alone, rel=1e-4)) == opened.family.packs

@@ -24,6 +24,7 @@ from espalier.hf.tokenizer.downloaded_model import (
     open_downloaded,
 )
 from espalier.settings.run import parse
+from espalier.settings.task import CHAT_TEMPLATES
 
 TEXTS = [
     "",
@@ -89,6 +90,33 @@ def test_token_ids_equal_the_tokenizer_s_own(
     offsets = model.tokenizer(TEXTS[4], return_offsets_mapping=True)["offset_mapping"]
     assert offsets == plain(TEXTS[4], return_offsets_mapping=True)["offset_mapping"]
     assert open_downloaded(directory) is model
+
+
+def test_conversations_equal_the_tokenizer_s_own(model: DownloadedModel, directory: Path) -> None:
+    """Also texts that a template renders per answer, and errors of a template."""
+    messages = [("user", TEXTS[4]), ("assistant", "elm"), ("user", "a"), ("assistant", TEXTS[2])]
+    forgetful = (
+        "{% for m in messages %}{% if loop.last and m['role'] == 'assistant' %}!{% endif %}"
+        "{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    for template in (CHAT_TEMPLATES["chatml"], forgetful):
+        for first in (0, 2):
+            expected = OpenedModel(directory).encode_chat(messages, first, template)
+            assert model.encode_chat(messages, first, template) == expected
+    with pytest.raises(EspalierError, match="no chat template"):
+        model.encode_chat(messages, 0, None)
+    with pytest.raises(EspalierError, match="fails on a conversation"):
+        model.encode_chat(messages, 0, "{{ 1 + messages[0]['content'] }}")
+
+
+@pytest.mark.parametrize("spans", [[[0]], [[1, 0]], [[0, 9]], [[-1, 1]], [], [["0", 1]]])
+def test_wrong_spans_are_refused(
+    directory: Path, spans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ProcessTokenizer(directory)
+    monkeypatch.setattr(tokenizer, "_ask", lambda *_: {"ids": [[1, 2]], "spans": spans})
+    with pytest.raises(EspalierError, match="answer to another question"):
+        tokenizer.encode_chat([("user", "a"), ("assistant", "b")], 0, None)
 
 
 def test_batches_equal_the_tokenizer_s_own(model: DownloadedModel, plain: Any) -> None:

@@ -1,12 +1,13 @@
 """All tasks by name. A new task goes into ``TASKS`` of the module of its kind."""
 
-from espalier.data.tasks import classification, endings, lettered, written
+from espalier.data.tasks import chat, classification, endings, lettered, own, written
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
+from espalier.settings.own_task import CLASSIFICATION, COMPLETION, listed_labels
+from espalier.settings.run import RunSettings
 
-TASKS: dict[str, Task] = {
-    task.name: task for kind in (classification, lettered, endings, written) for task in kind.TASKS
-}
+KINDS = (classification, lettered, endings, written, chat, own)
+TASKS: dict[str, Task] = {task.name: task for kind in KINDS for task in kind.TASKS}
 
 
 def task_named(name: str) -> Task:
@@ -14,3 +15,13 @@ def task_named(name: str) -> Task:
     if name not in TASKS:
         raise InputError(f"task: {name!r} is unknown; choose one of {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def task_of(settings: RunSettings) -> Task:
+    """Return the task of a run; prompt and labels of one's own are those of ``[data]``."""
+    data = settings.data
+    if settings.task.name == COMPLETION:
+        return own.completion(data.prompt)
+    if settings.task.name == CLASSIFICATION:
+        return own.classification(data.prompt, listed_labels(data.labels))
+    return task_named(settings.task.name)

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jinja2 import Template
+
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
+from espalier.settings.task import CHAT_TEMPLATES
 
 PAGE = "docs/tasks.md"
 INTRODUCTION = """# Tasks
@@ -38,15 +41,30 @@ def described(task: Task) -> Iterator[str]:
     """Yield the lines that describe a task."""
     item = task.item(Fields(task.sample, task.name))
     yield f"record   {json.dumps(task.sample, ensure_ascii=False)}"
-    first, *others = item.prompt.split("\n")
-    yield f"prompt   {first}"
-    yield from (f"         {line}" for line in others)
-    wrong = [text for place, text in enumerate(item.options) if place != item.answer]
-    yield f"answer   => {item.gold!r}" + (f", not {', '.join(map(repr, wrong))}" if wrong else "")
+    for other in task.other_samples:
+        yield f"or       {json.dumps(other, ensure_ascii=False)}"
+    if item.conversation is None:
+        yield from _in_lines("prompt", item.prompt)
+        wrong = [text for place, text in enumerate(item.options) if place != item.answer]
+        others = f", not {', '.join(map(repr, wrong))}" if wrong else ""
+        yield f"answer   => {item.gold!r}{others}"
+    else:
+        rows = [{"role": role, "content": text} for role, text in item.conversation.messages]
+        rendered = Template(CHAT_TEMPLATES["chatml"]).render(messages=rows)
+        yield from _in_lines("text", rendered.rstrip())
+        yield "         (with the chat template chatml; the loss is on what the assistant says)"
     yield f"scores   {'; '.join(f'{name}: {SCORES[name]}' for name in task.metrics)}"
     if task.classes:
         yield f"encoder  classes {', '.join(task.classes)}"
-    yield f"dataset  {task.hub.name} {task.hub.config}".rstrip()
+    if task.hub.name:
+        yield f"dataset  {task.hub.name} {task.hub.config}".rstrip()
+
+
+def _in_lines(title: str, text: str) -> Iterator[str]:
+    """Yield a text line by line, the first after a title."""
+    first, *others = text.split("\n")
+    yield f"{title:<8} {first}".rstrip()
+    yield from (f"         {line}".rstrip() for line in others)
 
 
 def tasks_page() -> str:

@@ -21,6 +21,38 @@ class Encoded:
     token_ids: tuple[int, ...]
     answer_tokens: int
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of the tokens with a loss."""
+        return ((len(self.token_ids) - self.answer_tokens, len(self.token_ids)),)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of tokens of each packed record; empty: it is one record."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Token ids of a training sequence in which any tokens may have a loss."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    """Start and end of each stretch of tokens with a loss, in order."""
+    lengths: tuple[int, ...] = ()
+    """Number of tokens of each packed record; empty: it is one record."""
+
+    def shortened(self, max_tokens: int) -> "Marked":
+        """Return the first ``max_tokens`` tokens."""
+        spans = ((start, min(end, max_tokens)) for start, end in self.spans)
+        kept = tuple((start, end) for start, end in spans if start < end)
+        return Marked(self.token_ids[:max_tokens], kept)
+
+    @property
+    def has_loss(self) -> bool:
+        """True if a token after the first one has a loss; the first is never predicted."""
+        return any(end > max(start, 1) for start, end in self.spans)
+
 
 def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     """Encode a context with its continuation, and split the tokens at the end of the context.

@@ -65,11 +65,20 @@ class Fields:
             if not isinstance(value, Mapping):
                 why = f"is not a list of JSON objects: item {place} is {kind_of(value)}"
                 raise self.refused(name, why, "see the record format of the task")
-        return [Fields(value, f"{self._where}, field '{name}'") for value in values]
+        where = f"{self._where}, field '{name}', element"
+        return [Fields(value, f"{where} {place}") for place, value in enumerate(values, start=1)]
 
     def is_record(self, name: str) -> bool:
         """Return whether the field is itself a record."""
         return isinstance(self._record.get(name), Mapping)
+
+    def is_list(self, name: str) -> bool:
+        """Return whether the field is a list."""
+        return isinstance(self._record.get(name), list)
+
+    def has_value(self, name: str) -> bool:
+        """Return whether the field is there and is neither null nor empty."""
+        return bool(self._record.get(name))
 
     def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
         """Return the index of a field's value among ``names``.

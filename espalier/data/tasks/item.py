@@ -7,8 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.encoding import Encoded, Marked
 from espalier.errors import InputError
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages that a model's chat template renders."""
+
+    messages: tuple[tuple[str, str], ...]
+    """Role and content of each message."""
+    first: int = 0
+    """Index of the first message that may have a loss; only assistant messages have one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,8 @@ class Item:
 
     question: str = ""
     """Question without the options; empty if the contexts are exactly that."""
+    conversation: Conversation | None = None
+    """Messages of the item if it is a conversation; context and option are then a plain text."""
 
     def __post_init__(self) -> None:
         if len(self.contexts) not in (1, len(self.options)):
@@ -99,21 +111,38 @@ class Batch:
     labels: Tensor
     """(B, T), int64, ``NOT_COUNTED`` for tokens without a loss; for an encoder the classes, (B,).
     """
+    position_ids: Tensor | None = None
+    """(B, T), int64: positions that begin at 0 with every packed record; None if none is packed.
+
+    A model that is given these and no attention mask attends within each record only.
+    """
 
 
-def collate(encoded: Sequence[Encoded], pad_token: int) -> Batch:
-    """Return a batch with the length of its longest item; the tokens of answers are counted."""
+def collate(encoded: Sequence[Encoded | Marked], pad_token: int) -> Batch:
+    """Return a batch with the length of its longest item, and labels within the items' spans."""
     shape = len(encoded), max(len(one.token_ids) for one in encoded)
     input_ids = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask = torch.zeros(shape, dtype=torch.int64)
     labels = torch.full(shape, NOT_COUNTED, dtype=torch.int64)
     for row, one in enumerate(encoded):
-        end = len(one.token_ids)
-        start = end - one.answer_tokens
-        input_ids[row, :end] = torch.tensor(one.token_ids, dtype=torch.int64)
-        attention_mask[row, :end] = 1
-        labels[row, start:end] = input_ids[row, start:end]
-    return Batch(input_ids, attention_mask, labels)
+        length = len(one.token_ids)
+        input_ids[row, :length] = torch.tensor(one.token_ids, dtype=torch.int64)
+        attention_mask[row, :length] = 1
+        for start, end in one.spans:
+            labels[row, start:end] = input_ids[row, start:end]
+    if not any(one.lengths for one in encoded):
+        return Batch(input_ids, attention_mask, labels)
+    return Batch(input_ids, attention_mask, labels, _positions(encoded, shape))
+
+
+def _positions(encoded: Sequence[Encoded | Marked], shape: tuple[int, int]) -> Tensor:
+    """Return positions that begin again with every record, and with the padding."""
+    positions = torch.zeros(shape, dtype=torch.int64)
+    for row, one in zip(positions, encoded, strict=True):
+        lengths = one.lengths or (len(one.token_ids),)
+        padding = shape[1] - len(one.token_ids)
+        row[:] = torch.cat([torch.arange(length) for length in (*lengths, padding)])
+    return positions
 
 
 def require_padding(tokenizer: Any) -> None:

@@ -85,8 +85,7 @@ def cut(
 ) -> Encoded:
     """Shorten a request to ``max_tokens`` tokens.
 
-    The prompt loses its beginning. A written answer that leaves no room for the prompt loses its
-    end, and the prompt keeps half of the tokens.
+    The prompt loses its beginning; see ``cut_written`` for written answers.
 
     Parameters
     ----------
@@ -98,14 +97,22 @@ def cut(
     InputError
         One of several options has ``max_tokens`` tokens or more.
     """
-    written = "acc" not in task.metrics
-    if written and encoded.answer_tokens >= max_tokens:
-        prompt = len(encoded.token_ids) - encoded.answer_tokens
-        kept = max_tokens // 2
-        return Encoded(
-            encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept
-        )
+    if "acc" not in task.metrics:
+        return cut_written(encoded, max_tokens)
     return keep_right(encoded, max_tokens, where, key)
+
+
+def cut_written(encoded: Encoded, max_tokens: int) -> Encoded:
+    """Shorten a request with a written answer to ``max_tokens`` tokens.
+
+    The prompt loses its beginning. An answer that leaves no room for the prompt loses its end, and
+    the prompt keeps half of the tokens.
+    """
+    if encoded.answer_tokens < max_tokens:
+        return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)
+    prompt = len(encoded.token_ids) - encoded.answer_tokens
+    kept = max_tokens // 2
+    return Encoded(encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept)
 
 
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:

@@ -63,3 +63,5 @@ class Task:
     """Rules for ``exact_match``."""
     sample: Mapping[str, Any] = field(default_factory=dict)
     """Record that shows the fields, for the list of tasks."""
+    other_samples: tuple[Mapping[str, Any], ...] = ()
+    """Records of the other forms that a task reads."""

@@ -92,6 +92,8 @@ class Family:
     """
     final_norm: str = ""
     """Path of the norm after the last block; empty if the family has none."""
+    packs: bool = True
+    """True if the model separates packed records by their positions (``task.packing``)."""
 
     def __post_init__(self) -> None:
         unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(

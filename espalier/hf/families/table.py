@@ -152,6 +152,7 @@ OPT = Family(
     embeddings="model.decoder.embed_tokens",
     norms={"norm.attn": "self_attn_layer_norm", "norm.mlp": "final_layer_norm"},
     final_norm="model.decoder.final_layer_norm",
+    packs=False,
 )
 """OPT: learned positions, biases everywhere, no gate, one key-value group per head."""
 

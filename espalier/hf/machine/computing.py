@@ -5,7 +5,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +33,15 @@ class Computing:
     threads: int
     activations_folder: Path | None = None
     """Folder on whose disk hidden states between blocks are stored; None keeps them in memory."""
+    attention: str = "sdpa"
+    """Implementation of attention in transformers."""
+    spread: tuple[torch.device, ...] = ()
+    """Devices over which a model for tuning is spread; empty: ``device`` holds it."""
+
+    def choose_attention(self, model: Any) -> None:
+        """Let a model of Hugging Face use the implementation; ``sdpa`` is transformers' default."""
+        if self.attention != "sdpa":
+            model.set_attn_implementation(self.attention)
 
 
 def return_large_blocks() -> None:
@@ -62,7 +73,8 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
     Raises
     ------
     InputError
-        The device is ``cuda``, but there is no CUDA device.
+        The device is ``cuda``, but there is no CUDA device; or attention cannot be computed as
+        wanted.
     """
     device = (node.device if node else "") or settings.device
     if device == "cuda" and not torch.cuda.is_available():
@@ -72,13 +84,50 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    attention = (node.attention if node else "") or settings.attention
+    if attention == "flash_attention_2":
+        _require_flash_attention(device, settings)
     threads = (node.threads if node else 0) or settings.threads
     torch.set_num_threads(threads)
     return_large_blocks()
     on_disk = ((node.activations if node else "") or settings.activations) == "disk"
     return Computing(
-        torch.device(device), DTYPES[settings.dtype], threads, folder if on_disk else None
+        torch.device(device),
+        DTYPES[settings.dtype],
+        threads,
+        folder if on_disk else None,
+        attention,
+        _devices(node) if device == "cuda" else (),
     )
+
+
+def _devices(node: NodeSettings | None) -> tuple[torch.device, ...]:
+    """Return the CUDA devices over which a node spreads a model; empty if it has or wants one."""
+    number = torch.cuda.device_count()
+    if node is None or node.device_map != "auto" or number < 2:
+        return ()
+    return tuple(torch.device("cuda", index) for index in range(number))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a CUDA device in bytes."""
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _require_flash_attention(device: str, settings: RunSettings) -> None:
+    """Refuse FlashAttention where it cannot run."""
+    wrong = ""
+    base = settings.training.base if settings.tunes else settings.dtype
+    dtype = settings.dtype if base == "nf4" else base
+    if device != "cuda":
+        wrong = "it needs a CUDA device"
+    elif find_spec("flash_attn") is None:
+        wrong = "the package flash-attn is not installed on this machine"
+    elif dtype == "float32":
+        key = "training.base" if settings.tunes and base != "nf4" else "dtype"
+        wrong = f"it does not compute in {key} = 'float32'; set {key} to 'bfloat16'"
+    if wrong:
+        raise InputError(f"attention = 'flash_attention_2': {wrong}, or set attention to 'sdpa'")
 
 
 SIZE = 1024

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from espalier.hf.structured.configuration import (
     structured_config,
 )
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
+from espalier.hf.tokenizer.chat import ChatTokens, Message, encode_chat
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
@@ -400,6 +401,12 @@ class OpenedModel:
                 cache.pop(next(iter(cache)))
             cache[key] = known
         return known.tolist()
+
+    def encode_chat(
+        self, messages: Sequence[Message], first: int, template: str | None
+    ) -> list[ChatTokens]:
+        """Return the training sequences of a conversation, see ``tokenizer.chat.encode_chat``."""
+        return encode_chat(self.tokenizer, messages, first, template)
 
     @cached_property
     def _encoded(self) -> dict[bytes, "array[int]"]:

@@ -191,6 +191,7 @@ class BlockStream:
         on_cuda = computing.device.type == "cuda"
         self._ahead = ReadingAhead(model.checkpoint, pinned=True) if on_cuda else None
         self._skeleton = model.new_skeleton()
+        computing.choose_attention(self._skeleton)
         modules = self._skeleton.get_submodule(model.family.blocks)
         self._blocks: list[nn.Module] = list(modules)
         self._relays = [_Relay(block) for block in self._blocks]

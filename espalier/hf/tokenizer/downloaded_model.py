@@ -23,6 +23,7 @@ from espalier.environment.imports import importing
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, _stamps
 from espalier.hf.tokenizer import process as tokenizer_process
+from espalier.hf.tokenizer.chat import ChatTokens, Message
 from espalier.hf.tokenizer.process import NUMBERS_PER_TOKEN
 
 MAX_ANSWER = 1 << 20
@@ -132,6 +133,31 @@ class ProcessTokenizer:
         if not isinstance(text, str) or len(text) > MAX_DECODED:
             raise self._fault("made more of a token than any tokenizer does")
         return text
+
+    def encode_chat(
+        self, messages: Sequence[Message], first: int, template: str | None
+    ) -> list[ChatTokens]:
+        """Return the training sequences of a conversation, see ``chat.encode_chat``."""
+        characters = sum(len(role) + len(content) for role, content in messages)
+        most = len(messages) * (TOKENS_PER_CHARACTER * characters + MORE_TOKENS)
+        request = {"what": "chat", "messages": messages, "first": first, "template": template}
+        answer = self._ask(request, most)
+        ids: Any = answer.get("ids")
+        spans: Any = answer.get("spans")
+        # The process is not trusted.
+        if not (
+            isinstance(ids, list)
+            and isinstance(spans, list)
+            and len(ids) == len(spans)
+            and all(map(_is_row, ids))
+            and all(map(_is_row, spans))
+            and all(_are_spans(edges, len(own)) for own, edges in zip(ids, spans, strict=True))
+        ):
+            raise self._fault("gave an answer to another question")
+        return [
+            ChatTokens(tuple(own), tuple(zip(edges[::2], edges[1::2], strict=True)))
+            for own, edges in zip(ids, spans, strict=True)
+        ]
 
     def __call__(
         self,
@@ -304,3 +330,11 @@ def _why(returncode: int) -> str:
 def _is_row(row: Any) -> bool:
     """Return whether a value is a list of integers of 32 bits."""
     return isinstance(row, list) and all(type(one) is int and abs(one) < 1 << 31 for one in row)
+
+
+def _are_spans(edges: list[int], length: int) -> bool:
+    """Return whether numbers are start and end of spans, in order, within a length."""
+    return len(edges) % 2 == 0 and all(
+        0 <= before <= after <= length
+        for before, after in zip([0, *edges], [*edges, length], strict=True)
+    )

@@ -79,6 +79,8 @@ def load(directory: Path) -> Any:
 
 def answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
+    from espalier.hf.tokenizer.chat import encode_chat
+
     if request["what"] == "facts":
         return {
             "num_tokens": 1 + max(tokenizer.get_vocab().values(), default=-1),
@@ -89,6 +91,12 @@ def answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
         }
     if request["what"] == "decode":
         return {"text": tokenizer.decode(request["ids"])}
+    if request["what"] == "chat":
+        sequences = encode_chat(
+            tokenizer, request["messages"], request["first"], request["template"]
+        )
+        return {"ids": [one.token_ids for one in sequences],
+                "spans": [list(chain(*one.spans)) for one in sequences]}  # fmt: skip
     encoded = tokenizer(*request["texts"], **request["options"])
     found = {name: encoded[name] for name in NUMBERS_PER_TOKEN if name in encoded}
     if "offset_mapping" in found:

@@ -6,6 +6,7 @@ only the linears of the blocks are quantised, as in QLoRA; embeddings, norms, bi
 language-model head stay in the compute dtype.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from espalier.hf.families import Family
 from espalier.hf.files.tensor_names import missing_tensor, wrong_shape
 from espalier.hf.files.tensor_pieces import converted
-from espalier.hf.machine.computing import Computing
+from espalier.hf.machine.computing import Computing, free_bytes
 from espalier.hf.nf4.cache import quantised_linears
 from espalier.hf.nf4.matrices import linear_of, tables
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.spread import device_of, placement, spread
 from espalier.progress import beats
 
 Base = Literal["float32", "bfloat16", "nf4"]
@@ -58,17 +60,25 @@ def load_whole(
     InputError
         A tensor is missing, has another shape than ``config.json`` says or cannot be read;
         ``num_labels`` does not match the model family; transformers cannot build the model;
-        bitsandbytes is not installed; or the cache is not writable.
+        bitsandbytes is not installed; the cache is not writable; or the model does not fit into the
+        devices over which it is spread.
     """
     whole = model.new_skeleton(num_labels)
+    computing.choose_attention(whole)
     sources = _sources(model, whole)
     dtype = computing.dtype if base == "nf4" else getattr(torch, base)
+    places: dict[str, int] = {}
+    if computing.spread:
+        free = [free_bytes(device) for device in computing.spread]
+        places = placement(whole, model.family, free, dtype, nf4=base == "nf4")
     # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
         _quantise_linears(model, whole, computing, cache_folder)
-    _fill(model, whole, sources, dtype, computing.device)
+    _fill(model, whole, sources, dtype, computing, places)
     if model.family.kind == "encoder":
         _make_head(model, whole, seed, computing.device)
+    if computing.spread:
+        spread(whole, places, computing.spread)
     return whole.eval()
 
 
@@ -127,11 +137,13 @@ def _fill(
     whole: nn.Module,
     sources: dict[str, str],
     dtype: torch.dtype,
-    device: torch.device,
+    computing: Computing,
+    places: Mapping[str, int],
 ) -> None:
     """Assign frozen values to the parameters on the meta device, and move buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
     for path, module in beats(list(whole.named_modules()), "loading module"):
+        device = device_of(path, places, computing.spread or (computing.device,))
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             if id(parameter) not in filled and parameter.is_meta and full in sources:

@@ -21,6 +21,9 @@ def test_task_is_printed_with_its_sample_prompt(
     assert main([name]) == 0
     printed = capsys.readouterr().out
     item = TASKS[name].item(Fields(TASKS[name].sample, name))
+    if item.conversation is not None:
+        assert all(content in printed for _, content in item.conversation.messages)
+        return
     for line in item.prompt.split("\n"):
         assert line.rstrip() in printed
     assert repr(item.gold) in printed

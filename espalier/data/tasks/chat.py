@@ -1,0 +1,115 @@
+"""Task ``chat``: conversations, with a loss on assistant messages only.
+
+Three forms of records are read, with the conventions of TRL 1.16:
+
+- ``messages``: role and content of each message, as in OpenAI's API
+- ``conversations``: ``from`` and ``value`` of each message, as in ShareGPT
+- ``prompt`` and ``completion``: two texts, which are not rendered by a template, or two lists of
+  messages
+"""
+
+from collections.abc import Sequence
+
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Conversation, Item
+from espalier.data.tasks.task import Hub, Task
+from espalier.settings.task import CHAT
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+"""Role for each name of a speaker that ShareGPT's records use in addition to ``ROLES``."""
+
+
+def _chat(record: Fields) -> Item:
+    """Return the item of a record; the first of the three forms that it has is read."""
+    if "messages" in record:
+        return _item(record, "messages", _messages(record, "messages"), 0)
+    if "conversations" in record:
+        return _item(record, "conversations", _messages(record, "conversations"), 0)
+    if record.is_list("prompt"):
+        prompt = _messages(record, "prompt")
+        return _item(record, "completion", [*prompt, *_messages(record, "completion")], len(prompt))
+    return Item((record.text("prompt"),), (record.text("completion"),), 0, "")
+
+
+def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first: int) -> Item:
+    """Return the item of a conversation, whose question ends before the first answer."""
+    roles = [role for role, _ in messages]
+    if "assistant" not in roles[first:]:
+        raise record.refused(
+            field, "has no message of the assistant", "add the answer, or remove the record"
+        )
+    start = roles.index("assistant", first)
+    if not start:
+        raise record.refused(
+            field, "begins with the assistant", "put the question before the answer"
+        )
+    lines = [f"{role}: {content}" for role, content in messages]
+    return Item(
+        ("\n".join(lines[:start]),),
+        ("\n".join(lines[start:]),),
+        0,
+        "\n",
+        conversation=Conversation(tuple(messages), first),
+    )
+
+
+def _messages(record: Fields, name: str) -> list[tuple[str, str]]:
+    """Return role and content of the messages of a field."""
+    return [_message(message) for message in record.inners(name)]
+
+
+def _message(message: Fields) -> tuple[str, str]:
+    role_field, content_field = ("from", "value") if "from" in message else ("role", "content")
+    role = message.text(role_field)
+    role = SHAREGPT_ROLES.get(role, role)
+    if role not in ROLES:
+        known = ", ".join((*ROLES, *SHAREGPT_ROLES))
+        raise message.refused(role_field, f"is not one of {known}", "rename the role")
+    for name in ("tool_calls", "function_call"):
+        if message.has_value(name):
+            raise message.refused(
+                name, "is a call of a tool, which is not supported", "remove the record"
+            )
+    if message.is_list(content_field):
+        parts = [_part(part) for part in message.inners(content_field)]
+        return role, "".join(parts)
+    return role, message.text(content_field, may_be_blank=role in ("system", "tool"))
+
+
+def _part(part: Fields) -> str:
+    """Return the text of a part of a message's content."""
+    if part.text("type") != "text":
+        raise part.refused("type", "is not 'text'", "remove records with images or sounds")
+    return part.text("text")
+
+
+TASKS = (
+    Task(
+        CHAT,
+        Hub(""),
+        ("loss",),
+        _chat,
+        sample={
+            "messages": [
+                {"role": "user", "content": "Name a hardwood."},
+                {"role": "assistant", "content": "Oak."},
+                {"role": "user", "content": "And a softwood?"},
+                {"role": "assistant", "content": "Pine."},
+            ]
+        },
+        other_samples=(
+            {
+                "conversations": [
+                    {"from": "human", "value": "Name a hardwood."},
+                    {"from": "gpt", "value": "Oak."},
+                ]
+            },
+            {
+                "prompt": [{"role": "user", "content": "Name a hardwood."}],
+                "completion": [{"role": "assistant", "content": "Oak."}],
+            },
+            {"prompt": "A hardwood: ", "completion": "oak"},
+        ),
+    ),
+)

@@ -1,0 +1,196 @@
+"""Token ids of conversations, rendered by a chat template, with the places of assistant tokens.
+
+Token ids and places equal those of TRL 1.16 (``SFTTrainer`` with ``assistant_only_loss``) where TRL
+supports the template. TRL needs a template with ``{% generation %}`` for this. Other templates are
+rendered once more up to each assistant message, which shows where it begins and ends.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from espalier.errors import InputError
+
+Message = tuple[str, str]
+"""Role and content."""
+
+
+class ChatTokens(NamedTuple):
+    """Token ids of a rendered conversation."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    """Start and end of each stretch of assistant tokens, in order."""
+
+
+_DATE = {"%d": "26", "%m": "07", "%b": "Jul", "%B": "July", "%y": "24", "%Y": "2024"}
+"""Date of templates that write today's, so that a run can be repeated; Llama 3.1's own default."""
+_FIXED_DATE = (
+    "{%- macro strftime_now(form) -%}{{- form"
+    + "".join(f".replace('{sign}', '{text}')" for sign, text in _DATE.items())
+    + " -}}{%- endmacro -%}"
+)
+"""Definition, in Jinja, of the function that templates call for the date."""
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Message], first: int, template: str | None
+) -> list[ChatTokens]:
+    """Return the training sequences of a conversation.
+
+    It is one sequence, unless the template renders an assistant message otherwise when further
+    messages follow it, as those that leave out earlier reasoning do. Then each assistant message
+    ends a sequence of its own, as it does when a model writes it.
+
+    Parameters
+    ----------
+    tokenizer : tokenizer of Hugging Face, or one in another process
+    messages : role and content of each message
+    first : index of the first message that may have a loss
+    template : Jinja template; None: the tokenizer's own
+
+    Raises
+    ------
+    InputError
+        The template refuses the conversation or does not render its assistant messages.
+    """
+    if remote := getattr(tokenizer, "encode_chat", None):
+        found: list[ChatTokens] = remote(messages, first, template)
+        return found
+    template = template or tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    if not template:
+        raise InputError(
+            "the model's tokenizer has no chat template; set task.chat-template = 'chatml', or give"
+            " records with a plain prompt and completion"
+        )
+    if "strftime_now" in template:
+        template = _FIXED_DATE + template
+    if _MARKS.search(template):
+        return [_marked_by_template(tokenizer, messages, first, template)]
+    whole = _render(tokenizer, messages, template)
+    turns = list(_turns(tokenizer, messages, first, template))
+    ends = [_end_within(whole, text, tokenizer.eos_token or "") for _, text in turns]
+    if all(ends) and all(whole.startswith(prompt) for prompt, _ in turns):
+        starts = (len(prompt) for prompt, _ in turns)
+        return [_tokens(tokenizer, whole, list(zip(starts, ends, strict=True)))]
+    if all(text.startswith(prompt) for prompt, text in turns):
+        return [_tokens(tokenizer, text, [(len(prompt), len(text))]) for prompt, text in turns]
+    raise InputError(
+        "the chat template writes an assistant message otherwise than its prompt lets the model"
+        " begin it; set task.chat-template, or use another model"
+    )
+
+
+def _end_within(whole: str, text: str, end_of_text: str) -> int:
+    """Return where a rendered beginning ends within the whole conversation; 0 if it does not.
+
+    A template may close every text with an end-of-text token.
+    """
+    if text != whole and end_of_text and not whole.startswith(text):
+        text = text.removesuffix(end_of_text)
+    return len(text) if whole.startswith(text) else 0
+
+
+def _turns(
+    tokenizer: Any, messages: Sequence[Message], first: int, template: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the rendered prompt of each assistant message, and the text up to the message's end."""
+    for place, (role, _) in enumerate(messages):
+        if role == "assistant" and place >= first:
+            yield (
+                _render(tokenizer, messages[:place], template, prompt=True),
+                _render(tokenizer, messages[: place + 1], template),
+            )
+
+
+def _marked_by_template(
+    tokenizer: Any, messages: Sequence[Message], first: int, template: str
+) -> ChatTokens:
+    """Return the tokens with the places that the template marks."""
+    found = _applied(
+        tokenizer, messages, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )  # fmt: skip
+    ids = tuple(found["input_ids"])
+    if first:
+        prompt = _applied(
+            tokenizer, messages[:first], template, tokenize=True, return_dict=True, add_generation_prompt=True
+        )["input_ids"]  # fmt: skip
+        start = common_prefix(prompt, ids)
+    else:
+        start = 0
+    mask = [0] * start + list(found["assistant_masks"])[start:]
+    return ChatTokens(ids, _stretches(mask))
+
+
+def _stretches(mask: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return start and end of each stretch of ones."""
+    edges = [
+        place
+        for place, (before, now) in enumerate(zip([0, *mask], [*mask, 0], strict=True))
+        if before != now
+    ]
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _tokens(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> ChatTokens:
+    """Return the tokens of a rendered text; those that overlap a span of characters have a loss."""
+    if not tokenizer.is_fast:
+        return _tokens_by_prefix(tokenizer, text, spans)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    mask = [0] * len(encoded["input_ids"])
+    for place, (start, end) in enumerate(encoded["offset_mapping"]):
+        mask[place] = int(any(start < last and end > begin for begin, last in spans))
+    return ChatTokens(tuple(encoded["input_ids"]), _stretches(mask))
+
+
+def _tokens_by_prefix(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> ChatTokens:
+    """Return the same for a tokenizer without offsets, by the tokens of what stands before."""
+
+    def ids(part: str) -> list[int]:
+        found: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        return found
+
+    whole = ids(text)
+    places = (
+        (common_prefix(ids(text[:start]), whole), common_prefix(ids(text[:end]), whole))
+        for start, end in spans
+    )
+    return ChatTokens(tuple(whole), tuple(places))
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of first tokens that two sequences have in common."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[Message], template: str, *, prompt: bool = False
+) -> str:
+    text: str = _applied(
+        tokenizer, messages, template, tokenize=False, add_generation_prompt=prompt
+    )
+    return text
+
+
+def _applied(tokenizer: Any, messages: Sequence[Message], template: str, **options: Any) -> Any:
+    """Apply a chat template; its errors name the reason but no message."""
+    from jinja2 import TemplateError
+
+    rows = [{"role": role, "content": content} for role, content in messages]
+    try:
+        return tokenizer.apply_chat_template(rows, chat_template=template, **options)
+    except TemplateError as error:
+        raise InputError(
+            f"the chat template refuses a conversation: {str(error)[:200]}; change the record, or"
+            " set task.chat-template"
+        ) from None
+    # A template may fail like any program.
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise InputError(
+            f"the chat template fails on a conversation ({type(error).__name__}); change the"
+            " record, or set task.chat-template"
+        ) from None
