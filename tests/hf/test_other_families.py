@@ -107,7 +107,7 @@ class TestPhi3(OtherFamily):
 
 
 class TestPhi4(TestPhi3):
-    """Phi-4 mini, whose rotary embeddings differ for texts that are longer than 8 tokens."""
+    """Phi-4 mini, whose rotary embeddings differ for texts of more than 3 tokens."""
 
     def config(self, **changes: Any) -> PretrainedConfig:
         return super().config(**LONG | changes)

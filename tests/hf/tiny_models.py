@@ -79,17 +79,17 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
 Windows are shorter than the text, and blocks are not all alike.
 """
 LONG: dict[str, Any] = {
-    "original_max_position_embeddings": 8,
+    "original_max_position_embeddings": 3,
     "rope_parameters": {
         "rope_type": "longrope",
         "rope_theta": 1e4,
         "partial_rotary_factor": 0.75,
         "short_factor": [1.0, 1.1, 1.2],
         "long_factor": [1.0, 2.0, 4.0],
-        "original_max_position_embeddings": 8,
+        "original_max_position_embeddings": 3,
     },
 }
-"""Keys of Phi models with other rotary embeddings for texts of more than 8 tokens."""
+"""Keys of Phi models with other rotary embeddings for texts of more than 3 tokens."""
 MIXTURES = ("mixtral", "qwen3_moe")
 DENSE = tuple(kind for kind in OWN_KEYS if kind not in MIXTURES)
 
