@@ -18,7 +18,6 @@ under ``structure``:
   instead of all dimensions
 """
 
-from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -135,6 +134,20 @@ class WriteLanes(Lanes):
         return (wide, *output[1:]) if isinstance(output, tuple) else wide
 
 
+class ConfigOfBlock:
+    """Configuration of the model, with the number of heads of one block."""
+
+    def __init__(self, config: Any, heads: int) -> None:
+        self.of_model = config
+        self.num_attention_heads = heads
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy that is not complete yet has no configuration.
+        if name == "of_model" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.of_model, name)
+
+
 def numbers(text: str) -> list[int]:
     """Return the numbers of a text such as ``"0-3,7"``."""
     parts = (part.split("-") for part in text.split(","))
@@ -183,8 +196,7 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
                 setattr(attention, attribute, heads)
         if "attn.qkv" in paths:
             # Phi splits the fused matrix by the number of heads in the configuration.
-            attention.config = copy(attention.config)
-            attention.config.num_attention_heads = heads
+            attention.config = ConfigOfBlock(attention.config, heads)
             attention.num_key_value_heads = structure["groups"][index]
         if not lanes:
             continue
