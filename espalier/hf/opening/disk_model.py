@@ -92,7 +92,7 @@ def _on_disk(
         options["offload_folder"] = mkdtemp(prefix="espalier-experts-")
     whole, found = _from_pretrained(model, num_labels, **options)
     if model.family.experts:
-        finalize(whole, shutil.rmtree, options["offload_folder"])
+        finalize(whole, shutil.rmtree, options["offload_folder"], ignore_errors=True)
     # The hooks hold the map of weights, so it is read before they are removed.
     weights = _weights_of(whole)
     _unhook(whole)
