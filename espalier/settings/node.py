@@ -116,7 +116,16 @@ class NodeSettings(Table):
         "",
         description=(
             "Directory of the base model at this site, which must have the same hash as the"
-            " server's; empty: the demo model, whatever the run names."
+            " server's; empty: the demo model, whatever the run names (see `models`)."
+        ),
+    )
+    models: Literal["", "hub"] = Field(
+        "",
+        description=(
+            "`hub`: without `model-path` the site downloads the model of the Hugging Face hub that a"
+            " run names (`model=owner/name`), with the node's own `HF_TOKEN` and `HF_HOME`; the same"
+            " hash as the server's is required. Their size is not limited. Empty: a run cannot make"
+            " the site download."
         ),
     )
     state_dir: str = Field(

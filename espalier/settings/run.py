@@ -249,9 +249,9 @@ class RunSettings(Table):
         "demo",
         min_length=1,
         description=(
-            "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
-            " Qwen3 or OPT, and for tuning also BERT or RoBERTa. Download a model of the Hugging"
-            " Face hub first: `hf download owner/name --local-dir name`."
+            "`demo`, the directory of a model in safetensors format, or `owner/name[@revision]` of"
+            " the Hugging Face hub, which is downloaded (a directory of that name wins): LLaMA,"
+            " Mistral, Qwen2, Qwen3 or OPT, and for tuning also BERT or RoBERTa."
         ),
     )
     seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")
