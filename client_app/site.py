@@ -3,7 +3,7 @@
 Each of these is read once per message, however many steps need it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
+from espalier.data.data_protection import require_groups
 from espalier.environment.hub_models import cached_model, download_model, hub_name
 from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError, InputError
@@ -125,6 +126,29 @@ class Site:
         from espalier.hf.machine.computing import set_up
 
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
+
+    def require_groups_of(self, numbers: Iterable[int], remedy: str) -> None:
+        """Raise InputError if these sequences or samples are from too few groups (``min-groups``).
+
+        Parameters
+        ----------
+        numbers : numbers of training sequences or, for methods that do not tune, of calibration
+            samples
+        """
+        if self.node.fewest_groups():
+            require_groups(self.node, (self._groups[number] for number in numbers), remedy)
+
+    @cached_property
+    def _groups(self) -> list[set[int]]:
+        """Groups of ``data-group`` in each training sequence or calibration sample."""
+        from espalier.data.client_text import sample_groups
+        from espalier.training.sequences import sequence_groups
+
+        assert self.request is not None
+        client = self.request.header.client
+        if self.settings.tunes:
+            return sequence_groups(self.settings, self.node, self.model, client)
+        return sample_groups(self.settings, self.node, self.model.encode, client, drawn=True)
 
     @property
     def load(self) -> "Loader":

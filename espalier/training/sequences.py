@@ -12,8 +12,13 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.data.client_items import client_items, held_out_items
-from espalier.data.client_text import client_samples, held_out_samples, training_samples
+from espalier.data.client_items import client_items, held_out_items, item_groups
+from espalier.data.client_text import (
+    client_samples,
+    held_out_samples,
+    sample_groups,
+    training_samples,
+)
 from espalier.data.data_protection import told_at_the_site
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import Encoded, encode_pair, prompt_encoder
@@ -94,6 +99,15 @@ def client_sequences(
     items = with_progress(train, "tokenising items")
     end = model.tokenizer.eos_token_id
     return encoded_sequences([_encoded(settings, encode, end, item) for item in items])
+
+
+def sequence_groups(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> list[set[int]]:
+    """Return the groups of ``data-group`` that each of ``client_sequences`` is from."""
+    if settings.task.name == TEXT:
+        return sample_groups(settings, node, model.encode, client, drawn=False)
+    return item_groups(settings, node, client)
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:

@@ -268,6 +268,12 @@ class Indexed(Sequence[T]):
                     raise file.changed()
                 yield found[place].value
 
+    @property
+    def label_numbers(self) -> NDArray[np.uint32]:
+        """Number of each unit's label, or of its group if records have groups: (units,)."""
+        found = [rows["label"] for rows in self.corpus.chosen(self.numbers)]
+        return np.concatenate([np.empty(0, np.uint32), *found])
+
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the row numbers, which identifies these units within the files."""
