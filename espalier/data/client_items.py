@@ -15,6 +15,7 @@ from espalier.data.data_protection import (
 from espalier.data.files.corpus_index import Indexed, open_corpus
 from espalier.data.files.files import JsonLinesRows
 from espalier.data.files.hub import TEST_SPLIT
+from espalier.data.partition import Partition
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import prompt_encoder
 from espalier.data.tasks.item import Item
@@ -80,7 +81,7 @@ def _shares(
         ItemSource(task, found.files, columns_of(columns), group), node.state_root()
     )
     if (
-        found.partition
+        isinstance(found.partition, Partition)
         and found.partition.kind in ("by-field", "dirichlet")
         and "" in corpus.labels
     ):
