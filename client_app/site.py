@@ -77,8 +77,8 @@ class Site:
 
         It is the model that the site's owner configured, or the demo model if there is none, or the
         run's model of the Hugging Face hub if the owner allows it. In a simulation it is the run's
-        model. If clients of the method need no base model, it is the
-        model that the server pushed; StateLost if that is missing or damaged.
+        model. If clients of the method need no base model, it is the model that the server pushed;
+        StateLost if that is missing or damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
             assert self.request is not None
