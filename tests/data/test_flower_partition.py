@@ -160,7 +160,7 @@ def test_stored_index_gives_the_same_partition(
 @pytest.mark.parametrize(
     ("name", "arguments", "more", "told"),
     [
-        ("PathologicPartitioner", "", {}, "has no such partitioner; choose one of ContinuousPart"),
+        ("PathologicPartitioner", "", {}, "has no such partitioner of records; choose one of Con"),
         ("Partitioner", "", {}, "has no such partitioner"),
         (
             "PathologicalPartitioner", "", {"partition_field": "ward"},

@@ -25,7 +25,7 @@ def letters(text: str) -> list[int]:
 def settings(**changes: Any) -> RunSettings:
     return parse(
         {"data.num-samples": 4, "data.sequence-length": 16}
-        | {key.replace("__", "."): changes[key] for key in changes}
+        | {key.replace("__", ".").replace("_", "-"): changes[key] for key in changes}
     )
 
 
