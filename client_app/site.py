@@ -3,15 +3,18 @@
 Each of these is read once per message, however many steps need it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
+from espalier.data.data_protection import require_groups
+from espalier.environment.hub_models import cached_model, download_model, hub_name
 from espalier.environment.paths import DEMO
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -27,6 +30,9 @@ from espalier.storage.client_state import PrivateState, private_folder
 if TYPE_CHECKING:
     from espalier.hf.machine.computing import Computing
     from espalier.training.adapted_model import Loader
+
+HUB_MODEL = "hub-model"
+"""Name of the document with the commit of the run's model of the hub."""
 
 
 @dataclass
@@ -69,26 +75,50 @@ class Site:
     def model(self) -> OpenedModel:
         """Base model at this site.
 
-        It is the model that the site's owner configured, or the demo model if there is none. In a
-        simulation it is the run's model. If clients of the method need no base model, it is the
-        model that the server pushed; StateLost if that is missing or damaged.
+        It is the model that the site's owner configured, or the demo model if there is none, or the
+        run's model of the Hugging Face hub if the owner allows it. In a simulation it is the run's
+        model. If clients of the method need no base model, it is the model that the server pushed;
+        StateLost if that is missing or damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
             assert self.request is not None
             folder = downloaded_model(self.node.state_root(), self.state(self.request.header))
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
-        if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
-            raise InputError(
-                "model-path: this site names no base model, and does not open models that a run"
-                f" names (model = {self.settings.model!r}); set model-path in --node-config"
-            )
-        if not self.node.model_path:
+        if self.node.model_path:
+            try:
+                return open_model(self.node.model_path)
+            except EspalierError as error:
+                raise InputError(f"model-path in --node-config: {error}") from None
+        if self.node.simulated or self.settings.model == DEMO:
             return open_model(self.settings.model)
+        # A directory of this name at the site is never opened.
+        if self.node.models == "hub" and hub_name(self.settings.model):
+            return open_downloaded(self._hub_directory())
+        raise InputError(
+            "model-path: this site names no base model, and does not open models that a run names"
+            f" (model = {self.settings.model!r}); set model-path in --node-config, or models=hub for"
+            " models of the Hugging Face hub"
+        )
+
+    def _hub_directory(self) -> Path:
+        """Return the directory of the run's model of the hub; enrolment downloads it.
+
+        The run's later messages use the same commit, whatever the hub has then.
+        """
+        name = self.settings.model
+        state = self.state(self.request.header) if self.request else None
+        if state and (pinned := state.load_lasting(HUB_MODEL)):
+            name = pinned["model"]
         try:
-            return open_model(self.node.model_path)
+            if self.request is None or self.request.header.kind == "enrol":
+                name = download_model(name)
+                if state:
+                    state.save_lasting(HUB_MODEL, {"model": name})
+            return cached_model(name)
         except EspalierError as error:
-            raise InputError(f"model-path in --node-config: {error}") from None
+            told = f"model = {self.settings.model!r}: this site could not get it from the hub"
+            raise InputError(str(error), f"{told}; the node's log gives the reason") from None
 
     @cached_property
     def computing(self) -> "Computing":
@@ -96,6 +126,29 @@ class Site:
         from espalier.hf.machine.computing import set_up
 
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
+
+    def require_groups_of(self, numbers: Iterable[int], remedy: str) -> None:
+        """Raise InputError if these sequences or samples are from too few groups (``min-groups``).
+
+        Parameters
+        ----------
+        numbers : numbers of training sequences or, for methods that do not tune, of calibration
+            samples
+        """
+        if self.node.fewest_groups():
+            require_groups(self.node, (self._groups[number] for number in numbers), remedy)
+
+    @cached_property
+    def _groups(self) -> list[set[int]]:
+        """Groups of ``data-group`` in each training sequence or calibration sample."""
+        from espalier.data.client_text import sample_groups
+        from espalier.training.sequences import sequence_groups
+
+        assert self.request is not None
+        client = self.request.header.client
+        if self.settings.tunes:
+            return sequence_groups(self.settings, self.node, self.model, client)
+        return sample_groups(self.settings, self.node, self.model.encode, client, drawn=True)
 
     @property
     def load(self) -> "Loader":

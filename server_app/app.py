@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid
 
+from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.pulls import ask_again_soon
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
@@ -31,7 +32,7 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.report.result_size import remove_set_aside, set_aside
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line, show
-from server_app.run_directory import HOW_TO_TELL, RUNNING, open_run_directory
+from server_app.run_directory import HOW_TO_TELL, RUNNING, model_before, open_run_directory
 from strategies.base.federation import Federation
 from strategies.base.method import Method
 from strategies.base.progress import Clock
@@ -67,6 +68,8 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     settings = settings.with_quorum(simulation=simulation)
     grid = with_enough_nodes(grid, settings.num_clients)
     keys = public_keys(settings.site_keys) if settings.site_keys else None
+    if is_on_hub(name := model_before(settings)):
+        settings = settings.model_copy(update={"model": download_model(name)})
     computing = set_up(settings, Path(settings.out_dir))
     with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
         model = open_model(settings.model)

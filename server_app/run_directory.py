@@ -26,6 +26,7 @@ import tomli_w
 
 from espalier.amounts import count, duration
 from espalier.environment.bounded_json import read_json
+from espalier.environment.hub_models import COMMIT, hub_name
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
@@ -162,6 +163,22 @@ def _existing(settings: RunSettings) -> Path:
     if not os.path.isfile(path / FILE):
         raise InputError(f"{_given(settings)}: {path} is not a run directory")
     return path
+
+
+def model_before(settings: RunSettings) -> str:
+    """Return ``model``; a resumed run keeps the commit of a model that is named without one.
+
+    Raises
+    ------
+    InputError
+        ``resume-from`` is not a run directory, or ``run.json`` is damaged.
+    """
+    now = hub_name(settings.model)
+    if not settings.resume_from or now is None or COMMIT.fullmatch(now[1]):
+        return settings.model
+    was = str(_read(_existing(settings), _given(settings))["settings"]["model"])
+    repository, revision = hub_name(was) or ("", "")
+    return was if repository == now[0] and COMMIT.fullmatch(revision) else settings.model
 
 
 def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) -> dict[str, Any]:

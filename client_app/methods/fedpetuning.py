@@ -99,13 +99,14 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
 
 def require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
-    """Raise InputError if these steps use fewer tokens than the site policy requires."""
+    """Raise InputError if these steps use fewer tokens or groups than the site policy requires."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = (
         "give the site more data, raise training.steps, training.batch-size or"
         " training.accumulation"
     )
     require_tokens(site.node, tokens, remedy)
+    site.require_groups_of(training.used(steps), remedy)
 
 
 def _train(

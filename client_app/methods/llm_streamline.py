@@ -7,6 +7,7 @@ later rounds do not pass through the model again.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -120,10 +121,17 @@ def _trained(
         "give the site more data, raise data.num-samples, llm-streamline.steps or"
         " llm-streamline.batch-size"
     )
-    require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
+    length = stretch.samples.shape[1]
+
+    def require_enough(steps: Sequence[int]) -> None:
+        used = training.used(steps)
+        require_tokens(site.node, length * len(used), remedy)
+        site.require_groups_of(used, remedy)
+
+    require_enough(range(first_step, first_step + steps))
     # The check is repeated after training: skipped steps contribute no tokens.
     tensors, outcome = training.run(begun, first_step, steps)
-    require_tokens(site.node, training.rests_on(outcome.weighed), remedy)
+    require_enough(outcome.weighed)
     return tensors, outcome
 
 

@@ -71,6 +71,8 @@ def accepts(site: Site) -> Iterator[str]:
     yield (
         f"an answer needs at least {count(node.fewest_tokens(), 'token')}; losses on own text {own}"
     )
+    if node.fewest_groups():
+        yield f"and {count(node.min_groups, 'group')} of the field {node.data_group}"
     yield f"require-approval: {HOLDS[node.require_approval]}"
 
 

@@ -1,6 +1,7 @@
 """Files of one client: its own, or those of a simulation that its clients share."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from espalier.amounts import count
 from espalier.data.data_protection import no_data
@@ -8,7 +9,8 @@ from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import Reader, open_rows
 from espalier.data.files.hub import HubRows
 from espalier.data.files.rows import RowFile
-from espalier.data.partition import Partition
+from espalier.data.flower_partition import FlowerPartition
+from espalier.data.partition import Kind, Partition
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
@@ -20,7 +22,7 @@ class ClientFiles:
     """Files with a client's records, and the rule by which clients divide them."""
 
     files: tuple[RowFile, ...]
-    partition: Partition | None
+    partition: Partition | FlowerPartition | None
     """None: all records belong to the client."""
 
 
@@ -63,7 +65,10 @@ def client_files(
         return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, other=other)), None)
     assert data.partition != "by-file"
     found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, other=other))
-    return ClientFiles(found, Partition(data.partition, num_clients, data.alpha, seed))
+    if name := data.partitioner:
+        flower = FlowerPartition(name, data.arguments, num_clients, seed, bool(data.group))
+        return ClientFiles(found, flower)
+    return ClientFiles(found, Partition(cast(Kind, data.partition), num_clients, data.alpha, seed))
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:

@@ -6,10 +6,16 @@ from typing import Any
 
 from espalier.data.client_files import client_files
 from espalier.data.client_text import MIN_PREDICTIONS
-from espalier.data.data_protection import not_allowed, require_own_data, told_at_the_site
-from espalier.data.files.corpus_index import open_corpus
+from espalier.data.data_protection import (
+    not_allowed,
+    require_groups,
+    require_own_data,
+    told_at_the_site,
+)
+from espalier.data.files.corpus_index import Indexed, open_corpus
 from espalier.data.files.files import JsonLinesRows
 from espalier.data.files.hub import TEST_SPLIT
+from espalier.data.partition import Partition
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_items, template_of
 from espalier.data.tasks.encoding import prompt_encoder
@@ -44,8 +50,23 @@ def client_items(
     Raises
     ------
     InputError
-        The source or file is missing, empty or malformed, or nothing is left to train on.
+        The source or file is missing, empty or malformed, nothing is left to train on, or there are
+        fewer groups than ``min-groups``.
     """
+    train, held_out = map(list, _shares(settings, node, client))
+    return train, held_out
+
+
+@told_at_the_site
+def item_groups(settings: RunSettings, node: NodeSettings, client: int) -> list[set[int]]:
+    """Return the group of each training item of a client."""
+    return [{number} for number in _shares(settings, node, client)[0].label_numbers.tolist()]
+
+
+def _shares(
+    settings: RunSettings, node: NodeSettings, client: int
+) -> tuple[Indexed[Item], Indexed[Item]]:
+    """Return a client's training items and held-out items, which are read on access."""
     task = task_of(settings)
     data = settings.data
     require_own_data(node, data, task.name)
@@ -62,7 +83,7 @@ def client_items(
         ItemSource(task, found.files, columns_of(columns), group), node.state_root()
     )
     if (
-        found.partition
+        isinstance(found.partition, Partition)
         and found.partition.kind in ("by-field", "dirichlet")
         and "" in corpus.labels
     ):
@@ -70,7 +91,9 @@ def client_items(
             f"data.partition = {data.partition!r}: the task has records without a label; choose"
             " 'iid' or 'quantity', or give each record a label"
         )
-    train, held_out = map(list, corpus.share(found.partition, client))
+    train, held_out = corpus.share(found.partition, client)
+    if node.fewest_groups():
+        require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")
     if not train:
         raise InputError(
             f"data: the client has no training items of the task {task.name}; duplicates count"

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from espalier.data.builtin.built_in import BUILT_IN, own_records
 from espalier.data.client_files import client_files
 from espalier.data.data_protection import (
     not_allowed,
+    require_groups,
     require_own_data,
     require_tokens,
     told_at_the_site,
@@ -23,9 +25,11 @@ from espalier.data.samples import (
     Encode,
     all_samples,
     calibration_samples,
+    calibration_starts,
     evaluation_samples,
 )
 from espalier.data.text_source import TextSource
+from espalier.data.token_pieces import MAX_MOVED, TokenPieces
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
@@ -66,7 +70,10 @@ def split_passages(
         hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
     found = client_files(data, node, client, num_clients, seed, TextRows, hub)
     source = _text_source(found.files, data, node)
-    return open_corpus(source, node.state_root()).share(found.partition, client)
+    own, held_out = open_corpus(source, node.state_root()).share(found.partition, client)
+    if node.fewest_groups():
+        require_groups(node, [set(own.label_numbers.tolist())], "give the site more data")
+    return own, held_out
 
 
 def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSettings) -> TextSource:
@@ -126,10 +133,10 @@ def client_samples(
     ------
     InputError
         The source or file is wrong, there is too little text, or the samples have fewer tokens than
-        ``min-tokens``.
+        ``min-tokens``, or are from fewer groups than ``min-groups``.
     """
     data = settings.data
-    number = node.num_samples or settings.data.num_samples
+    number = node.num_samples or data.num_samples
     require_tokens(
         node,
         number * data.sequence_length,
@@ -137,7 +144,46 @@ def client_samples(
     )
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", client=client)
-    return calibration_samples(own, encode, number, data.sequence_length, seed)
+    samples = calibration_samples(own, encode, number, data.sequence_length, seed)
+    if node.fewest_groups():
+        groups = sample_groups(settings, node, encode, client, drawn=True)
+        require_groups(node, groups, "raise data.num-samples or data.sequence-length")
+    return samples
+
+
+def sample_groups(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int, *, drawn: bool
+) -> list[set[int]]:
+    """Return the groups whose text is in each sample of a client's records.
+
+    A group may be missed, for example if its passages are encoded together with those of others, but
+    no group is counted that is not there.
+
+    Parameters
+    ----------
+    drawn : whether the samples are those of ``client_samples``, or of ``training_samples``
+    """
+    data = settings.data
+    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
+    assert isinstance(own, Indexed)
+    # Each passage is a piece of its own, if the tokenizer allows it.
+    tokens = TokenPieces(own, encode, piece_characters=1)
+    begins = [piece.start for piece in tokens.pieces]
+    firsts = [piece.first for piece in tokens.pieces]
+    labels = own.label_numbers.astype(np.int64)
+    lowest = np.minimum.reduceat(labels, firsts)
+    groups = np.where(lowest == np.maximum.reduceat(labels, firsts), lowest, -1)
+    length = data.sequence_length
+    if drawn:
+        number = node.num_samples or data.num_samples
+        seed = derive_seed(settings.seed, "calibration", client=client)
+        starts = calibration_starts(len(tokens), number, length, seed)
+    else:
+        starts = [number * length for number in range(len(tokens) // length)]
+    # Blanks at the ends of a sample are no text of a group.
+    inner = np.searchsorted(begins, np.add(starts, MAX_MOVED), side="right") - 1
+    ends = np.searchsorted(begins, np.add(starts, length - MAX_MOVED), side="left")
+    return [set(groups[first:end].tolist()) - {-1} for first, end in zip(inner, ends, strict=True)]
 
 
 @told_at_the_site

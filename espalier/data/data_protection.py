@@ -3,12 +3,13 @@
 Covers: outside a simulation only data that the site's own configuration names is read, in the
 format that it names, and Python's own texts, which every installation has. The site's log has the
 full text of errors about the data. Errors that leave the site omit numbers of lines, bytes, samples
-and records, and the path. An answer must be based on a minimum number of tokens.
+and records, and the path. An answer must be based on a minimum number of tokens and, if the owner
+wants it, of groups.
 Does not cover: a failure reveals that the data cannot be used at all. A run that asks for much data
 learns roughly how much there is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -103,6 +104,28 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
             f"min-tokens = {least}: the answer would be computed from fewer tokens; {remedy},"
             " or lower min-tokens in --node-config"
         )
+
+
+def require_groups(node: NodeSettings, groups: Iterable[Collection[int]], remedy: str) -> None:
+    """Refuse an answer that is based on fewer groups than the site requires.
+
+    Parameters
+    ----------
+    groups : numbers of the groups in each passage, sample or item behind the answer
+
+    Raises
+    ------
+    InputError
+        There are fewer groups than ``min-groups``. The text for the server contains no numbers.
+    """
+    least = node.fewest_groups()
+    found = len(set().union(*groups))
+    if found < least:
+        why = (
+            f"would be based on fewer groups (data-group); {remedy}, or its owner lowers min-groups"
+        )
+        text = f"min-groups = {least}: there are {found} groups, so an answer {why}"
+        raise InputError(text, f"min-groups: an answer {why}")
 
 
 def _refuse(text: str) -> None:

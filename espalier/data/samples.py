@@ -47,13 +47,22 @@ def calibration_samples(
             f"data: the client's text gives too few samples of data.sequence-length = {sequence_length}"
             f" tokens; {ONCE}; {remedy}",
         )
+    starts = calibration_starts(len(tokens), num_samples, sequence_length, seed)
+    return tokens.spans(starts, sequence_length)
+
+
+def calibration_starts(
+    num_tokens: int, num_samples: int, sequence_length: int, seed: int
+) -> list[int]:
+    """Draw the index of the first token of each calibration sample."""
+    available = num_tokens // sequence_length
     generator = torch.Generator().manual_seed(seed)
     # A random offset below one sample, so that different seeds can have different boundaries.
     offset = int(
-        torch.randint(len(tokens) - available * sequence_length + 1, (1,), generator=generator)
+        torch.randint(num_tokens - available * sequence_length + 1, (1,), generator=generator)
     )
     drawn = torch.randperm(available, generator=generator)[:num_samples].tolist()
-    return tokens.spans([offset + number * sequence_length for number in drawn], sequence_length)
+    return [offset + number * sequence_length for number in drawn]
 
 
 def evaluation_samples(

@@ -2,7 +2,7 @@
 
 Covers: a file that cannot be read, or has too little data, is reported when the site first hears of
 a run and not in the first round. Only the beginning of a large file is read, so the cost does not
-depend on the size of the file.
+depend on the size of the file; with ``min-groups`` it is read whole.
 Does not cover: errors further on in a large file.
 """
 
@@ -12,7 +12,12 @@ from dataclasses import replace
 from itertools import islice
 
 from espalier.data.client_items import client_items
-from espalier.data.client_text import client_samples, site_texts, training_samples
+from espalier.data.client_text import (
+    client_samples,
+    site_texts,
+    split_passages,
+    training_samples,
+)
 from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
 from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
@@ -56,7 +61,8 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     of_the_run = node.simulated and bool(data.path or data.origin == "hub")
     if not node.data_path and (of_the_run or (data.origin in BUILT_IN_TEXTS and not on_items)):
         return
-    if _size(node.data_path) > LARGE:
+    # Groups are counted in the whole file.
+    if _size(node.data_path) > LARGE and not node.fewest_groups():
         # The full read below raises the error again.
         with suppress(EspalierError):
             if (
@@ -87,8 +93,14 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
     if not node.data_path:
         return
     if on_items:
-        if _size(node.data_path) <= LARGE or not _begins_with_items(settings, node):
+        if (
+            _size(node.data_path) <= LARGE
+            or node.fewest_groups()
+            or not _begins_with_items(settings, node)
+        ):
             client_items(settings, node, ANY_CLIENT)
+    elif node.fewest_groups():
+        split_passages(settings.data, node, ANY_CLIENT, settings.num_clients, settings.seed)
     else:
         # Reading the first record reports a missing or empty file.
         next(site_texts(settings.data, node), None)

@@ -38,7 +38,7 @@ LONGEST_CONTEXT = 4096
 MAX_FAILURES = 16
 """Number of consecutive failed cuts after which the rest of the text is one piece."""
 BETWEEN = "\n\n"
-MAX_MOVED = 2
+MAX_MOVED = len(BETWEEN)
 """Maximum number of blanks before a cut that can move to the text after it."""
 IN_MEMORY = 1 << 24
 """Number of tokens from which the tokens of a text are stored in a file."""
@@ -80,20 +80,31 @@ class TokenPieces:
     encode : tokenizer; tokens that it adds before and after a text occur once, around the whole
         text
     between : separator of two passages: a blank line, or nothing for consecutive parts of a text
+    piece_characters : minimum number of characters of a piece, on which the tokens do not depend;
+        0: ``PIECE_CHARACTERS``
     """
 
-    def __init__(self, passages: Sequence[str], encode: Encode, between: str = BETWEEN) -> None:
+    def __init__(
+        self,
+        passages: Sequence[str],
+        encode: Encode,
+        between: str = BETWEEN,
+        piece_characters: int = 0,
+    ) -> None:
         self.passages = passages
         self.encode = encode
         self.between = between
+        self.piece_characters = piece_characters or PIECE_CHARACTERS
         self._last: tuple[int, Tokens] = (-1, np.empty(0, np.int64))
         name = f"pieces-{of_encoder}" if (of_encoder := identity_of(encode)) else ""
+        if name and piece_characters:
+            name = f"{name}-{piece_characters}"
         known = passages.load(name) if name and isinstance(passages, Remembering) else None
         if known is None:
             known = self._counted()
             if name and isinstance(passages, Remembering):
                 passages.keep(name, known)
-        self._pieces = [Piece(*numbers) for numbers in known["pieces"]]
+        self.pieces = [Piece(*numbers) for numbers in known["pieces"]]
         self._num_tokens = int(known["tokens"])
 
     def __len__(self) -> int:
@@ -102,7 +113,7 @@ class TokenPieces:
     def spans(self, starts: Sequence[int], length: int) -> Tensor:
         """Return ``length`` tokens from each start: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
-        firsts = [piece.start for piece in self._pieces]
+        firsts = [piece.start for piece in self.pieces]
         for place in with_progress(
             sorted(range(len(starts)), key=lambda place: starts[place]), "encoding samples"
         ):
@@ -129,7 +140,7 @@ class TokenPieces:
             np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
         )
         share = Share("encoding", len(self))
-        for number, piece in enumerate(self._pieces):
+        for number, piece in enumerate(self.pieces):
             share(piece.start)
             part = self._tokens(number)
             tokens[piece.start : piece.start + len(part)] = part
@@ -138,9 +149,9 @@ class TokenPieces:
     def _tokens(self, number: int) -> Tokens:
         """Return the tokens of one piece."""
         if self._last[0] != number:
-            piece = self._pieces[number]
-            last = number + 1 == len(self._pieces)
-            following = None if last else self._pieces[number + 1]
+            piece = self.pieces[number]
+            last = number + 1 == len(self.pieces)
+            following = None if last else self.pieces[number + 1]
             passages = list(
                 self.passages[piece.context : None if following is None else following.first]
             )
@@ -177,7 +188,7 @@ class TokenPieces:
         failures = 0
         share = Share("tokenising", len(self.passages))
         for number, passage in enumerate(self.passages):
-            if size >= PIECE_CHARACTERS and failures < MAX_FAILURES:
+            if size >= self.piece_characters and failures < MAX_FAILURES:
                 following = self._cut(open_piece, body, passage, number)
                 failures = 0 if following else failures + 1
                 share(number)

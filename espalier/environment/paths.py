@@ -19,22 +19,18 @@ def at_home(path: str) -> Path:
 
 DEMO = "demo"
 """Name of the model that is installed with Espalier."""
-OF_A_MODEL = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
-"""Pattern of a model's name; some old models, such as ``gpt2``, have no owner."""
 OF_A_DATASET = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def require_model(name: str) -> None:
-    """Refuse a model's hub name if no such directory exists; models are only read from disk.
+    """Refuse a name without a slash if no such directory exists.
 
-    InputError explains how to download the model.
+    InputError explains how to name a model of the hub.
     """
-    if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
-        folder = name.rpartition("/")[2]
+    if name != DEMO and re.fullmatch(r"[\w-][\w.-]*", name) and not Path(name).exists():
         raise InputError(
-            f"model = {name!r}: there is no directory {Path(name).absolute()}. If this is the"
-            f" name of a model on the Hugging Face hub, download it first (hf download {name}"
-            f" --local-dir {folder}) and name its directory (model={folder})"
+            f"model = {name!r}: there is no directory {Path(name).absolute()}. If this is a model"
+            f" of the Hugging Face hub, name it with its owner (model=OWNER/{name})"
         )
 
 

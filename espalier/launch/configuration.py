@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home, require_data, require_model
 from espalier.errors import InputError
 from espalier.launch.app import default_config, read_preset
@@ -83,8 +84,8 @@ def configuration(
     Parameters
     ----------
     on_this_machine : whether the run is simulated on this machine
-    works : whether the run is to be done here, so that its libraries must be installed; an estimate
-        needs none
+    works : whether the run is to be done here, so that its libraries must be installed, and the
+        weights of a model of the hub downloaded; an estimate needs neither
 
     Returns
     -------
@@ -95,8 +96,8 @@ def configuration(
     ------
     InputError
         A word is neither a preset nor a pair, or settings are wrong or not read in such a run; all
-        errors are reported together. On this machine also: a library is missing, or the name of a
-        model or file looks like a name on the hub.
+        errors are reported together. On this machine also: a library is missing, the name of a file
+        looks like a name on the hub, or a model of the hub cannot be downloaded.
     """
     defaults = flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
@@ -126,9 +127,12 @@ def configuration(
     if works:
         require_libraries(settings)
     # A preset may name a directory that its user still has to create.
-    if "model" in given or "/" in settings.model:
+    if "model" in given:
         require_model(settings.model)
     require_data(settings.data.origin, settings.data.path)
+    if is_on_hub(settings.model):
+        # With its commit, the name means the same model in all processes of the run.
+        flat["model"] = download_model(settings.model, weights=works)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
 
@@ -163,7 +167,7 @@ def _with_absolute_paths(flat: Config) -> Config:
     keys = ["out-dir", "resume-from", "task.test-path"]
     if flat["data.source"] != "hub":
         keys.append("data.path")
-    if flat["model"] != DEMO:
+    if flat["model"] != DEMO and not is_on_hub(flat["model"]):
         keys.append("model")
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
     named = ",".join(name + equals + absolute(path) for name, equals, path in texts)

@@ -116,7 +116,16 @@ class NodeSettings(Table):
         "",
         description=(
             "Directory of the base model at this site, which must have the same hash as the"
-            " server's; empty: the demo model, whatever the run names."
+            " server's; empty: the demo model, whatever the run names (see `models`)."
+        ),
+    )
+    models: Literal["", "hub"] = Field(
+        "",
+        description=(
+            "`hub`: without `model-path` the site downloads the model of the Hugging Face hub that a"
+            " run names (`model=owner/name`), with the node's own `HF_TOKEN` and `HF_HOME`; the same"
+            " hash as the server's is required. Their size is not limited. Empty: a run cannot make"
+            " the site download."
         ),
     )
     state_dir: str = Field(
@@ -149,6 +158,15 @@ class NodeSettings(Table):
         description=(
             "Minimum number of tokens behind an answer of the site: those of its calibration"
             " samples, or of the sequences of a round's training; 0: 2048, in a simulation 1."
+        ),
+    )
+    min_groups: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Minimum number of groups of `data-group`, such as patients, behind an answer of the"
+            " site: groups in its data, in its calibration samples, and in the sequences of a"
+            " round's training. Needs `data-group`. 0: no minimum; not in a simulation."
         ),
     )
     allowed_methods: str = Field(
@@ -328,6 +346,10 @@ class NodeSettings(Table):
         """Return the minimum number of tokens behind an answer; 1 at a simulated site."""
         return self.min_tokens or (1 if self.simulated else MIN_TOKENS)
 
+    def fewest_groups(self) -> int:
+        """Return the minimum number of groups behind an answer; 0 at a simulated site."""
+        return 0 if self.simulated else self.min_groups
+
     def max_bytes_of_models(self) -> int | None:
         """Return the maximum number of bytes of downloaded models; None means no limit.
 
@@ -404,6 +426,11 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if simulated and config.get("require-approval"):
         mistakes.append(
             "require-approval: nobody can approve replies of a simulated node; leave it out"
+        )
+    if not mistakes and settings.min_groups and not (settings.data_path and settings.data_group):
+        mistakes.append(
+            f"min-groups = {settings.min_groups}: needs data-path and data-group, the field that"
+            " names a record's group; set both, or leave min-groups out"
         )
     if not mistakes:
         try:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -24,6 +25,11 @@ J = TypeVar("J", bound=MethodSettings)
 
 BUILT_IN_TEXTS = ("documentation", "code")
 """Texts that need no file, because every Python installation contains them."""
+
+PARTITIONS = ("iid", "by-file", "by-field", "by-group", "dirichlet", "quantity")
+FLOWER = "flwr:"
+FLOWER_NAME = f"{FLOWER}NAME"
+"""Beginning of ``data.partition`` for a partitioner of flwr-datasets, and words for any of them."""
 
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out text among the evaluation texts."""
@@ -60,7 +66,8 @@ class DataSettings(Table):
         "group": {"source": ("files", "hub")},
         "hub-config": {"source": ("hub",)},
         "hub-split": {"source": ("hub",)},
-        "partition-field": {"partition": ("by-field", "dirichlet")},
+        "partition-field": {"partition": ("by-field", "dirichlet", FLOWER_NAME)},
+        "partition-arguments": {"partition": (FLOWER_NAME,)},
         "alpha": {"partition": ("dirichlet", "quantity")},
     }
 
@@ -121,19 +128,28 @@ class DataSettings(Table):
             " a group is never divided between clients, nor between training and held-out text."
         ),
     )
-    partition: Literal["iid", "by-file", "by-field", "by-group", "dirichlet", "quantity"] = Field(
+    partition: str = Field(
         "iid",
         description=(
             "Distribution of one file over simulated clients: `iid` (evenly at random), `by-file`"
             " (one file of the directory per client), `by-field` (whole labels), `by-group` (whole"
-            " groups), `dirichlet` (uneven labels) or `quantity` (uneven sizes)."
+            " groups), `dirichlet` (uneven labels), `quantity` (uneven sizes), or a partitioner of"
+            " flwr-datasets, such as `flwr:PathologicalPartitioner` (extra `partitioners`)."
         ),
     )
     partition_field: str = Field(
         "",
         description=(
-            "Field that labels a record of text, for `by-field` and `dirichlet`; a task has its"
-            " own labels."
+            "Field that labels a record of text, for partitions by labels; a task has its own"
+            " labels."
+        ),
+    )
+    partition_arguments: str = Field(
+        "",
+        description=(
+            "Arguments of a partitioner of flwr-datasets as TOML, such as"
+            " `num_classes_per_partition=2, shuffle=false`. It gets the number of clients, the"
+            " labels or groups, and a seed from the run."
         ),
     )
     alpha: float = Field(
@@ -169,10 +185,49 @@ class DataSettings(Table):
             listed_labels(value)
         return value
 
+    @field_validator("partition")
+    @classmethod
+    def _is_partition(cls, value: str) -> str:
+        if value not in PARTITIONS and not re.fullmatch(rf"{FLOWER}\w+", value):
+            raise ValueError(f"choose one of {', '.join(PARTITIONS)} or {FLOWER_NAME}")
+        return value
+
+    @field_validator("partition_arguments")
+    @classmethod
+    def _are_arguments(cls, value: str) -> str:
+        try:
+            arguments = arguments_of(value)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(
+                f"is not TOML ({error}); write name=value, name='text', name=[1, 2]"
+            ) from None
+        if fixed := {"num_partitions", "partition_by"} & arguments.keys():
+            raise ValueError(
+                f"{', '.join(sorted(fixed))} cannot be set here; set num-clients, and"
+                " data.partition-field or data.group"
+            )
+        return value
+
+    @property
+    def partitioner(self) -> str:
+        """Name of a partitioner of flwr-datasets; empty for the program's own partitions."""
+        return self.partition.removeprefix(FLOWER) if self.partition.startswith(FLOWER) else ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the partitioner by name."""
+        return arguments_of(self.partition_arguments)
+
     @property
     def origin(self) -> str:
         """Source, with ``auto`` replaced by what it stands for."""
         return source_of(self.source, self.path)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments in ``partition-arguments``; raise TOMLDecodeError if it is not TOML."""
+    arguments: dict[str, Any] = tomllib.loads(f"of = {{{text}}}")["of"]
+    return arguments
 
 
 def source_of(source: str, path: str) -> str:
@@ -276,10 +331,10 @@ class RunSettings(Table):
         "demo",
         min_length=1,
         description=(
-            "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
-            " Qwen3, Gemma, Granite, OLMo 2, Phi, SmolLM3 or OPT, and for tuning also Mixtral,"
-            " Qwen3-MoE, BERT or RoBERTa. Download a model of the Hugging Face hub first: `hf"
-            " download owner/name --local-dir name`."
+            "`demo`, the directory of a model in safetensors format, or `owner/name[@revision]` of"
+            " the Hugging Face hub, which is downloaded (a directory of that name wins): LLaMA,"
+            " Mistral, Qwen2, Qwen3, Gemma, Granite, OLMo 2, Phi, SmolLM3 or OPT, and for tuning"
+            " also Mixtral, Qwen3-MoE, BERT or RoBERTa."
         ),
     )
     seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")
@@ -615,6 +670,8 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """
     values = default_values() | dict(flat)
     values["data.source"] = source_of(values["data.source"], values["data.path"])
+    if str(values["data.partition"]).startswith(FLOWER):
+        values["data.partition"] = FLOWER_NAME
     return _not_read_in_tables(values) | _not_read_for_task(values)
 
 
@@ -623,7 +680,8 @@ def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     if "{client}" in str(flat["data.path"]):
         own_files = ("data.path", "a data.path without {client}")
-        found |= dict.fromkeys(("data.partition", "data.partition-field", "data.alpha"), own_files)
+        keys = ("partition", "partition-field", "partition-arguments", "alpha")
+        found |= dict.fromkeys((f"data.{key}" for key in keys), own_files)
     if "task" not in tables_of(str(flat["method"])):
         tuning = tuple(method for method, row in METHODS.items() if row.tunes)
         of_tasks = ("data.columns", "data.prompt", "data.labels")
@@ -759,6 +817,11 @@ def _wrong_combinations(
         lines.append(
             f"data.partition = '{data.partition}': would divide the groups of data.group ="
             f" '{data.group}'; choose 'by-group', 'iid' or 'quantity'"
+        )
+    if data.partitioner and data.group and data.partition_field:
+        lines.append(
+            f"data.partition-field = '{data.partition_field}': with data.group a partitioner gets"
+            " the groups; leave it out"
         )
     if data.partition != "iid" and source in BUILT_IN_TEXTS:
         lines.append(

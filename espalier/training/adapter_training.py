@@ -1,6 +1,6 @@
 """Training of a run's adapters, and of tensors that are trained whole, by one party."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,14 +51,18 @@ class AdapterTraining:
         """Number of the party's sequences."""
         return len(self.sequences)
 
+    def used(self, steps: Iterable[int]) -> Iterator[int]:
+        """Yield the numbers of the sequences that some steps use, each once."""
+        batch = self.settings.training.batch_size * self.settings.training.accumulation
+        return sequences_of_steps(len(self.sequences), batch, steps, self.seed)
+
     def rests_on(self, steps: Iterable[int], enough: int) -> int:
         """Return the number of tokens of the sequences that some steps use, each sequence once.
 
         Counting stops at ``enough`` tokens.
         """
-        batch = self.settings.training.batch_size * self.settings.training.accumulation
         tokens = 0
-        for number in sequences_of_steps(len(self.sequences), batch, steps, self.seed):
+        for number in self.used(steps):
             tokens += int(self.sequences.batch([number]).attention_mask.sum())
             if tokens >= enough:
                 break

@@ -17,9 +17,13 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     ----------
     sequences : none is longer than ``max_tokens``
     """
-    rows: list[list[Encoded | Marked]] = []
+    rows: list[list[Marked]] = []
     rooms: list[tuple[int, int]] = []
-    for one in sorted(sequences, key=lambda one: -len(one.token_ids)):
+    numbered = (
+        Marked(one.token_ids, one.spans, items=one.items or (number,))
+        for number, one in enumerate(sequences)
+    )
+    for one in sorted(numbered, key=lambda one: -len(one.token_ids)):
         length = len(one.token_ids)
         place = bisect_left(rooms, (length, 0))
         if place < len(rooms):
@@ -32,7 +36,7 @@ def packed(sequences: Sequence[Encoded | Marked], max_tokens: int) -> list[Marke
     return [_joined(row) for row in rows]
 
 
-def _joined(sequences: Sequence[Encoded | Marked]) -> Marked:
+def _joined(sequences: Sequence[Marked]) -> Marked:
     """Return one row with the tokens of some sequences."""
     token_ids: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -44,4 +48,6 @@ def _joined(sequences: Sequence[Encoded | Marked]) -> Marked:
             if end > max(start, 1)
         ]
         token_ids += one.token_ids
-    return Marked(tuple(token_ids), tuple(spans), tuple(len(one.token_ids) for one in sequences))
+    lengths = tuple(len(one.token_ids) for one in sequences)
+    items = tuple(item for one in sequences for item in one.items)
+    return Marked(tuple(token_ids), tuple(spans), lengths, items)

@@ -141,11 +141,10 @@ class Replacement:
             )
         return self._calls[samples]
 
-    def rests_on(self, steps: Sequence[int]) -> int:
-        """Return the number of tokens of the samples that some steps use, each sample once."""
-        number, tokens = self.stretch.samples.shape
+    def used(self, steps: Sequence[int]) -> list[int]:
+        """Return the numbers of the samples that some steps use, each once."""
         batch = self.settings.batch_size * self.settings.accumulation
-        return tokens * len(list(sequences_of_steps(number, batch, steps, self.seed)))
+        return list(sequences_of_steps(len(self.stretch.samples), batch, steps, self.seed))
 
 
 def _in_float32(value: object) -> object:

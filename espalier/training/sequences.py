@@ -5,7 +5,7 @@ The order is a function of seed and step, so training can continue without store
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.data.client_items import client_items, held_out_items
-from espalier.data.client_text import client_samples, held_out_samples, training_samples
+from espalier.data.client_items import client_items, held_out_items, item_groups
+from espalier.data.client_text import (
+    client_samples,
+    held_out_samples,
+    sample_groups,
+    training_samples,
+)
 from espalier.data.data_protection import told_at_the_site
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.chat_encoding import chat_sequences, template_of
@@ -118,7 +123,11 @@ def _conversations(
     """
     chosen = settings.task
     template = template_of(chosen)
-    whole = [one for item in items for one in chat_sequences(model, item, template)]
+    whole = [
+        replace(one, items=(number,))
+        for number, item in enumerate(items)
+        for one in chat_sequences(model, item, template)
+    ]
     short = (one.shortened(chosen.max_tokens) for one in whole)
     found = [one for one in short if one.has_loss]
     if not found:
@@ -132,6 +141,22 @@ def _conversations(
             " and are left out", left_out, len(whole), chosen.max_tokens
         )  # fmt: skip
     return found
+
+
+def sequence_groups(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> list[set[int]]:
+    """Return the groups of ``data-group`` that each of ``client_sequences`` is from."""
+    if settings.task.name == TEXT:
+        return sample_groups(settings, node, model.encode, client, drawn=False)
+    groups = item_groups(settings, node, client)
+    if not (settings.task.name == CHAT or settings.task.packing):
+        return groups
+    (sequences,) = client_sequences(settings, node, model, client).parts
+    return [
+        set().union(*(groups[item] for item in one.items or (number,)))
+        for number, one in enumerate(sequences)
+    ]
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import measured_capability, set_up
@@ -49,7 +50,9 @@ def main(document: Mapping[str, Any]) -> int:
         if settings.model == DEMO:
             text = planned(settings, open_model(DEMO)).long(speeds)
         else:
-            with described(at_home(settings.model).absolute()) as directory:
+            here = at_home(settings.model).absolute()
+            named = cached_model(settings.model) if is_on_hub(settings.model) else here
+            with described(named) as directory:
                 text = planned(settings, open_model(str(directory))).long(speeds)
     except EspalierError as error:
         print(f"espalier: {error}", file=sys.stderr)

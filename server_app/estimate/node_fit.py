@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from client_app.site import Site
 from espalier.amounts import size as as_size
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.machine_memory import machine_memory
-from espalier.hf.opening.opened import open_model
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import DEFAULT_METHOD, parse
 from server_app.estimate.estimate import Plan, in_words
@@ -52,8 +52,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
         return
     own = {name: getattr(node, name) for name in OWN if getattr(node, name)}
     settings = settings.model_copy(update=own)
-    model = open_model(node.model_path or settings.model)
-    plan = Plan(settings, model, simulation=False)
+    plan = Plan(settings, Site(run_config, node).model, simulation=False)
     on_device = settings.device == "cuda" or (
         settings.device == "auto" and torch.cuda.is_available()
     )

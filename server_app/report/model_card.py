@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 
 from espalier.amounts import count
-from espalier.hf.opening.model_files import public_name
+from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.methods import METHODS, tables_of
 from espalier.settings.run import RunSettings
@@ -93,9 +93,11 @@ def _card(
     tags: tuple[str, ...],
 ) -> str:
     base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
+    commit = commit_of(model.directory)
+    at = f" at commit `{commit}`" if commit else ""
     used = {**versions(), **({"peft": version("peft")} if library == "peft" else {})}
     table = {
-        "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
+        "base model": f"`{base}`{at}; SHA-256 of its weights and tokenizer: `{model.sha256}`",
         "method": METHODS[settings.method].title,
         **rows,
         "clients": (

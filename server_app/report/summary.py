@@ -14,6 +14,7 @@ import torch
 import espalier
 from espalier.evaluation.perplexity import perplexity
 from espalier.hf.files.checkpoint import write_shard
+from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
@@ -303,6 +304,8 @@ class Summary:
             "bytes_down": traffic.down,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": self.virtual_seconds,
+            "model": public_name(self.model.directory, self.model.config),
+            "model_revision": commit_of(self.model.directory),
             "model_sha256": self.model.sha256,
             "versions": versions(),
             "threads": self.threads,

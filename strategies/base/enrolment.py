@@ -314,6 +314,7 @@ class Enroller:
             return (
                 f"has another base model ({enrolment.model_sha256[:12]}, the server has"
                 f" {self.model_sha256[:12]}); give the node the same weights, tokenizer and"
-                " config.json with model-path"
+                " config.json with model-path (with models=hub, start the run with a commit:"
+                " model=owner/name@COMMIT)"
             )
         return None

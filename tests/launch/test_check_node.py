@@ -181,6 +181,7 @@ def test_unwritable_directory_is_told(
             {},
             "min-tokens = 33: the answer would be computed from fewer tokens",
         ),
+        ({"min-groups": 2}, {}, "min-groups = 2: needs data-path and data-group"),
         ({"threads": -1}, {}, "threads = -1"),
         ({}, {"data.sequence-length": 65}, "data.sequence-length = 65: the model has 64 positions"),
         ({}, {"evaluation.own-text": True}, "evaluation.own-text: this site does not allow it"),

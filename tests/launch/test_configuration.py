@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session
 
 import espalier
 from espalier.cli.command import main
@@ -334,30 +335,31 @@ def test_it_tells_where_the_app_is(
         main(["app", "further"])
 
 
-def test_hub_model_name_gets_a_download_hint(
+def test_hub_model_must_be_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    close_session()
     assert main(["run", "model=meta-llama/Llama-2-7b", "--app", str(APP)]) == 2
+    close_session()
     told = capsys.readouterr().err
-    assert (
-        f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b."
-        in told
-    )
-    assert "hf download meta-llama/Llama-2-7b --local-dir Llama-2-7b" in told
+    assert "model = 'meta-llama/Llama-2-7b': there is no such directory, and the model" in told
+    assert "HF_HUB_OFFLINE is set; unset it, or name the directory of a copy" in told
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt-125m"])
-def test_so_is_one_without_an_owner(
+def test_name_without_an_owner_gets_a_hint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         EspalierError,
-        match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}",
+        match=f"model = '{name}': there is no directory .*name it with its owner .model=OWNER/{name}",
     ):
         configuration(APP, [f"model={name}"], on_this_machine=True)
-    with pytest.raises(EspalierError, match=f"hf download {name}"):
+    with pytest.raises(EspalierError, match=f"model=OWNER/{name}"):
         open_model(name)
     (tmp_path / name).mkdir()
     assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(

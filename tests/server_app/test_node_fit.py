@@ -12,6 +12,7 @@ from bench import DEFAULTS, flatten
 from tiny_model import save_tiny_llama
 
 from espalier.amounts import size as as_size
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from server_app.estimate import node_fit
 from server_app.estimate.command import planned
@@ -45,7 +46,7 @@ def test_it_is_the_plans_figure(
     assert said(run, monkeypatch, 64 * GIGA, 32 * GIGA) == 0
     shown = capsys.readouterr().out
     settings = parse(run)
-    peak = planned(settings, node_fit.open_model(settings.model)).client.peak
+    peak = planned(settings, open_model(settings.model)).client.peak
     assert f"about {as_size(peak)} of this machine at the peak of the work" in shown
     assert "that is more than" not in shown
     assert "The node can take part in such a run (method fedprllm)." in shown
@@ -103,7 +104,7 @@ def test_planned_disk_space_must_be_free(
     tmp_path: Path,
 ) -> None:
     where = {"state-dir": str(tmp_path / "not" / "made")}
-    plan = planned(settings := parse(run), node_fit.open_model(settings.model))
+    plan = planned(settings := parse(run), open_model(settings.model))
     size = as_size(sum(plan.client_disk.values()))
     on_a_disk_of(GIGA, monkeypatch)
     assert said(run, monkeypatch, GIGA, GIGA, **where) == 0

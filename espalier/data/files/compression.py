@@ -82,8 +82,8 @@ class Bytes:
         return self.file.tell(), os.fstat(self.file.fileno()).st_size
 
 
-def import_library(name: str) -> Any:
-    """Import an optional library.
+def import_library(name: str, extra: str = "hub") -> Any:
+    """Import an optional library, which the installation contains with this extra.
 
     Raises
     ------
@@ -94,6 +94,6 @@ def import_library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise InputError(
-            f"the library '{name.partition('.')[0]}' is not installed, which reads this kind of"
-            " data; run: pip install -e '.[hub]'"
+            f"the library '{name.partition('.')[0]}' is not installed, which this kind of data needs;"
+            f" run: pip install -e '.[{extra}]'"
         ) from None

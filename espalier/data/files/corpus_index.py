@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.data.files.rows import Place, Row, RowFile
+from espalier.data.flower_partition import FlowerPartition
 from espalier.data.partition import Partition, point_of
 from espalier.data.passages import digests_are_held_out
 from espalier.environment.bounded_json import read_json
@@ -159,7 +160,7 @@ class CorpusIndex(Generic[T]):
         return np.frombuffer(data, dtype=ROW)
 
     def share(
-        self, deal: Partition | None = None, client: int = 0
+        self, deal: Partition | FlowerPartition | None = None, client: int = 0
     ) -> tuple["Indexed[T]", "Indexed[T]"]:
         """Return the units of one client, to be used and held out.
 
@@ -169,6 +170,8 @@ class CorpusIndex(Generic[T]):
         ----------
         deal : partition of the records among clients; None: all records belong to the client
         """
+        if isinstance(deal, FlowerPartition):
+            return self._split(self._by_records(deal, client))
         is_mine = deal.chooser(client, self.labels) if deal else None
         found: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
@@ -179,7 +182,29 @@ class CorpusIndex(Generic[T]):
                 else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
             )
             found.append(first + mine)
-        own = self._each_once(np.concatenate(found) if found else np.empty(0, np.int64))
+        return self._split(np.concatenate(found) if found else np.empty(0, np.int64))
+
+    def _by_records(self, deal: FlowerPartition, client: int) -> Numbers:
+        """Return the numbers of a client's rows; all rows of a record belong to one client."""
+        labels = np.empty(len(self), np.uint32)
+        begins = np.empty(len(self), bool)
+        # A place that no record has.
+        last = np.full((3, 1), np.iinfo(np.uint64).max)
+        for first in range(0, len(self), ROWS_AT_ONCE):
+            rows = self.rows(first, ROWS_AT_ONCE)
+            places = np.stack([rows[name].astype("u8") for name in ("file", "start", "length")])
+            here = slice(first, first + len(rows))
+            labels[here] = rows["label"]
+            begins[here] = (places != np.hstack([last, places[:, :-1]])).any(axis=0)
+            last = places[:, -1:]
+        records = np.cumsum(begins) - 1
+        mine = np.zeros(int(begins.sum()), bool)
+        mine[deal.records_of(client, labels[begins], self.labels)] = True
+        return np.flatnonzero(mine[records])
+
+    def _split(self, numbers: Numbers) -> tuple["Indexed[T]", "Indexed[T]"]:
+        """Return the units of some rows, each once, to be used and held out."""
+        own = self._each_once(numbers)
         held_out = np.concatenate(
             [digests_are_held_out(rows["side"]) for rows in self.chosen(own)] or [np.empty(0, bool)]
         )
@@ -267,6 +292,12 @@ class Indexed(Sequence[T]):
                 if place >= len(found) or found[place].digest != row["digest"].tobytes():
                     raise file.changed()
                 yield found[place].value
+
+    @property
+    def label_numbers(self) -> NDArray[np.uint32]:
+        """Number of each unit's label, or of its group if records have groups: (units,)."""
+        found = [rows["label"] for rows in self.corpus.chosen(self.numbers)]
+        return np.concatenate([np.empty(0, np.uint32), *found])
 
     @cached_property
     def sha256(self) -> str:

@@ -6,7 +6,7 @@ also not be the position at which its answer begins.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.amounts import count
@@ -31,6 +31,11 @@ class Encoded:
         """Number of tokens of each packed record; empty: it is one record."""
         return ()
 
+    @property
+    def items(self) -> tuple[int, ...]:
+        """Empty: the sequence is made from the item with its number."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Marked:
@@ -41,12 +46,14 @@ class Marked:
     """Start and end of each stretch of tokens with a loss, in order."""
     lengths: tuple[int, ...] = ()
     """Number of tokens of each packed record; empty: it is one record."""
+    items: tuple[int, ...] = ()
+    """Numbers of the client's items from which it is made; empty: of the item with its number."""
 
     def shortened(self, max_tokens: int) -> "Marked":
         """Return the first ``max_tokens`` tokens."""
         spans = ((start, min(end, max_tokens)) for start, end in self.spans)
         kept = tuple((start, end) for start, end in spans if start < end)
-        return Marked(self.token_ids[:max_tokens], kept)
+        return replace(self, token_ids=self.token_ids[:max_tokens], spans=kept)
 
     @property
     def has_loss(self) -> bool:

@@ -23,7 +23,7 @@ from espalier.hf.export.model import (
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import hush
 from espalier.hf.opening.disk_model import Weights, read_when_used
-from espalier.hf.opening.model_files import public_name
+from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, WeightEdit
@@ -86,6 +86,7 @@ def export_adapter(
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = public_name(model.directory, model.config)
+        config.revision = commit_of(model.directory)
         config.inference_mode = True
         # Sets are sorted, because peft's own files have them in random order.
         document = {

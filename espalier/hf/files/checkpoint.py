@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from espalier.environment.bounded_json import read_json_object
+from espalier.environment.hub_models import ADAPTER, INDEX, SINGLE, WRITE_ANEW, shard_names
 from espalier.errors import EspalierError, InputError
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.atomic import replacing
@@ -27,13 +27,8 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 """Allowed dtypes of weights."""
 CHUNK = 16 * 1024 * 1024
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-"""Index that names the weight files of a sharded model; ``SINGLE`` takes precedence over it."""
-ADAPTER = "adapter_config.json"
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 """Name patterns of weight files that are not read here."""
-WRITE_ANEW = "write the model again with save_pretrained"
 
 
 @dataclass(frozen=True)
@@ -157,17 +152,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _shards_of_index(index: Path) -> list[Path]:
-    document = read_json_object(index)
-    weight_map = document.get("weight_map")
-    # transformers fails without the key "metadata".
-    if not isinstance(weight_map, dict) or "metadata" not in document:
-        raise InputError(f"{index}: has no 'weight_map' or no 'metadata'; {WRITE_ANEW}")
-    names = {str(name) for name in weight_map.values()}
-    if others := sorted(name for name in names if Path(name).name != name):
-        raise InputError(
-            f"{index}: names {others[0]!r}; the files must be in the directory of the index"
-        )
-    shards = [index.parent / name for name in sorted(names)]
+    shards = [index.parent / name for name in shard_names(index)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise InputError(
             f"{index}: names {', '.join(map(repr, missing))}, but these files do not exist; copy what is"

@@ -6,30 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.hf.files.checkpoint import INDEX
-
-KNOWN = {
-    "config.json",
-    "structure.json",
-    "modeling_structured.py",
-    "modeling_sliced.py",
-    "generation_config.json",
-    INDEX,
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tekken.json",
-    "chat_template.jinja",
-    "chat_template.json",
-}
-"""Names of configuration, tokenizer and chat template files, and files of pruned models."""
+from espalier.environment.hub_models import CHAT_TEMPLATES, KNOWN
 
 LICENCE = re.compile(
     r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?|notice|copying|(acceptable[-_])?use[-_]policy)"
@@ -40,9 +17,6 @@ LICENCE = re.compile(
 
 ON_THE_HUB = r"([\w.-]+/)?[\w.-]+"
 """Pattern of a model's name on the Hugging Face hub; a few old models have no owner."""
-
-CHAT_TEMPLATES = "additional_chat_templates"
-"""Directory of further chat templates, ``*.jinja``."""
 
 
 def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> None:
@@ -86,13 +60,17 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     ``config.json`` is not sufficient on its own, because tuned models often still name the model
     they were made from. Otherwise the result is the name of the directory.
     """
-    # The hub's cache has directories such as models--owner--name/snapshots/<commit>.
-    kind, *parts = directory.parent.parent.name.split("--")
-    cached = "/".join(parts)
-    in_the_cache = directory.parent.name == "snapshots" and kind == "models"
-    if in_the_cache and re.fullmatch(ON_THE_HUB, cached):
+    cached = "/".join(directory.parent.parent.name.split("--")[1:])
+    if commit_of(directory) and re.fullmatch(ON_THE_HUB, cached):
         return cached
     named = str(config.get("_name_or_path"))
     if re.fullmatch(ON_THE_HUB, named) and named.split("/")[-1] == directory.name:
         return named
     return directory.name
+
+
+def commit_of(directory: Path) -> str | None:
+    """Return the commit of a model in the hub's cache; None for another directory."""
+    # The cache has directories such as models--owner--name/snapshots/<commit>.
+    kind = directory.parent.parent.name.split("--")[0]
+    return directory.name if directory.parent.name == "snapshots" and kind == "models" else None

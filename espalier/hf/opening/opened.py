@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.environment.bounded_json import read_json_object
+from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.environment.imports import importing
 from espalier.environment.paths import at_home, require_model
 from espalier.errors import InputError
@@ -589,14 +590,16 @@ def open_model(name: str) -> OpenedModel:
 
     Parameters
     ----------
-    name : ``demo`` for the model that is installed with Espalier, a model directory, or the
-        directory of a run that wrote a model
+    name : ``demo`` for the model that is installed with Espalier, a model directory, the directory
+        of a run that wrote a model, or ``owner/name[@revision]`` for one in the hub's cache
 
     Raises
     ------
     InputError
-        See ``OpenedModel`` and ``require_model``.
+        See ``OpenedModel``, ``require_model`` and ``cached_model``.
     """
+    if is_on_hub(name):
+        return opened_in(cached_model(name))
     if name != "demo":
         require_model(name)
         directory = at_home(name).absolute()

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from espalier.settings.federation import FederationSettings
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import RunSettings, tables
+from espalier.settings.run import FLOWER_NAME, PARTITIONS, DataSettings, RunSettings, tables
 from espalier.settings.table import Table
 from espalier.settings.task import TEXT, TaskSettings, tasks
 
@@ -74,9 +74,11 @@ def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
 
 
 def _names(table: type[Table], key: str) -> tuple[str, ...]:
-    """Return the names in the table of methods or of tasks if the key chooses one of them."""
+    """Return the names of methods, tasks or partitions if the key chooses one of them."""
     if (table, key) == (RunSettings, "method"):
         return tuple(METHODS)
+    if (table, key) == (DataSettings, "partition"):
+        return (*PARTITIONS, FLOWER_NAME)
     return (TEXT, *tasks()) if (table, key) == (TaskSettings, "name") else ()
 
 

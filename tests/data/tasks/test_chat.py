@@ -1,5 +1,7 @@
 """Conversations: forms of records, tokens and labels as in TRL, and packed rows."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item, collate
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.node import parse_node
+from espalier.settings.run import parse
 from espalier.settings.task import CHAT_TEMPLATES
 from espalier.training.packing import packed
+from espalier.training.sequences import client_sequences, sequence_groups
 
 SECRET = "hawthorn"
 CHATML = CHAT_TEMPLATES["chatml"]
@@ -277,6 +282,7 @@ def test_rows_are_packed_best_fit_first() -> None:
     sequences = [Marked(tuple(range(length)), ((0, length),)) for length in (3, 9, 5, 2, 7)]
     rows = packed(sequences, 10)
     assert [row.lengths for row in rows] == [(9,), (7, 3), (5, 2)]
+    assert [row.items for row in rows] == [(1,), (4, 0), (2, 3)]
     # The first token of a record has no loss.
     assert rows[1].spans == ((1, 7), (8, 10))
     batch = collate(rows, 0)
@@ -296,3 +302,35 @@ def test_packing_keeps_every_label() -> None:
     before = sum(length // 2 for length in lengths)
     assert sum(end - start for row in rows for start, end in row.spans) == before
     assert len(rows) < 1.1 * sum(lengths) / 32
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_groups_of_sequences_are_those_of_their_conversations(
+    folder: Path, tmp_path: Path, packing: bool
+) -> None:
+    """A conversation that is left out, or gives several sequences, does not shift the groups."""
+    file = tmp_path / "talks.jsonl"
+    rows = [
+        {"messages": talk(number, 1 + number % 2), "patient": f"p{number}"} for number in range(30)
+    ]
+    long = [{"role": "user", "content": "oak " * 400}, {"role": "assistant", "content": "elm"}]
+    rows.insert(7, {"messages": long, "patient": "left out"})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = with_template(folder, FORGETFUL)
+    settings = parse({
+        "method": "fedpetuning", "task.name": "chat", "task.max-tokens": 200, "task.packing": packing,
+    })  # fmt: skip
+    own = {"data-path": str(file), "data-task": "chat", "data-group": "patient", "min-tokens": 1}
+    node = parse_node({"site": "a"} | own)
+    (sequences,) = client_sequences(settings, node, model, 0).parts
+    groups = sequence_groups(settings, node, model, 0)
+    assert len(groups) == len(sequences)
+    by_number: dict[str, set[int]] = {}
+    for one, own in zip(sequences, groups, strict=True):
+        text = model.tokenizer.decode(list(one.token_ids))
+        numbers = set(re.findall(r"oak (\d+) \d", text))
+        assert len(numbers) == len(own)
+        for number in numbers:
+            by_number.setdefault(number, set()).update(own)
+    assert packing or all(len(found) == 1 for found in by_number.values())
+    assert (max(map(len, groups)) > 1) == packing

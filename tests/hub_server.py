@@ -1,0 +1,101 @@
+"""Hugging Face hub on this machine, with one model: the few requests that a download makes."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+REPOSITORY = "ward/tiny"
+COMMIT = "c" * 40
+TOKEN = "hf_of-the-ward"
+
+
+class Hub:
+    """Hub with the files of a folder as ``ward/tiny``, whose branch ``main`` is ``commit``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.commit = COMMIT
+        self.gated = False
+        """True if files are sent only to a request with ``TOKEN``."""
+        self.sent: list[str] = []
+        """Names of the files that were sent, in order."""
+        self.requests = 0
+        self.url = ""
+
+    def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of the answer to a request."""
+        self.requests += 1
+        parts = path.partition("?")[0].strip("/").split("/")
+        api = parts[0] == "api"
+        parts = parts[2:] if api else parts
+        if "/".join(parts[:2]) != REPOSITORY:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        kind, revision, *file = parts[2:]
+        if revision not in ("main", self.commit, COMMIT):
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        if api and kind == "revision":
+            return 200, {}, _json({"id": REPOSITORY, "sha": self.commit, "siblings": []})
+        if api:
+            return 200, {}, _json([self._entry(path) for path in self._files()])
+        if self.gated and token != f"Bearer {TOKEN}":
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        data = (self.folder / Path(*file)).read_bytes()
+        commit = self.commit if revision == "main" else revision
+        return 200, {"X-Repo-Commit": commit, "ETag": f'"{hash(data):x}"'}, data
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def _entry(self, path: Path) -> dict[str, Any]:
+        name = str(path.relative_to(self.folder))
+        return {"type": "file", "path": name, "size": path.stat().st_size, "oid": "0" * 40}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@contextmanager
+def serving(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve a folder as a model, and let huggingface_hub ask this hub and use this cache."""
+    hub = Hub(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(b"")
+
+        def do_GET(self) -> None:
+            if "/resolve/" in self.path:
+                hub.sent.append(self.path.split("/", 5)[5])
+            self._answer(None)
+
+        def _answer(self, body: bytes | None) -> None:
+            status, headers, data = hub.answer(self.path, self.headers.get("Authorization", ""))
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(data if body is None else body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {"ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache)}.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
