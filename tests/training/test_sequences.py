@@ -16,7 +16,7 @@ from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences
 
-WRITTEN = {"gsm8k", "dolly", "alpaca"}
+WRITTEN = {"gsm8k", "dolly", "alpaca", "completion"}
 LONG = 500
 
 
@@ -33,6 +33,8 @@ def settings_of(task: str, folder: Path) -> RunSettings:
         "task.name": task,
         "data.source": "files",
         "data.path": str(folder / "items.jsonl"),
+        "data.prompt": "{question}\n" if task == "completion" else "{text}",
+        "data.labels": "negative,positive",
     }
     return parse(given | {"task.max-tokens": LONG, "num-clients": 1})
 
@@ -47,7 +49,7 @@ def test_sequences_equal_a_slow_reference(
     save_tokenizer_adding(model, *kind)
     opened = OpenedModel(model)
     made = raw_tokenizer(prefix_space)
-    for task in TASKS:
+    for task in sorted({*TASKS} - {"chat"}):
         settings = settings_of(task, tmp_path)
         (item,), _ = client_items(settings, simulated_node(), 0)
         before, answer = split_slowly(made, start, *item.requests[item.answer])
