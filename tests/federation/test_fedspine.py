@@ -833,7 +833,7 @@ class TestFedSpine(PersonalPromises):
     def test_encoder_task_and_fleet_size_are_checked(self, bench: Bench) -> None:
         with pytest.raises(
             EspalierError,
-            match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli or boolq",
+            match=r"task.name = 'text': an encoder only classifies; choose sst2, mnli, boolq or class",
         ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(
