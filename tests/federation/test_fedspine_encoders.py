@@ -352,7 +352,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
     [
         (
             {"task__name": "dolly"},
-            "task.name = 'dolly': an encoder only classifies; choose sst2, mnli or boolq",
+            "task.name = 'dolly': an encoder only classifies; choose sst2, mnli, boolq or class",
         ),
         (
             {"lora__targets": "attn.q,attn.v"},

@@ -244,7 +244,7 @@ def test_an_encoder_s_run_repeats(encoder: Bench) -> None:
 def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
     with pytest.raises(
         EspalierError,
-        match=r"task.name = 'dolly': an encoder only classifies; choose sst2, mnli or boolq",
+        match=r"task.name = 'dolly': an encoder only classifies; choose sst2, mnli, boolq or class",
     ):
         encoder.run(task__name="dolly")
 

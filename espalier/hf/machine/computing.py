@@ -103,10 +103,10 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
 
 def _devices(node: NodeSettings | None) -> tuple[torch.device, ...]:
     """Return the CUDA devices over which a node spreads a model; empty if it has or wants one."""
-    number = torch.cuda.device_count()
-    if node is None or node.device_map != "auto" or number < 2:
+    if node is None or node.device_map != "auto":
         return ()
-    return tuple(torch.device("cuda", index) for index in range(number))
+    devices = tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+    return devices if len(devices) > 1 else ()
 
 
 def free_bytes(device: torch.device) -> int:
