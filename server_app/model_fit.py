@@ -90,7 +90,7 @@ def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTe
 
 def _require_packing(model: OpenedModel) -> None:
     """Raise InputError unless the model can attend within the records of a packed row only."""
-    if not model.family.packs:
+    if not model.family.packs or model.family.kind == "encoder":
         raise InputError(
             f"task.packing = true: models of the family {model.family.name} do not separate packed"
             " records; leave it out"

@@ -61,10 +61,11 @@ def client_files(
             own = data.path.replace("{client}", str(client))
         elif data.partition == "by-file":
             own = own_file(data.path, client, num_clients)
+    split = "train" if node.data_path else data.hub_split or "train"
     if own:
-        return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, other=other)), None)
+        return ClientFiles(tuple(open_rows(own, CLIENT_KEYS, split, other)), None)
     assert data.partition != "by-file"
-    found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, other=other))
+    found = (hub,) if hub else tuple(open_rows(data.path, CLIENT_KEYS, split, other))
     if name := data.partitioner:
         flower = FlowerPartition(name, data.arguments, num_clients, seed, bool(data.group))
         return ClientFiles(found, flower)

@@ -1,6 +1,7 @@
 """Items of one client: training items and held-out items of a task."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_it
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
+from espalier.settings.own_task import OWN_TASKS, prompt_fields
 from espalier.settings.run import RunSettings
 from espalier.settings.table import columns_of
 from espalier.settings.task import CHAT
@@ -76,6 +78,8 @@ def _shares(
     columns, group = (
         (data.columns, data.group) if node.simulated else (node.data_columns, node.data_group)
     )
+    if not node.simulated and task.name in OWN_TASKS:
+        _require_named_fields(data.prompt, columns_of(columns))
     found = client_files(
         data, node, client, settings.num_clients, settings.seed, JsonLinesRows, hub
     )
@@ -101,6 +105,20 @@ def _shares(
             " data.alpha"
         )
     return train, held_out
+
+
+def _require_named_fields(prompt: str, columns: Mapping[str, str]) -> None:
+    """Refuse a run's prompt that names a field that the site's owner has not named.
+
+    Otherwise whoever runs the server would choose what a site trains on.
+    """
+    if unknown := [name for name in prompt_fields(prompt) if name not in columns]:
+        text = (
+            f"data.prompt: the run's prompt names {', '.join(map(repr, unknown))}, which this"
+            " site's data-columns does not name; if a run may read them, its owner adds"
+            f" {','.join(f'{name}={name}' for name in unknown)} to data-columns"
+        )
+        raise InputError(text, text)
 
 
 def _training_split(settings: RunSettings, task: Task) -> str:

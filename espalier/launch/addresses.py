@@ -10,10 +10,12 @@ Does not cover: traffic that networks allow between other machines.
 """
 
 import ipaddress
+import os
+import pwd
 import re
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from random import SystemRandom
 
@@ -103,6 +105,48 @@ def listens(address: str, seconds: float = 5.0) -> bool:
         # No server listens yet, the host is unknown so far, or the port or name is invalid.
         return False
     return True
+
+
+def require_own_superlink(address: str, root_certificates: str | None) -> None:
+    """Refuse a SuperLink without TLS on this machine that belongs to another user.
+
+    Another user's SuperLink may hold the port that one's own was meant to have. Processes of root,
+    such as containers, are accepted.
+
+    Raises
+    ------
+    InputError
+        The message names the user and the remedy.
+    """
+    host, _, port = address.rpartition(":")
+    if root_certificates or not _is_loopback(host):
+        return
+    owners = set(_listening_users(int(port)))
+    if owners and not owners & {0, os.getuid()}:
+        names = " and ".join(sorted(map(_user_name, owners)))
+        raise InputError(
+            f"--superlink {address}: the server there belongs to the user {names}; start your"
+            " SuperLink at another port (--port, --fleet-api-address) and name that, or use TLS"
+            " (--root-certificates), which shows whose SuperLink it is"
+        )
+
+
+def _listening_users(port: int) -> Iterator[int]:
+    """Yield the user ids of the sockets that listen at a port; none where /proc lacks them."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(table) as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                # 0A is LISTEN; the local address is hexadecimal, with the port at its end.
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield int(fields[7])
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def listens_elsewhere(address: str) -> list[str]:

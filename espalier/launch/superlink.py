@@ -22,7 +22,12 @@ from typing import Any
 from espalier.environment.loopback import keep_on_loopback
 from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
-from espalier.launch.addresses import await_superlink, free_port, listens
+from espalier.launch.addresses import (
+    await_superlink,
+    free_port,
+    listens,
+    require_own_superlink,
+)
 from espalier.launch.child_processes import kept
 
 CONNECTION = "espalier"
@@ -180,6 +185,7 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
     Certificates switch TLS on. A SuperLink that does not listen yet is waited for.
     """
     await_superlink(address)
+    require_own_superlink(address, root_certificates)
     secure = (
         f'root-certificates = "{Path(root_certificates).absolute()}"'
         if root_certificates

@@ -65,7 +65,7 @@ class DataSettings(Table):
         "columns": {"source": ("files", "hub")},
         "group": {"source": ("files", "hub")},
         "hub-config": {"source": ("hub",)},
-        "hub-split": {"source": ("hub",)},
+        "hub-split": {"source": ("files", "hub")},
         "partition-field": {"partition": ("by-field", "dirichlet", FLOWER_NAME)},
         "partition-arguments": {"partition": (FLOWER_NAME,)},
         "alpha": {"partition": ("dirichlet", "quantity")},
@@ -97,8 +97,8 @@ class DataSettings(Table):
     hub_split: str = Field(
         "",
         description=(
-            "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
-            " training split for a task."
+            "Split of the Hugging Face dataset, or of a folder that `datasets` saved. Empty:"
+            " `train` for text, and the task's own training split for a task."
         ),
     )
     columns: Columns = Field(

@@ -11,11 +11,16 @@ from espalier.settings.table import Table
 CHAT_TEMPLATES = {
     "chatml": (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n'"
-        " + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+        " + message['content'] + '<|im_end|>' }}"
+        "{% if message['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\\n' }}"
+        "{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
 }
-"""Chat templates (Jinja) for tokenizers that have none, by name."""
+"""Chat templates (Jinja) for tokenizers that have none, by name.
+
+An answer ends with the tokenizer's end-of-text token too, so that a model learns to stop.
+"""
 
 CHAT = "chat"
 """Name of the task that reads conversations."""

@@ -62,8 +62,8 @@ class AdapterTraining:
         Counting stops at ``enough`` tokens.
         """
         tokens = 0
-        for number in self.used(steps):
-            tokens += int(self.sequences.batch([number]).attention_mask.sum())
+        for found in self.sequences.tokens(self.used(steps)):
+            tokens += found
             if tokens >= enough:
                 break
         return tokens

@@ -32,6 +32,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.progress import with_progress
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
+from espalier.settings.own_task import OWN_TASKS
 from espalier.settings.run import RunSettings
 from espalier.settings.task import CHAT, TEXT
 from espalier.training.packing import packed
@@ -45,6 +46,8 @@ class Sequences:
     """Items of each party: a sequence, or a tensor (samples, tokens), int64."""
     collate: Callable[[list[Any]], Batch]
     """Function that makes a batch of items, padded on the right."""
+    characters: tuple[int, ...] = ()
+    """Number of characters of each item's record, if a template surrounds it; see ``tokens``."""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -59,6 +62,21 @@ class Sequences:
                 return part[number]
             number -= len(part)
         raise IndexError("there is no such sequence")
+
+    def tokens(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Yield the number of tokens for which each sequence counts in ``min-tokens``.
+
+        Records count for at most as many tokens as they have characters, and once: prompts and chat
+        templates, which the server chooses, are not data.
+        """
+        seen = set[int]()
+        for number in numbers:
+            found = int(self.batch([number]).attention_mask.sum())
+            if self.characters:
+                items = getattr(self._item(number), "items", ()) or (number,)
+                found = min(found, sum(self.characters[item] for item in {*items} - seen))
+                seen.update(items)
+            yield found
 
     def joined(self, other: "Sequences") -> "Sequences":
         """Return these sequences followed by another party's, of the same kind."""
@@ -95,10 +113,14 @@ def client_sequences(
     if chosen.name == TEXT:
         return text_sequences(training_samples(settings, node, model.encode, client))
     train, _ = client_items(settings, node, client)
+    with_template = chosen.name == CHAT or chosen.name in OWN_TASKS
+    own = tuple(item.own_characters or len(item.text) for item in train) if with_template else ()
     if model.family.kind == "encoder":
         tokenizer = model.tokenizer
         require_padding(tokenizer)
-        return Sequences((train,), lambda items: collate_texts(items, tokenizer, chosen.max_tokens))
+        return Sequences(
+            (train,), lambda items: collate_texts(items, tokenizer, chosen.max_tokens), own
+        )
     items = with_progress(train, "tokenising items")
     if chosen.name == CHAT:
         sequences: Sequence[Encoded | Marked] = _conversations(settings, model, items)
@@ -108,7 +130,7 @@ def client_sequences(
         sequences = [_encoded(settings, encode, end, item) for item in items]
     if chosen.packing:
         sequences = packed(sequences, chosen.max_tokens)
-    return encoded_sequences(sequences)
+    return replace(encoded_sequences(sequences), characters=own)
 
 
 def _conversations(
@@ -123,22 +145,23 @@ def _conversations(
     """
     chosen = settings.task
     template = template_of(chosen)
-    whole = [
-        replace(one, items=(number,))
-        for number, item in enumerate(items)
-        for one in chat_sequences(model, item, template)
-    ]
-    short = (one.shortened(chosen.max_tokens) for one in whole)
-    found = [one for one in short if one.has_loss]
+    found = []
+    number_of_all = 0
+    for number, item in enumerate(items):
+        for one in chat_sequences(model, item, template):
+            number_of_all += 1
+            short = one.shortened(chosen.max_tokens)
+            if short.has_loss:
+                found.append(replace(short, items=(number,)))
     if not found:
         raise InputError(
             f"task.max-tokens = {chosen.max_tokens}: no conversation of the client has a token of"
             " an answer within so many tokens; raise it"
         )
-    if left_out := len(whole) - len(found):
+    if left_out := number_of_all - len(found):
         logging.getLogger("espalier").warning(
             "%d of %d training sequences have no token of an answer within task.max-tokens = %d"
-            " and are left out", left_out, len(whole), chosen.max_tokens
+            " and are left out", left_out, number_of_all, chosen.max_tokens
         )  # fmt: skip
     return found
 
@@ -150,7 +173,8 @@ def sequence_groups(
     if settings.task.name == TEXT:
         return sample_groups(settings, node, model.encode, client, drawn=False)
     groups = item_groups(settings, node, client)
-    if not (settings.task.name == CHAT or settings.task.packing):
+    encoder = model.family.kind == "encoder"
+    if encoder or not (settings.task.name == CHAT or settings.task.packing):
         return groups
     (sequences,) = client_sequences(settings, node, model, client).parts
     return [

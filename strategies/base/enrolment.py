@@ -38,6 +38,8 @@ TELL_SECONDS = 10.0
 """Seconds between two lines on the number of connected sites if nothing changes."""
 
 
+START_SECONDS = 3600.0
+"""Seconds that a simulation waits for the answers of connected nodes, at least."""
 SECOND = "a second node with this site name; give each node its own site name"
 
 
@@ -74,6 +76,8 @@ class Enroller:
         settings = rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
+        # On a busy machine minutes may pass before a simulated client's worker has started.
+        last_start = rounds.clock.now() + (START_SECONDS if rounds.shared_workers else 0)
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
@@ -88,6 +92,8 @@ class Enroller:
             # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
+            elif self._waiting:
+                end = max(end, last_start)
             found = len(sites if clients is None else sites.keys() & clients.keys())
             now = rounds.clock.now()
             if found != reported or now - reported_at >= TELL_SECONDS:

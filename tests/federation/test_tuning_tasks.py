@@ -459,6 +459,18 @@ def test_conversations(folder: Path, packing: bool) -> None:
         tokenizer = AutoTokenizer.from_pretrained(run / name)
         text = tokenizer.apply_chat_template([{"role": "user", "content": "oak"}], tokenize=False)
         assert text == "<|im_start|>user\noak<|im_end|>\n"
+    assert not (run / "adapter" / "config.json").exists()
+
+
+def test_the_template_of_the_base_model_is_kept(folder: Path) -> None:
+    bench = bench_of(folder, "chat", conversations)
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}" + (
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    (folder / "base" / "chat_template.jinja").write_text(template)
+    run = bench.run(**NOT_COMPARED)
+    tokenizer = AutoTokenizer.from_pretrained(run / "adapter")
+    assert tokenizer.chat_template == template
 
 
 def test_a_prompt_of_ones_own(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,11 +64,21 @@ def test_a_site_has_its_own(tmp_path: Path) -> None:
             True,
             "does not compute in dtype = 'float32'; set dtype",
         ),
+        (
+            {
+                "device": "cuda",
+                "method": "fedpetuning",
+                "training.base": "bfloat16",
+                "task.packing": True,
+            },
+            True,
+            r"does not separate packed records \(task\.packing\)",
+        ),
         ({"device": "cuda", "dtype": "bfloat16"}, True, ""),
     ],
 )
 def test_flash_attention_is_refused_where_it_cannot_run(
-    settings: dict[str, str],
+    settings: dict[str, Any],
     installed: bool,
     error: str,
     tmp_path: Path,

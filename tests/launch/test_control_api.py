@@ -1,5 +1,6 @@
 """Addresses at which a SuperLink's Control API can be reached."""
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,8 +9,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from espalier.errors import InputError
 from espalier.launch import addresses
-from espalier.launch.addresses import PATH, answers, listens_elsewhere, warn_of_open_control_api
+from espalier.launch.addresses import (
+    PATH,
+    answers,
+    listens_elsewhere,
+    require_own_superlink,
+    warn_of_open_control_api,
+)
 
 
 @contextmanager
@@ -80,3 +88,21 @@ def test_other_addresses_of_machine_are_tried(
 def test_remote_superlink_is_reachable() -> None:
     assert listens_elsewhere("server.example.org:9093") == ["server.example.org"]
     assert listens_elsewhere("[::1]:9") == []
+
+
+def test_another_user_s_superlink_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TLS the port on this machine must be one's own or root's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        assert set(addresses._listening_users(port)) == {os.getuid()}
+        require_own_superlink(address, None)
+    for owners, refused in (({0}, False), ({4_000_000}, True), (set(), False)):
+        monkeypatch.setattr(addresses, "_listening_users", lambda _, found=owners: found)
+        require_own_superlink(address, "ca.crt")
+        require_own_superlink(f"192.0.2.1:{port}", None)
+        if refused:
+            with pytest.raises(InputError, match=r"belongs to the user 4000000; start your"):
+                require_own_superlink(address, None)
+        else:
+            require_own_superlink(address, None)

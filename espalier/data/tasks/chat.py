@@ -16,20 +16,29 @@ from espalier.data.tasks.task import Hub, Task
 from espalier.settings.task import CHAT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+REMOVE = "remove the record"
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 """Role for each name of a speaker that ShareGPT's records use in addition to ``ROLES``."""
 
 
 def _chat(record: Fields) -> Item:
     """Return the item of a record; the first of the three forms that it has is read."""
+    if record.has_value("tools"):
+        raise record.refused("tools", "lists tools, which are not supported", REMOVE)
     if "messages" in record:
         return _item(record, "messages", _messages(record, "messages"), 0)
     if "conversations" in record:
-        return _item(record, "conversations", _messages(record, "conversations"), 0)
+        messages = _messages(record, "conversations")
+        if record.has_value("system"):
+            messages.insert(0, ("system", record.text("system")))
+        return _item(record, "conversations", messages, 0)
     if record.is_list("prompt"):
         prompt = _messages(record, "prompt")
         return _item(record, "completion", [*prompt, *_messages(record, "completion")], len(prompt))
-    return Item((record.text("prompt"),), (record.text("completion"),), 0, "")
+    prompt = record.text("prompt")
+    completion = record.text("completion")
+    own = len(prompt) + len(completion)
+    return Item((prompt,), (completion,), 0, "", own_characters=own)
 
 
 def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first: int) -> Item:
@@ -50,6 +59,7 @@ def _item(record: Fields, field: str, messages: Sequence[tuple[str, str]], first
         ("\n".join(lines[start:]),),
         0,
         "\n",
+        own_characters=sum(len(content) for _, content in messages),
         conversation=Conversation(tuple(messages), first),
     )
 
@@ -68,12 +78,14 @@ def _message(message: Fields) -> tuple[str, str]:
         raise message.refused(role_field, f"is not one of {known}", "rename the role")
     for name in ("tool_calls", "function_call"):
         if message.has_value(name):
-            raise message.refused(
-                name, "is a call of a tool, which is not supported", "remove the record"
-            )
+            raise message.refused(name, "is a call of a tool, which is not supported", REMOVE)
+    if "weight" in message:
+        raise message.refused("weight", "is not supported", "leave it out, or remove the record")
     if message.is_list(content_field):
         parts = [_part(part) for part in message.inners(content_field)]
         return role, "".join(parts)
+    if message.is_null(content_field):
+        raise message.refused(content_field, "is not a string but null", REMOVE)
     return role, message.text(content_field, may_be_blank=role in ("system", "tool"))
 
 

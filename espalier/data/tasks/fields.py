@@ -76,6 +76,10 @@ class Fields:
         """Return whether the field is a list."""
         return isinstance(self._record.get(name), list)
 
+    def is_null(self, name: str) -> bool:
+        """Return whether the field is there and null."""
+        return name in self._record and self._record[name] is None
+
     def has_value(self, name: str) -> bool:
         """Return whether the field is there and is neither null nor empty."""
         return bool(self._record.get(name))
@@ -107,6 +111,33 @@ class Fields:
             "give the record its label, or use a split that has labels",
         )
 
+    def listed(self, name: str, names: Sequence[str]) -> int:
+        """Return the index of a field's value among labels that somebody listed.
+
+        The text of the value is compared first; a truth value has the text ``true`` or ``false``.
+        If no label is a number, a number is an index, counted from 0.
+
+        Raises
+        ------
+        InputError
+            The field is missing, or its value is not a label.
+        """
+        value = self._value(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if text in names:
+            return list(names).index(text)
+        if isinstance(value, bool) or any(map(_is_number, names)):
+            raise self.refused(
+                name,
+                f"is not one of the labels {', '.join(names)}, but {kind_of(value)}",
+                "list its values in data.labels as they are written",
+            )
+        if isinstance(value, int) and 0 <= value < len(names):
+            return value
+        return self.place(name, names)
+
     def refused(self, name: str, why: str, remedy: str) -> EspalierError:
         """Return the error for a field, with the reason and the remedy."""
         return InputError(f"{self._where}, field '{name}' {why}; {remedy}")
@@ -115,7 +146,8 @@ class Fields:
         if name not in self._record:
             raise InputError(
                 f"{self._where} has no field '{name}', {fields_there(self._record)}; check that"
-                " the file belongs to this task, or add the field"
+                " the file belongs to this task, name the field in data.columns (at a site:"
+                " data-columns), or add it"
             )
         return self._record[name]
 
@@ -144,3 +176,11 @@ class Fields:
                 name, "contains half of a surrogate pair", "write the file again as UTF-8"
             ) from None
         return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -50,6 +50,8 @@ class Item:
 
     question: str = ""
     """Question without the options; empty if the contexts are exactly that."""
+    own_characters: int = 0
+    """Number of characters that are from the record; 0: unknown, and no template is involved."""
     conversation: Conversation | None = None
     """Messages of the item if it is a conversation; context and option are then a plain text."""
 

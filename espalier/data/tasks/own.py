@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from string import Formatter
 
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Hub, Task
-from espalier.settings.own_task import CLASSIFICATION, COMPLETION, prompt_fields, prompt_text
+from espalier.settings.own_task import CLASSIFICATION, COMPLETION, prompt_text
 
 
 def completion(template: str) -> Task:
     """Return the task of writing a record's ``answer`` after its prompt."""
 
     def item(record: Fields) -> Item:
-        prompt = _prompt(template, record)
-        return Item((prompt,), (record.text("answer"),), 0, _delimiter(template))
+        prompt, characters = _prompt(template, record)
+        answer = record.text("answer")
+        own = characters + len(answer)
+        return Item((prompt,), (answer,), 0, _delimiter(template), own_characters=own)
 
     return Task(COMPLETION, Hub(""), ("loss",), item)
 
@@ -23,18 +26,35 @@ def classification(template: str, labels: Sequence[str]) -> Task:
     """Return the task of choosing a record's ``label`` after its prompt."""
 
     def item(record: Fields) -> Item:
-        prompt = _prompt(template, record)
-        label = record.place("label", labels)
+        prompt, characters = _prompt(template, record)
+        label = record.listed("label", labels)
         return Item(
-            (prompt,), tuple(labels), label, _delimiter(template), labels[label], texts=(prompt,)
+            (prompt,),
+            tuple(labels),
+            label,
+            _delimiter(template),
+            labels[label],
+            texts=(prompt,),
+            own_characters=characters + 1,
         )
 
     return Task(CLASSIFICATION, Hub(""), ("acc",), item, tuple(labels))
 
 
-def _prompt(template: str, record: Fields) -> str:
-    values = {name: record.text(name, may_be_blank=True) for name in prompt_fields(template)}
-    return prompt_text(template).format_map(values)
+def _prompt(template: str, record: Fields) -> tuple[str, int]:
+    """Return a record's prompt, and how many of its characters are from the record."""
+    parts = []
+    characters = 0
+    for text, name, _, _ in Formatter().parse(prompt_text(template)):
+        parts.append(text)
+        if name is None:
+            continue
+        if record.is_null(name):
+            raise record.refused(name, "is null", "give it text, or remove the record")
+        value = record.text(name, may_be_blank=True)
+        parts.append(value)
+        characters += len(value)
+    return "".join(parts), characters
 
 
 def _delimiter(template: str) -> str:

@@ -11,6 +11,8 @@ from espalier.storage.atomic import write_bytes
 
 FILE = "chat_template.jinja"
 """File from which transformers takes a tokenizer's chat template."""
+OLD_FILE = "chat_template.json"
+"""The same of older releases, for processors."""
 
 
 def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> None:
@@ -24,11 +26,9 @@ def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> N
     """
     if task.name != CHAT:
         return
+    wanted = {FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
     for file in beside(model.directory):
-        if (
-            file.name in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
-            and not (folder / file.name).exists()
-        ):
+        if file.name in wanted and not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
     if template := CHAT_TEMPLATES.get(task.chat_template):
         shutil.rmtree(folder / FURTHER_TEMPLATES, ignore_errors=True)

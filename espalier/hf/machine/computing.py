@@ -121,6 +121,8 @@ def _require_flash_attention(device: str, settings: RunSettings) -> None:
     dtype = settings.dtype if base == "nf4" else base
     if device != "cuda":
         wrong = "it needs a CUDA device"
+    elif settings.tunes and settings.task.packing:
+        wrong = "it does not separate packed records (task.packing); set that to false"
     elif find_spec("flash_attn") is None:
         wrong = "the package flash-attn is not installed on this machine"
     elif dtype == "float32":

@@ -184,9 +184,12 @@ def _applied(tokenizer: Any, messages: Sequence[Message], template: str, **optio
     try:
         return tokenizer.apply_chat_template(rows, chat_template=template, **options)
     except TemplateError as error:
+        # Only a text of the template itself cannot contain any of the conversation.
+        reason = str(error) if str(error) in template else type(error).__name__
+        reason = "".join(sign if sign.isprintable() else " " for sign in reason)[:200]
         raise InputError(
-            f"the chat template refuses a conversation: {str(error)[:200]}; change the record, or"
-            " set task.chat-template"
+            f"the chat template refuses a conversation: {reason}; change the record, or set"
+            " task.chat-template"
         ) from None
     # A template may fail like any program.
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:

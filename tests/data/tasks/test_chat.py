@@ -89,6 +89,9 @@ def test_three_forms_of_the_same_conversation() -> None:
         item(prompt=rows[:1], completion=rows[1:]),
         item(messages=[{"role": "user", "content": parts}, rows[1]]),
     ]
+    first = {"from": "system", "value": "be kind"}
+    with_system = item(conversations=shared, system="be kind").conversation
+    assert with_system == item(conversations=[first, *shared]).conversation
     for one in found:
         assert one.conversation is not None
         assert list(one.conversation.messages) == messages
@@ -118,6 +121,9 @@ def test_three_forms_of_the_same_conversation() -> None:
             "is a call of a tool",
         ),
         ({"conversations": [{"from": "human", "value": 3}]}, "field 'value' is not a string"),
+        ({"messages": [{"role": "system", "content": None}]}, "not a string but null"),
+        ({"messages": [{"role": "user", "content": "a", "weight": 0}]}, "'weight' is not supp"),
+        ({"messages": talk(1, 1), "tools": [SECRET]}, "lists tools, which are not supported"),
         ({"prompt": SECRET, "completion": ""}, "field 'completion' is blank"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "is not a list"),
     ],
@@ -138,10 +144,10 @@ def test_answers_of_several_turns_have_a_loss(folder: Path) -> None:
     whole = model.tokenizer.decode(list(one.token_ids))
     assert whole == (
         "<|im_start|>system\nbe 1<|im_end|>\n<|im_start|>user\noak 1 0\n<|im_end|>\n"
-        "<|im_start|>assistant\nfir 1\nash<|im_end|>\n<|im_start|>user\noak 1 1\n<|im_end|>\n"
-        "<|im_start|>assistant\n elm 1<|im_end|>\n"
+        "<|im_start|>assistant\nfir 1\nash<|im_end|><s>\n<|im_start|>user\noak 1 1\n<|im_end|>\n"
+        "<|im_start|>assistant\n elm 1<|im_end|><s>\n"
     )
-    assert texts(model, one) == ["fir 1\nash<|im_end|>\n", " elm 1<|im_end|>\n"]
+    assert texts(model, one) == ["fir 1\nash<|im_end|><s>\n", " elm 1<|im_end|><s>\n"]
 
 
 def test_only_the_completion_of_a_prompt_has_a_loss(folder: Path) -> None:
@@ -174,7 +180,9 @@ def test_a_named_template_replaces_a_missing_one(folder: Path) -> None:
     ("template", "error"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses a conversation: roles must"),
-        ("{{ messages[9]['content'] + 'a' }}", "refuses a conversation"),
+        ("{{ messages[9]['content'] + 'a' }}", "refuses a conversation: UndefinedError"),
+        ("{{ raise_exception(messages[0]['content']) }}", "conversation: TemplateError"),
+        ("{{ messages[0][messages[0]['content']].x }}", "conversation: UndefinedError"),
         ("{{ 1 + messages[0]['content'] }}", r"fails on a conversation \(TypeError\)"),
         (CHATML + "{{ add_generation_prompt }}", "writes an assistant message otherwise"),
     ],

@@ -1,14 +1,21 @@
 """Tasks with a prompt of one's own."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import save_tiny_llama
 
+from espalier.data.client_items import client_items
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.errors import EspalierError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.node import parse_node
 from espalier.settings.run import RunSettings, parse
+from espalier.training.sequences import client_sequences
 
 FILES = {"method": "fedpetuning", "data.path": "unused.jsonl"}
 
@@ -30,10 +37,13 @@ def item(chosen: RunSettings, **record: Any) -> Item:
         ("{question}\\n", ("oak?\n", "elm")),
         ("Q: {question} ({about})\nA:", ("Q: oak? ({x})\nA:", " elm")),
         ("{{{question}}}", ("{oak?}", " elm")),
+        ("{0}", ("zero", " elm")),
     ],
 )
 def test_prompt_and_answer(prompt: str, expected: tuple[str, str]) -> None:
-    found = item(settings(prompt=prompt), question="oak?", about="{x}", answer="elm", other=3)
+    found = item(
+        settings(prompt=prompt), question="oak?", about="{x}", answer="elm", **{"0": "zero"}
+    )
     assert found.requests == (expected,)
     assert found.answer == 0
 
@@ -80,3 +90,61 @@ def test_other_tasks_do_not_read_prompt_and_labels() -> None:
     for key in ("data.prompt", "data.labels"):
         with pytest.raises(EspalierError, match=f"{key} = '.*does not read it"):
             parse(FILES | {"task.name": "dolly", key: "{a},b"}, by_hand=[key])
+
+
+@pytest.mark.parametrize(
+    ("labels", "values"),
+    [
+        ("false,true", {False: 0, True: 1, "true": 1}),
+        ("1,0", {1: 0, 0: 1, "1": 0}),
+        ("1,2,3", {1: 0, 3: 2, 2.0: 1}),
+        ("soft,hard", {0: 0, 1.0: 1, "hard": 1}),
+    ],
+)
+def test_the_text_of_a_label_comes_before_its_number(labels: str, values: dict[Any, int]) -> None:
+    chosen = settings(prompt="{note}", labels=labels)
+    for value, place in values.items():
+        assert item(chosen, note="oak", label=value).answer == place
+
+
+@pytest.mark.parametrize(
+    ("labels", "value"), [("yes,no", True), ("true,false", 1), ("1,2,3", 0), ("1,2", 1.5)]
+)
+def test_a_value_that_is_no_label_is_refused(labels: str, value: Any) -> None:
+    if (labels, value) == ("true,false", 1):
+        assert item(settings(prompt="{note}", labels=labels), note="oak", label=value).answer == 1
+        return
+    with pytest.raises(EspalierError, match="field 'label' is not one of the labels"):
+        item(settings(prompt="{note}", labels=labels), note="oak", label=value)
+
+
+def test_null_in_a_prompt_is_refused() -> None:
+    with pytest.raises(EspalierError, match="field 'question' is null; give it text"):
+        item(settings(prompt="{question}"), question=None, answer="elm")
+
+
+def test_a_site_names_the_fields_that_a_prompt_may_read(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    rows = [{"q": f"oak {number}", "ssn": "7", "answer": "elm"} for number in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"site": "a", "data-path": str(file), "data-task": "completion", "min-tokens": 1}
+    node = parse_node(own | {"data-columns": "question=q"})
+    train, _ = client_items(settings(prompt="{question}"), node, 0)
+    assert train[0].prompt.startswith("oak")
+    with pytest.raises(EspalierError, match="names 'ssn', which this site's data-columns"):
+        client_items(settings(prompt="{question}{ssn}"), node, 0)
+
+
+def test_a_long_prompt_does_not_replace_data(tmp_path: Path) -> None:
+    """A record counts in ``min-tokens`` for at most as many tokens as it has characters."""
+    file = tmp_path / "records.jsonl"
+    rows = [{"question": f"oak {number:02}", "answer": "elm"} for number in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"site": "a", "data-path": str(file), "data-task": "completion", "min-tokens": 1}
+    node = parse_node(own | {"data-columns": "question=question"})
+    model = OpenedModel(save_tiny_llama(tmp_path / "model"))
+    for prompt, expected in (("{question}\n", None), ("x y " * 50 + "{question}\n", 9)):
+        sequences = client_sequences(settings(prompt=prompt), node, model, 0)
+        found = list(sequences.tokens([0, 1, 2]))
+        assert all(tokens <= 9 for tokens in found)
+        assert expected is None or found == [expected] * 3
