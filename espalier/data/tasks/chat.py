@@ -33,8 +33,9 @@ def _chat(record: Fields) -> Item:
             messages.insert(0, ("system", record.text("system")))
         return _item(record, "conversations", messages, 0)
     if record.is_list("prompt"):
-        prompt = _messages(record, "prompt")
-        return _item(record, "completion", [*prompt, *_messages(record, "completion")], len(prompt))
+        messages = _messages(record, "prompt")
+        first = len(messages)
+        return _item(record, "completion", [*messages, *_messages(record, "completion")], first)
     prompt = record.text("prompt")
     completion = record.text("completion")
     own = len(prompt) + len(completion)
