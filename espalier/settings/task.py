@@ -52,14 +52,14 @@ class TaskSettings(Table):
         "text",
         description=(
             "`text`: samples of the clients' text; otherwise a task whose records are in"
-            " `data.path` or on the hub. Prompts and answers are those of lm-evaluation-harness,"
-            " which has neither dolly nor alpaca."
+            " `data.path` or on the hub; `espalier tasks` shows them. Prompts and answers are those"
+            " of lm-evaluation-harness, where it has the task."
         ),
     )
     test_path: str = Field(
         "",
         description=(
-            "JSON Lines file with public test items; empty: the hub's test split, or no test. Each"
+            "File with public test items, in any format of `data.path`; empty: the hub's test split, or no test. Each"
             " score is reported with its chance level. Clients do not evaluate generated answers"
             " (gsm8k)."
         ),
@@ -72,7 +72,8 @@ class TaskSettings(Table):
         ge=8,
         description=(
             "Maximum length of a training sequence in tokens, at most the model's number of"
-            " positions. Prompts are cut at their beginning, written answers at their end."
+            " positions. Prompts are cut at their beginning, written answers and conversations at"
+            " their end."
         ),
     )
     max_test_tokens: int = Field(

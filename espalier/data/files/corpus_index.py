@@ -272,26 +272,29 @@ class Indexed(Sequence[T]):
     def _of_file(self, file: RowFile, rows: Iterable[Any]) -> Iterator[T]:
         """Yield the units of some index rows of one file."""
         source = self.corpus.source
-        waiting = deque[list[Any]]()
+        waiting = deque[tuple[Place, list[Any]]]()
 
         def places() -> Iterator[Place]:
             for place, of_record in groupby(
                 rows, lambda row: (int(row["start"]), int(row["length"]))
             ):
-                waiting.append(list(of_record))
+                waiting.append((place, list(of_record)))
                 yield place
 
         for record in file.at(places(), source.columns):
+            place, units = waiting.popleft()
+            # Lines have a first byte and a length, rows of tables a number.
+            where = f"byte {place[0] + 1}" if place[1] else f"row {place[0] + 1}"
             try:
-                found = list(source.units(Row((0, 0), file.path, record)))
+                found = list(source.units(Row(place, f"{file.path}: {where}", record)))
             except EspalierError:
                 # The file was replaced. The error must not describe content that nobody checked.
                 raise file.changed() from None
-            for row in waiting.popleft():
-                place = int(row["place"])
-                if place >= len(found) or found[place].digest != row["digest"].tobytes():
+            for row in units:
+                within = int(row["place"])
+                if within >= len(found) or found[within].digest != row["digest"].tobytes():
                     raise file.changed()
-                yield found[place].value
+                yield found[within].value
 
     @property
     def label_numbers(self) -> NDArray[np.uint32]:

@@ -342,3 +342,28 @@ def test_groups_of_sequences_are_those_of_their_conversations(
             by_number.setdefault(number, set()).update(own)
     assert packing or all(len(found) == 1 for found in by_number.values())
     assert (max(map(len, groups)) > 1) == packing
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_a_conversation_that_a_template_refuses_is_named(
+    folder: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.data.passages.HELD_OUT_PERCENT", 0)
+    rows = [{"messages": talk(number, 1)} for number in range(30)]
+    rows[17]["messages"].insert(0, {"role": "system", "content": SECRET})
+    lines = [json.dumps(row) for row in rows]
+    file = tmp_path / f"talks.{ending}"
+    file.write_text("\n".join(lines) if ending == "jsonl" else f"[{','.join(lines)}]")
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    model = with_template(folder, refusing + CHATML)
+    settings = parse({"method": "fedpetuning", "task.name": "chat"})
+    node = parse_node({"site": "a", "data-path": str(file), "data-task": "chat", "min-tokens": 1})
+    first = len("\n".join(lines[:17])) + 2
+    where = f"byte {first}" if ending == "jsonl" else "row 18"
+    with pytest.raises(
+        EspalierError, match=rf"{where} \(task chat\): the chat .* no system"
+    ) as caught:
+        client_sequences(settings, node, model, 0)
+    assert SECRET not in str(caught.value)
+    assert where not in (caught.value.told or "")
+    assert caught.value.told
