@@ -158,7 +158,7 @@ def test_setting_of_another_method_is_refused(words: list[str], line: str) -> No
             "data.hub-split=train",
             "data.hub-split = 'train'",
             "data.source = 'auto'",
-            "data.source = 'hub'",
+            "data.source = 'files' or 'hub'",
         ),
         (
             "TEXT data.alpha=0.1",
