@@ -796,43 +796,13 @@ def _wrong_combinations(
             f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an"
             " adapter"
         )
-    if (
-        data.partition in ("by-field", "dirichlet")
-        and task.name == TEXT
-        and not (source in files and data.partition_field)
-    ):
-        lines.append(
-            f"data.partition = '{data.partition}': needs data.path or data.source = 'hub', and"
-            " data.partition-field"
-        )
+    lines += _wrong_partition(data, task)
     if task.name in OWN_TASKS and not data.prompt:
         lines.append(
             f"data.prompt = '': task.name = '{task.name}' needs it, such as '{{question}}\\n'"
         )
     if task.name == CLASSIFICATION and not data.labels:
         lines.append("data.labels = '': task.name = 'classification' needs them, comma-separated")
-    if data.partition == "by-group" and not data.group:
-        lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
-    if data.partition in ("by-field", "dirichlet", "by-file") and data.group:
-        lines.append(
-            f"data.partition = '{data.partition}': would divide the groups of data.group ="
-            f" '{data.group}'; choose 'by-group', 'iid' or 'quantity'"
-        )
-    if data.partitioner and data.group and data.partition_field:
-        lines.append(
-            f"data.partition-field = '{data.partition_field}': with data.group a partitioner gets"
-            " the groups; leave it out"
-        )
-    if data.partition != "iid" and source in BUILT_IN_TEXTS:
-        lines.append(
-            f"data.partition = '{data.partition}': '{source}' has one source per client; set"
-            " data.source"
-        )
-    if data.partition == "by-file" and source == "hub":
-        lines.append(
-            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
-            " another partition"
-        )
     # Sites of a deployment have records of their own, so the source does not matter there.
     if simulation and task.name != TEXT and source not in files:
         lines.append(
@@ -854,6 +824,43 @@ def _wrong_combinations(
     if source in BUILT_IN_TEXTS and path:
         lines.append(
             f"data.path = '{path}': set data.source = 'files' or 'hub', or leave the path empty"
+        )
+    return lines
+
+
+def _wrong_partition(data: DataSettings, task: TaskSettings) -> list[str]:
+    """Return an error line per reason why the clients cannot divide the data as wanted."""
+    lines = []
+    if (
+        data.partition in ("by-field", "dirichlet")
+        and task.name == TEXT
+        and not (data.origin in ("files", "hub") and data.partition_field)
+    ):
+        lines.append(
+            f"data.partition = '{data.partition}': needs data.path or data.source = 'hub', and"
+            " data.partition-field"
+        )
+    if data.partition == "by-group" and not data.group:
+        lines.append("data.partition = 'by-group': needs data.group, the field that names a group")
+    if data.partition in ("by-field", "dirichlet", "by-file") and data.group:
+        lines.append(
+            f"data.partition = '{data.partition}': would divide the groups of data.group ="
+            f" '{data.group}'; choose 'by-group', 'iid' or 'quantity'"
+        )
+    if data.partitioner and data.group and data.partition_field:
+        lines.append(
+            f"data.partition-field = '{data.partition_field}': with data.group a partitioner gets"
+            " the groups; leave it out"
+        )
+    if data.partition != "iid" and data.origin in BUILT_IN_TEXTS:
+        lines.append(
+            f"data.partition = '{data.partition}': '{data.origin}' has one source per client; set"
+            " data.source"
+        )
+    if data.partition == "by-file" and data.origin == "hub":
+        lines.append(
+            "data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose"
+            " another partition"
         )
     return lines
 

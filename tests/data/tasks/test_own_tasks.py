@@ -107,13 +107,8 @@ def test_the_text_of_a_label_comes_before_its_number(labels: str, values: dict[A
         assert item(chosen, note="oak", label=value).answer == place
 
 
-@pytest.mark.parametrize(
-    ("labels", "value"), [("yes,no", True), ("true,false", 1), ("1,2,3", 0), ("1,2", 1.5)]
-)
+@pytest.mark.parametrize(("labels", "value"), [("yes,no", True), ("1,2,3", 0), ("1,2", 1.5)])
 def test_a_value_that_is_no_label_is_refused(labels: str, value: Any) -> None:
-    if (labels, value) == ("true,false", 1):
-        assert item(settings(prompt="{note}", labels=labels), note="oak", label=value).answer == 1
-        return
     with pytest.raises(EspalierError, match="field 'label' is not one of the labels"):
         item(settings(prompt="{note}", labels=labels), note="oak", label=value)
 
