@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -39,6 +38,7 @@ from espalier.hf.structured.configuration import (
 )
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.chat import ChatTokens, Message, encode_chat
+from espalier.hf.tokenizer.encoded_texts import EncodedTexts
 from espalier.hf.tokenizer.files import load_tokenizer
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
@@ -66,9 +66,6 @@ OTHER_FILE = "transformers_weights"
 """Key of ``config.json`` that names another weight file."""
 WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of ``config.json`` that do not change what a model in given dtypes computes."""
-
-MAX_REMEMBERED = 1 << 21
-"""Maximum number of token ids that a model caches for encoded texts: 16 MiB."""
 
 
 class OpenedModel:
@@ -392,16 +389,7 @@ class OpenedModel:
         The results for the last texts are cached, because every round of a run encodes the same
         texts.
         """
-        # A hash as key takes less memory than the text.
-        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        cache = self._encoded
-        if (known := cache.get(key)) is None:
-            known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
-            # Drop the oldest entries first.
-            while cache and len(known) + sum(map(len, cache.values())) > MAX_REMEMBERED:
-                cache.pop(next(iter(cache)))
-            cache[key] = known
-        return known.tolist()
+        return self._encoded(text)
 
     def encode_chat(
         self, messages: Sequence[Message], first: int, template: str | None
@@ -410,8 +398,9 @@ class OpenedModel:
         return encode_chat(self.tokenizer, messages, first, template)
 
     @cached_property
-    def _encoded(self) -> dict[bytes, "array[int]"]:
-        return {}
+    def _encoded(self) -> EncodedTexts:
+        tokenizer = self.tokenizer
+        return EncodedTexts(lambda text: tokenizer(text, verbose=False)["input_ids"])
 
     @cached_property
     def tokenizer_sha256(self) -> str:

@@ -1,0 +1,95 @@
+"""Comparison of the tuning methods on one task, on your own model and records.
+
+    python -m benchmarks.task_runs dolly --model DIRECTORY --data 'DIR/{client}.jsonl' --test FILE \
+        --public FILE --text NAME=FILE
+
+All methods take 30 steps of each of four clients. ``--public`` is the text on which FedSODA's
+server aligns, and from which LLM-Pruner's clients take samples. Runs are kept in ``--work``, so
+that an interrupted study continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row
+by row, and finally to a Markdown table and a plot next to it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.smaller.bench import Bench
+from benchmarks.task_runs.arms import ARMS, COMMON, TASKS
+from benchmarks.task_runs.report import write_report
+from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
+from espalier.errors import EspalierError
+from espalier.hf.opening.opened import open_model
+from espalier.storage.blobs import sha256
+
+CLIENTS = 4
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.task_runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", choices=sorted(TASKS))
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    parser.add_argument("--data", required=True, help="training records, {client} for its number")
+    parser.add_argument("--test", type=Path, required=True, help="test items")
+    parser.add_argument("--public", type=Path, required=True, help="public text of the server")
+    parser.add_argument("--text", required=True, metavar="NAME=FILE", help="for perplexity")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path("runs/task-runs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    return parser.parse_args()
+
+
+def _common(given: argparse.Namespace) -> dict[str, Any]:
+    return {
+        **COMMON,
+        **TASKS[given.task],
+        "num-clients": CLIENTS,
+        "model": given.model,
+        "threads": given.threads,
+        "data.source": "files",
+        "data.path": given.data,
+        "task.name": given.task,
+        "task.test-path": str(given.test),
+        "evaluation.texts": given.text,
+    }
+
+
+def main() -> int:
+    """Run the missing arms and write the report.
+
+    Returns
+    -------
+    int
+        2 after an InputError, whose message is printed on stderr
+    """
+    given = _arguments()
+    path = given.out / f"task-runs-{given.task}"
+    try:
+        common = _common(given)
+        model = open_model(given.model)
+        paths = ("model", "data.path", "task.test-path", "evaluation.texts")
+        conditions = {
+            "model": {"name": model.directory.name, "sha256": model.sha256},
+            "test": sha256(given.test.read_bytes()),
+            "settings": {key: value for key, value in common.items() if key not in paths},
+        }
+        rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
+        private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
+        bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
+        measure_arms(bench, rows, str(given.public), given.arms)
+    except EspalierError as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+    write_report(given.task, rows, conditions, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

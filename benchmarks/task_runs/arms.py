@@ -1,0 +1,62 @@
+"""Runs that are compared on a task, by name."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Settings = dict[str, Any]
+COMMON: Settings = {
+    "federation.rounds": 5, "training.steps": 6, "training.batch-size": 4, "training.learning-rate": 1e-3,
+    "lora.targets": "all", "task.max-tokens": 128, "task.max-test-tokens": 256,
+    "evaluation.local-baseline": False, "evaluation.centralized": "off", "evaluation.max-samples": 8,
+}  # fmt: skip
+"""Settings of every run: 30 steps of every client, with adapters of rank 8 on all matrices."""
+TASKS: dict[str, Settings] = {
+    "dolly": {"task.max-test-items": 80},
+    "sst2": {"task.max-test-items": 200, "data.partition": "dirichlet", "data.alpha": 0.5},
+    "arc-easy": {"task.max-test-items": 100},
+}
+"""Settings by task; a file for each client, or one that is distributed to the clients."""
+SODA: Settings = {
+    "method": "fedsoda", "fedsoda.public-samples": 64, "fedsoda.pre-align-steps": 40,
+    "fedsoda.realign-steps": 10, "fedsoda.realign-every": 2,
+}  # fmt: skip
+"""FedSODA with the paper's three adapter layers and four groups, and a shorter alignment."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run, and the run that makes its base model smaller, if there is one."""
+
+    settings: Settings
+    first: Settings = field(default_factory=dict)
+
+
+def _fixed(method: str, ratio: float) -> Settings:
+    return {"method": method, f"{method}.pruning-ratio": ratio, "data.num-samples": 32}
+
+
+ARMS: dict[str, Arm] = {
+    "FedPETuning": Arm({
+        "method": "fedpetuning", "evaluation.local-baseline": True, "evaluation.centralized": "auto",
+    }),
+    "HetLoRA": Arm({"method": "hetlora", "hetlora.ranks": "2,4,8"}),
+    "FedSODA": Arm(SODA),
+    "SFT-P, 20%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
+    "FedSpine, 20%": Arm({"method": "fedspine", "fedspine.pruning-ratio": 0.2}),
+    "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
+    "FedOT": Arm({
+        **SODA, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.drop": "uniform",
+        "fedsoda.uniform-rounding": "down", "fedsoda.emulator": "stored", "fedsoda.realign-every": 0,
+        "fedsoda.pre-align-steps": 0,
+    }),
+    "FedBiOT": Arm({
+        **SODA, "fedsoda.drop": "uniform", "fedsoda.uniform-rounding": "down",
+        "fedsoda.emulator": "stored", "fedsoda.realign-every": 1, "training.proximal": 0.01,
+    }),
+    "FedSODA, never aligned": Arm({**SODA, "fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0}),
+    "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
+    "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
+    "SFT-P, 50%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
+    "FedSpine, 50%": Arm({"method": "fedspine", "fedspine.pruning-ratio": 0.5}),
+    "LLM-Pruner, FedPETuning, 50%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.5)),
+}  # fmt: skip

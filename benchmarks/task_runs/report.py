@@ -1,0 +1,126 @@
+"""Report of a task: a Markdown table, paired differences, and a plot of score against bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.paired import Pair, paired_table
+from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
+
+LABELS = {
+    "loss": "loss, nats per answer token",
+    "acc": "accuracy",
+    "acc_norm": "accuracy by likelihood per character",
+    "perplexity": "perplexity of public text",
+    "megabytes_up": "MB up",
+    "megabytes_down": "MB down",
+    "million_parameters": "million parameters",
+    "client_seconds": "seconds of all clients",
+}
+BASE = "FedPETuning"
+PAIRS = (
+    *(
+        Pair(name, BASE)
+        for name in ("a client alone", "pooled data", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")
+    ),
+    *(
+        Pair(name, "FedSODA")
+        for name in (
+            "FedOT",
+            "FedBiOT",
+            "FedSODA, never aligned",
+            "FedSODA, aligned before",
+            "FedSODA, aligned between",
+        )
+    ),
+    *(
+        Pair(f"{name}, {ratio}", f"LLM-Pruner, FedPETuning, {ratio}")
+        for ratio in ("20%", "50%")
+        for name in ("SFT-P", "FedSpine")
+    ),
+)
+
+
+def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) -> None:
+    """Write ``<path>.md``, and ``<path>.png`` if there are arms with a score."""
+    arms = dict.fromkeys(row["arm"] for row in rows.rows)
+    shown = [figure for figure in FIGURES if any(row[figure] for row in rows.rows)]
+    seeds = len({row["seed"] for row in rows.rows})
+    lines = [
+        f"# Tuning methods on {task}",
+        "",
+        (
+            f"Mean ± sample standard deviation over {seeds} seeds; a figure of fewer seeds says so."
+            f" Model `{conditions['model']['name']}`. [Figures](./{path.name}.csv),"
+            f" [conditions](./{path.name}.json)."
+        ),
+        "",
+        "| | " + " | ".join(LABELS[figure] for figure in shown) + " |",
+        "|---|" + "---:|" * len(shown),
+    ]
+    for arm in arms:
+        own = [row for row in rows.rows if row["arm"] == arm]
+        cells = [_cell(own, figure, seeds) for figure in shown]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    lines.append("")
+    scores = [figure for figure in ("loss", "acc") if figure in shown]
+    by_seed = {
+        (arm, figure): {
+            row["seed"]: float(row[figure])
+            for row in rows.rows
+            if row["arm"] == arm and row[figure]
+        }
+        for arm in arms
+        for figure in scores
+    }
+    if seeds > 1:
+        lines += paired_table(by_seed, PAIRS, scores, "score", digits=3)
+    lines += [f"![Score and bytes of every method](./{path.name}.png)", ""]
+    path.with_suffix(".md").write_text("\n".join(lines))
+    _plot(task, rows, path.with_suffix(".png"))
+
+
+def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
+    values = [float(row[figure]) for row in rows if row[figure]]
+    if not values:
+        return ""
+    digits = 3 if figure in ("loss", "acc", "acc_norm") else 1
+    text = f"{fmean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {stdev(values):.{digits}f}"
+    return text if len(values) == seeds else f"{text} ({len(values)})"
+
+
+def _plot(task: str, rows: Rows, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 5), dpi=100)
+    for name, style in ((DENSE, "--"), (CHANCE, ":")):
+        if values := [float(row["loss"]) for row in rows.rows if row["arm"] == name]:
+            axes.axhline(fmean(values), linestyle=style, color="grey", label=name)
+    arms = dict.fromkeys(row["arm"] for row in rows.rows if row["megabytes_up"])
+    for arm in arms:
+        own = [row for row in rows.rows if row["arm"] == arm]
+        axes.scatter(
+            fmean(float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own),
+            fmean(float(row["loss"]) for row in own),
+        )
+        axes.annotate(
+            arm,
+            (
+                fmean(float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own),
+                fmean(float(row["loss"]) for row in own),
+            ),
+            textcoords="offset points", xytext=(6, 3), fontsize=8,
+        )  # fmt: skip
+    axes.set_xlabel("MB per client, both ways")
+    axes.set_ylabel(LABELS["loss"])
+    axes.set_title(f"Tuning methods on {task}: loss against bytes, equal steps")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

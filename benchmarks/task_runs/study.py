@@ -1,0 +1,109 @@
+"""Measurement of all arms on one task; every arm is a complete run of the app, or two."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.smaller.bench import Bench
+from benchmarks.task_runs.arms import ARMS, Arm
+
+KEYS = ("seed", "arm")
+SCORES = ("loss", "acc", "acc_norm")
+COSTS = ("megabytes_up", "megabytes_down", "million_parameters", "client_seconds")
+FIGURES = (*SCORES, "perplexity", *COSTS)
+DENSE = "dense"
+CHANCE = "chance"
+BASELINES = {
+    "a client alone": "local_baseline",
+    "pooled data": "centralized",
+}
+"""Rows of FedPETuning's baselines, by name."""
+PRUNING = (
+    "num-clients",
+    "model",
+    "threads",
+    "data.source",
+    "evaluation.texts",
+    "evaluation.max-samples",
+)
+"""Settings that a pruning run shares with the tuning runs."""
+MEGA = 1e6
+
+
+def measure_arms(bench: Bench, rows: Rows, public: str, names: Sequence[str]) -> None:
+    """Measure the arms that are missing, seed by seed.
+
+    Parameters
+    ----------
+    bench : settings and folder of the runs
+    rows : results; a row is added when its run has ended
+    public : path of the text on which FedSODA's server aligns, and from which pruning takes samples
+    names : arms to measure, in this order
+    """
+    for seed in bench.seeds:
+        for name in names:
+            if not rows.missing(iter([{"seed": seed, "arm": name}])):
+                continue
+            runs = _runs(bench, seed, public, name, ARMS[name])
+            document = json.loads((runs[-1] / "summary.json").read_text())
+            if not ARMS[name].first:
+                _add(rows, seed, DENSE, _scores(document, "dense"))
+                _add(rows, seed, CHANCE, _chances(document))
+            for other, key in BASELINES.items():
+                if (found := _scores(document, key)).get("loss") is not None:
+                    _add(rows, seed, other, found)
+            _add(rows, seed, name, _scores(document, "federated") | _costs(runs))
+
+
+def _runs(bench: Bench, seed: int, public: str, name: str, arm: Arm) -> list[Path]:
+    """Return the directories of an arm's runs; the second uses the first one's model."""
+    varied = {**arm.settings, "seed": seed}
+    made = list[Path]()
+    if arm.first:
+        kept = {key: value for key, value in bench.common.items() if key in PRUNING}
+        first = {**kept, **arm.first, "seed": seed, "data.path": public}
+        made.append(replace(bench, common={}).run(f"{seed}-{name}, pruned", first))
+        varied["model"] = str(made[0])
+    if arm.settings["method"] == "fedsoda":
+        varied["fedsoda.public-text"] = public
+    made.append(bench.run(f"{seed}-{name}", varied))
+    return made
+
+
+def _add(rows: Rows, seed: int, arm: str, values: dict[str, Any]) -> None:
+    cell = {"seed": seed, "arm": arm}
+    if rows.missing(iter([cell])):
+        rows.add(cell, **{name: values.get(name) for name in FIGURES})
+
+
+def _scores(document: dict[str, Any], model: str) -> dict[str, float | None]:
+    return {metric["name"]: metric["values"][model] for metric in document["metrics"]}
+
+
+def _chances(document: dict[str, Any]) -> dict[str, float | None]:
+    return {metric["name"]: metric.get("chance") for metric in document["metrics"]}
+
+
+def _costs(runs: Sequence[Path]) -> dict[str, float | None]:
+    """Return the bytes per client and the seconds of all clients of both runs, and the size."""
+    documents = [json.loads((run / "summary.json").read_text()) for run in runs]
+    last = documents[-1]
+    size = last["size"]["federated"]["parameters"]
+    dense = last["size"]["dense"]["parameters"]
+    return {
+        **{
+            f"megabytes_{way}": sum(
+                document[f"bytes_{way}"] / len(document["clients"]) for document in documents
+            )
+            / MEGA
+            for way in ("up", "down")
+        },
+        # An adapter has few parameters; its model is the base.
+        "million_parameters": (dense if size < dense / 4 else size) / MEGA,
+        "client_seconds": sum(
+            client["seconds"] for document in documents for client in document["clients"]
+        ),
+    }
