@@ -39,14 +39,14 @@ KNOWN = {
     "chat_template.json",
 }
 """Names of configuration, tokenizer and chat template files, and files of pruned models."""
-CHAT_TEMPLATES = "additional_chat_templates"
+FURTHER_TEMPLATES = "additional_chat_templates"
 """Directory of further chat templates, ``*.jinja``."""
 LICENCES = [
     f"{stem}{ending}"
     for stem in ("LICENSE", "LICENCE", "license", "NOTICE", "COPYING", "USE_POLICY")
     for ending in ("", ".txt", ".md")
 ]
-BESIDE_WEIGHTS = (*sorted(KNOWN), ADAPTER, f"{CHAT_TEMPLATES}/*.jinja", *LICENCES)
+BESIDE_WEIGHTS = (*sorted(KNOWN), ADAPTER, f"{FURTHER_TEMPLATES}/*.jinja", *LICENCES)
 """Files that are downloaded with the weights; a directory with ``ADAPTER`` is refused later."""
 
 NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@((?!.*\.\.)[\w-][\w./-]*))?")

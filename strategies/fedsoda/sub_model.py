@@ -14,6 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from espalier.errors import InputError
+from espalier.hf.export.chat_template import add_chat_template
 from espalier.hf.export.model import export_edited
 from espalier.hf.group_scores.similar_groups import Group, index_map
 from espalier.hf.nf4.folder import write_quantised
@@ -229,6 +230,7 @@ def write_sub_model(
         export_edited(model, dense, target)
     else:
         export_structured(model, dense, target, "plain")
+    add_chat_template(settings.task, base, target)
 
 
 def require_sub_model(base: OpenedModel, num_dropped: int) -> None:

@@ -13,6 +13,7 @@ from espalier.data.client_items import client_items
 from espalier.data.client_text import split_passages
 from espalier.data.files import corpus_index, tables
 from espalier.data.files.formats import open_rows
+from espalier.data.files.tables import DelimitedRows
 from espalier.data.passages import split
 from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, parse_node, simulated_node
@@ -89,6 +90,7 @@ FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
     "lines.json": write_lines,
     "a.json": lambda path, records: path.write_text(json.dumps(records, indent=1)) and None,
     "a.csv": lambda path, records: write_table(path, records, ","),
+    "semicolons.csv": lambda path, records: write_table(path, records, ";"),
     "a.tsv": lambda path, records: write_table(path, records, "\t"),
     "a.parquet": write_parquet,
     "a.arrow": lambda path, records: write_arrow(path, records, False),
@@ -282,6 +284,20 @@ def test_groups_and_partition_must_fit(data: dict[str, str], told: str) -> None:
 
 
 # ----- wrong files --------------------------------------------------------------------------------
+
+
+def test_blank_space_around_column_names_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id, text \n1, one\n")
+    (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text"])
+    assert row.record == {"id": "1", "text": " one"}
+
+
+def test_semicolons_separate_only_without_a_comma_in_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,text;note\n1,one;two\n")
+    (row,) = DelimitedRows(str(path), "data.path", ",").rows(["text;note"])
+    assert row.record == {"id": "1", "text;note": "one;two"}
 
 
 def truncated(path: Path) -> None:

@@ -10,6 +10,7 @@ from tiny_model import save_tiny_llama
 
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, opened_in
+from espalier.hf.tokenizer.files import stored_template
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -168,3 +169,24 @@ def test_library_panic_is_an_error(
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     with pytest.raises(expected, match="index out of bounds"):
         print(OpenedModel(folder).tokenizer)
+
+
+def test_template_is_the_one_that_transformers_uses(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    bare = OpenedModel(tmp_path).sha256
+    hashes = [bare]
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "one"}]
+    for write, template in (
+        (changed(chat_template=named), "one"),
+        (changed(chat_template="two"), "two"),
+        (written("chat_template.jinja", "three"), "three"),
+        (removed("chat_template.jinja"), "two"),
+    ):
+        write(tmp_path)
+        model = OpenedModel(tmp_path)
+        found = model.tokenizer.chat_template
+        assert (found["default"] if isinstance(found, dict) else found) == template
+        assert stored_template(tmp_path) == template
+        hashes.append(model.sha256)
+    assert len(set(hashes)) == 4
+    assert hashes[2] == hashes[4]

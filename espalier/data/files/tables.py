@@ -30,7 +30,11 @@ Batch = tuple[int, Any]
 
 
 class DelimitedRows(RowFile):
-    """Rows of a CSV or TSV file with a header; every value is a string."""
+    """Rows of a CSV or TSV file with a header; every value is a string.
+
+    Blank space around the names of columns is ignored. A CSV file whose header has semicolons and
+    no comma, as spreadsheets write where a comma is the decimal sign, has semicolons throughout.
+    """
 
     def __init__(self, path: str, keys: str, delimiter: str) -> None:
         super().__init__(path, keys)
@@ -39,8 +43,12 @@ class DelimitedRows(RowFile):
     def rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         csv.field_size_limit(MAX_CELL)
         with opened(self.path, self.keys) as file:
+            header_line = file.head.partition(b"\n")[0]
+            semicolons = self._delimiter == "," and b"," not in header_line and b";" in header_line
             lines = _Lines(file)
-            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            reader = csv.reader(
+                lines, delimiter=";" if semicolons else self._delimiter, strict=True
+            )
             header = self._header(reader)
             self.require_columns(columns, header)
             number = -1
@@ -60,6 +68,7 @@ class DelimitedRows(RowFile):
         header = next(self._cells(reader), None)
         if header is None:
             raise self.empty()
+        header = [name.strip() for name in header]
         if len(set(header)) < len(header):
             raise InputError(
                 f"{self.path}: two columns of the header have the same name; rename one"

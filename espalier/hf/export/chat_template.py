@@ -3,16 +3,15 @@
 import shutil
 from pathlib import Path
 
-from espalier.hf.opening.model_files import CHAT_TEMPLATES as FURTHER_TEMPLATES
+from espalier.environment.hub_models import FURTHER_TEMPLATES
 from espalier.hf.opening.model_files import beside
 from espalier.hf.opening.opened import TOKENIZER_FILES, TOKENIZER_SETTINGS, OpenedModel
+from espalier.hf.tokenizer.files import TEMPLATE_FILE
 from espalier.settings.task import CHAT, CHAT_TEMPLATES, TaskSettings
 from espalier.storage.atomic import write_bytes
 
-FILE = "chat_template.jinja"
-"""File from which transformers takes a tokenizer's chat template."""
 OLD_FILE = "chat_template.json"
-"""The same of older releases, for processors."""
+"""File with a processor's chat template, of older releases."""
 
 
 def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> None:
@@ -26,10 +25,10 @@ def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> N
     """
     if task.name != CHAT:
         return
-    wanted = {FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
+    wanted = {TEMPLATE_FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
     for file in beside(model.directory):
         if file.name in wanted and not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
     if template := CHAT_TEMPLATES.get(task.chat_template):
         shutil.rmtree(folder / FURTHER_TEMPLATES, ignore_errors=True)
-        write_bytes(folder / FILE, template.encode())
+        write_bytes(folder / TEMPLATE_FILE, template.encode())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.hub_models import CHAT_TEMPLATES, KNOWN
+from espalier.environment.hub_models import FURTHER_TEMPLATES, KNOWN
 
 LICENCE = re.compile(
     r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?|notice|copying|(acceptable[-_])?use[-_]policy)"
@@ -33,9 +33,9 @@ def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> N
     """
     for file in beside(source, left_out):
         shutil.copyfile(file, target / file.name)
-    for file in sorted((source / CHAT_TEMPLATES).glob("*.jinja")):
-        (target / CHAT_TEMPLATES).mkdir(exist_ok=True)
-        shutil.copyfile(file, target / CHAT_TEMPLATES / file.name)
+    for file in sorted((source / FURTHER_TEMPLATES).glob("*.jinja")):
+        (target / FURTHER_TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(file, target / FURTHER_TEMPLATES / file.name)
 
 
 def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:

@@ -39,7 +39,7 @@ from espalier.hf.structured.configuration import (
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.tokenizer.chat import ChatTokens, Message, encode_chat
 from espalier.hf.tokenizer.encoded_texts import EncodedTexts
-from espalier.hf.tokenizer.files import load_tokenizer
+from espalier.hf.tokenizer.files import load_tokenizer, stored_template
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, sizes_of, structured_plan
 from espalier.progress import beats
@@ -423,7 +423,7 @@ class OpenedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the weights, the tokenizer and the configuration.
+        """SHA-256 of the weights, the tokenizer, its chat template and the configuration.
 
         It covers names, dtypes, shapes and bytes as they are stored, but not the sharding. For a
         model with a cut it covers the hash of the directory's model, the hash of the structure, the
@@ -456,6 +456,8 @@ class OpenedModel:
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
+        if template := stored_template(self.directory):
+            digest.update(json.dumps({"chat_template": template}, sort_keys=True).encode())
         # The text counts, and not transformers' object: its defaults differ between releases.
         document = read_config(self.directory / CONFIG)
         kept = {

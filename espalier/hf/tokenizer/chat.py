@@ -26,7 +26,7 @@ class ChatTokens(NamedTuple):
 _DATE = {"%d": "26", "%m": "07", "%b": "Jul", "%B": "July", "%y": "24", "%Y": "2024"}
 """Date of templates that write today's, so that a run can be repeated; Llama 3.1's own default."""
 _FIXED_DATE = (
-    "{%- macro strftime_now(form) -%}{{- form"
+    "{%- macro strftime_now(format) -%}{{- format"
     + "".join(f".replace('{sign}', '{text}')" for sign, text in _DATE.items())
     + " -}}{%- endmacro -%}"
 )

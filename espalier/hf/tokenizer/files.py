@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 OTHER_FILES = (SETTINGS_FILE, "special_tokens_map.json", "added_tokens.json")
 VOCABULARIES = (
     "tokenizer.json",
@@ -71,6 +72,23 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
     ):
         raise _refused(directory, NOTHING_THERE)
     return tokenizer
+
+
+def stored_template(directory: Path) -> str:
+    """Return the chat template that transformers takes from a directory; empty if there is none.
+
+    A directory whose tokenizer cannot be loaded has none.
+    """
+    if (file := directory / TEMPLATE_FILE).is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    if _damage(directory / SETTINGS_FILE) or not (directory / SETTINGS_FILE).exists():
+        return ""
+    found = read_json_object(directory / SETTINGS_FILE).get("chat_template")
+    # Several templates are a list in older files, each with a name.
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else ""
 
 
 def _refused(directory: Path, reason: str) -> EspalierError:

@@ -194,8 +194,9 @@ def test_a_template_that_fails_is_an_error(folder: Path, template: str, error: s
     assert SECRET not in str(caught.value)
 
 
-def test_todays_date_is_not_part_of_the_tokens(folder: Path) -> None:
-    model = with_template(folder, "{{ strftime_now('%d %b %Y') }}" + CHATML)
+@pytest.mark.parametrize("call", ["'%d %b %Y'", "format='%d %b %Y'"])
+def test_todays_date_is_not_part_of_the_tokens(folder: Path, call: str) -> None:
+    model = with_template(folder, f"{{{{ strftime_now({call}) }}}}" + CHATML)
     (one,) = chat_sequences(model, item(messages=talk(1, 1)), None)
     assert model.tokenizer.decode(list(one.token_ids)).startswith("26 Jul 2024<|im_start|>")
 
