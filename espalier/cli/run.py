@@ -87,7 +87,12 @@ class WatchedRun:
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "run", help="simulate a federation on this machine, or start a run on a SuperLink"
+        "run",
+        help="simulate a federation on this machine, or start a run on a SuperLink",
+        epilog=(
+            'Presets are the files in conf/ of the app: ls "$(espalier app)/conf". Keys are listed'
+            " in docs/settings.md; after an unknown key the command names similar ones."
+        ),
     )
     add_words(parser, "a preset in conf/, and settings that differ from it")
     parser.add_argument(

@@ -57,6 +57,7 @@ TASKS = (
         ("acc",),
         _sst2,
         SENTIMENTS,
+        values="label: 0 or negative, 1 or positive",
         sample={"sentence": "a gorgeous, witty, seductive movie", "label": 1},
     ),
     Task(
@@ -65,6 +66,7 @@ TASKS = (
         ("acc",),
         _mnli,
         ENTAILMENTS,
+        values="label: 0 or entailment, 1 or neutral, 2 or contradiction",
         sample={
             "premise": "The river rose overnight.",
             "hypothesis": "The water is higher.",
@@ -77,6 +79,7 @@ TASKS = (
         ("acc",),
         _boolq,
         TRUTHS,
+        values="answer: true or false; or label: 0 for no, 1 for yes",
         sample={"passage": "Oak is a hardwood.", "question": "is oak a softwood", "answer": False},
     ),
 )

@@ -43,6 +43,8 @@ def described(task: Task) -> Iterator[str]:
     yield f"record   {json.dumps(task.sample, ensure_ascii=False)}"
     for other in task.other_samples:
         yield f"or       {json.dumps(other, ensure_ascii=False)}"
+    if task.values:
+        yield f"fields   {task.values}"
     if item.conversation is None:
         yield from _in_lines("prompt", item.prompt)
         wrong = [text for place, text in enumerate(item.options) if place != item.answer]

@@ -71,6 +71,7 @@ TASKS = (
         Hub("baber/piqa", test="validation"),
         ("acc", "acc_norm"),
         _piqa,
+        values="label: 0 if sol1 is right, 1 if sol2 is",
         sample={
             "goal": "Dry a wet boot.",
             "sol1": "Stuff it with paper.",
@@ -83,6 +84,7 @@ TASKS = (
         Hub("Rowan/hellaswag", test="validation"),
         ("acc", "acc_norm"),
         _hellaswag,
+        values="label: number of the right ending, from 0; ctx may replace ctx_a and ctx_b",
         sample={
             "activity_label": "Gardening",
             "ctx_a": "A man plants a tree.",
@@ -96,6 +98,7 @@ TASKS = (
         Hub("allenai/winogrande", "winogrande_xl", test="validation"),
         ("acc",),
         _winogrande,
+        values="answer: 1 if option1 is right, 2 if option2 is",
         sample={
             "sentence": "The oak shaded the bench because the _ was large.",
             "option1": "oak",

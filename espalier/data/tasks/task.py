@@ -63,5 +63,7 @@ class Task:
     """Rules for ``exact_match``."""
     sample: Mapping[str, Any] = field(default_factory=dict)
     """Record that shows the fields, for the list of tasks."""
+    values: str = ""
+    """What the fields may contain, where the sample does not show it, for the list of tasks."""
     other_samples: tuple[Mapping[str, Any], ...] = ()
     """Records of the other forms that a task reads."""

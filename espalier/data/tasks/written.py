@@ -87,6 +87,7 @@ TASKS = (
         Hub("databricks/databricks-dolly-15k"),
         ("loss",),
         _dolly,
+        values="context may be empty; category is only read to distribute records",
         sample={
             "instruction": "Name a hardwood.",
             "context": "",
@@ -99,6 +100,7 @@ TASKS = (
         Hub("tatsu-lab/alpaca"),
         ("loss",),
         _alpaca,
+        values="input may be empty",
         sample={"instruction": "Name a hardwood.", "input": "", "output": "Oak."},
     ),
 )
