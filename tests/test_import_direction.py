@@ -26,6 +26,7 @@ LINES = [
     ["strategies.averaging"],
     ["strategies.fleet"],
     ["strategies.base"],
+    ["espalier.results"],
     ["espalier.training", "espalier.evaluation"],
     ["espalier.data", "espalier.hf"],
     ["espalier.methods"],

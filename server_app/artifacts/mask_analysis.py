@@ -81,10 +81,7 @@ def _densities(masks: Masks) -> dict[str, list[float]]:
 
 
 def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write ``masks-<name>.png`` for each analysis that has data.
-
-    This needs matplotlib.
-    """
+    """Write ``masks-<name>.png`` for each analysis that has data."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -6,7 +6,6 @@ Clients evaluate the smaller models that they made with generator and LoRA.
 """
 
 import shutil
-from importlib.util import find_spec
 from typing import TypeVar
 
 from safetensors.torch import save_file
@@ -128,11 +127,5 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
         }
         figures = mask_figures(kept, ResidualGates(run.model.plan))
         write_json(run.folder.path / "masks.json", figures)
-        if find_spec("matplotlib") is None:
-            run.progress.note(
-                "no_pictures",
-                "no pictures: matplotlib is not installed; pip install 'espalier[studies]'",
-            )
-            return
         names = ", ".join(path.name for path in draw(figures, run.folder.path))
         run.progress.note("pictures", f"pictures     {names} in {run.folder.path}")

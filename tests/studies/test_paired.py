@@ -100,7 +100,6 @@ def test_fedspallm_tables_have_every_baseline() -> None:
 
 @pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))
 def test_documented_reports_match_their_figures(study: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
     for given in (*DOCS.glob(f"{study}*.csv"), *DOCS.glob(f"{study}*.json")):
         (tmp_path / given.name).write_bytes(given.read_bytes())
     if write_again((tmp_path / study).with_suffix(".csv")):

@@ -213,7 +213,6 @@ def test_the_report_says_mean_and_spread(study: str, tmp_path: Path) -> None:
 
     Their sample standard deviation is sqrt((9 + 1 + 16) / 2) = 3.606.
     """
-    pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
     rows = Rows(tmp_path / f"{study}.csv", CONDITIONS)
     for cell in STUDIES[study]([0, 1, 2]):
         value = {0: 10.0, 1: 12.0, 2: 17.0}[cell.setting.seed]

@@ -283,7 +283,6 @@ def test_every_study_measures_goes_on_and_reports(
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
     study.work(bench, rows)
     assert path.with_suffix(".csv").read_text() == whole
-    pytest.importorskip("matplotlib", reason="the extra 'studies' is not installed")
     write_report(study.title, study.panels, rows, CONDITIONS, path)
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert (
@@ -302,7 +301,6 @@ def test_a_table_shows_mean_and_spread(tmp_path: Path) -> None:
     rows.add({"seed": 0, "setting": "dense", "test": "1", "measure": "error"}, value=9.0)
     panel = Panel("loss", "setting", "test", "loss in nats")
     assert cells_of(panel, rows) == ({("dense", "0"): [1.0, 2.0, 6.0]}, ["dense"], ["0"])
-    pytest.importorskip("matplotlib", reason="the extra 'studies' is not installed")
     write_report("A title", [panel], rows, CONDITIONS, tmp_path / "study")
     # The standard deviation is sqrt((4 + 1 + 9) / 2).
     assert "| dense | 3.000 ± 2.646 |" in (tmp_path / "study.md").read_text()

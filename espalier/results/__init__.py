@@ -1,0 +1,1 @@
+"""Results of runs: what a run directory holds, and what is made of it afterwards."""

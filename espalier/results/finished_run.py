@@ -1,0 +1,109 @@
+"""Run directory, as the commands that look at results read it."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json_object
+from espalier.environment.paths import at_home
+from espalier.errors import InputError
+
+MODEL = "model"
+ADAPTER = "adapter"
+CLIENTS = "clients"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Directory of a run that has written ``summary.json``; the run may be at work or have failed.
+
+    Parameters
+    ----------
+    path : absolute path of the directory
+    summary : contents of ``summary.json``
+    """
+
+    path: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the directory."""
+        return self.path.name
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the run, by table, as ``settings.toml`` has them."""
+        path = self.path / "settings.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror}); restore it from a backup"
+            ) from None
+        except ValueError as error:
+            raise InputError(f"{path}: is not TOML ({error}); restore it from a backup") from None
+
+    def setting(self, key: str) -> Any:
+        """Return a setting by its dotted key, such as ``lora.rank``; None if the run has none."""
+        found: Any = self.settings
+        for part in key.split("."):
+            if not isinstance(found, Mapping):
+                return None
+            found = found.get(part)
+        return found
+
+    @property
+    def model(self) -> Path | None:
+        """Directory of the federated model in Hugging Face format; None if there is none."""
+        return self._directory(MODEL, "config.json")
+
+    @property
+    def adapter(self) -> Path | None:
+        """Directory of the federated adapter in PEFT's format; None if there is none."""
+        return self._directory(ADAPTER, ADAPTER_CONFIG)
+
+    @property
+    def client_models(self) -> dict[str, Path]:
+        """Directories of the clients' own models by name; empty unless each client has its own."""
+        places = sorted(self.path.glob(f"{CLIENTS}/*/config.json"))
+        return {place.parent.name: place.parent for place in places}
+
+    def _directory(self, name: str, file: str) -> Path | None:
+        place = self.path / name
+        return place if (place / file).is_file() else None
+
+    def json_lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the objects of a file of JSON Lines; a last line that was cut off is left out."""
+        path = self.path / name
+        if not path.exists():
+            return
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def json(self, name: str) -> Mapping[str, Any]:
+        """Return the object of a JSON file of the run; empty if the run did not write it."""
+        path = self.path / name
+        return read_json_object(path) if path.exists() else {}
+
+
+def open_run(path: str | Path) -> FinishedRun:
+    """Return the run in a directory.
+
+    Raises
+    ------
+    InputError
+        The directory is not a run directory, or its summary cannot be read.
+    """
+    folder = at_home(str(path)).absolute()
+    file = folder / "summary.json"
+    if not file.is_file():
+        raise InputError(f"{path}: is not a run directory (no {file.name}); name one in runs/")
+    return FinishedRun(folder, read_json_object(file))
