@@ -130,7 +130,7 @@ def _add_release(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
     parser.add_argument(
-        "ids", nargs="*", metavar="ID", help="beginning of the id of a reply to release"
+        "ids", nargs="*", default=[], metavar="ID", help="beginning of the id of a reply to release"
     )
     parser.add_argument(
         "--all",

@@ -63,8 +63,14 @@ def hub_name(name: str) -> tuple[str, str] | None:
 
 
 def is_on_hub(name: str) -> bool:
-    """Return whether ``model`` names a model of the hub; an existing path of that name wins."""
-    return hub_name(name) is not None and not at_home(name).exists()
+    """Return whether ``model`` names a model of the hub.
+
+    An existing path of that name wins. A name in a directory of runs is a mistyped run.
+    """
+    path = at_home(name)
+    if hub_name(name) is None or path.exists():
+        return False
+    return not any(path.parent.glob("*/summary.json"))
 
 
 def cached_model(name: str) -> Path:

@@ -163,11 +163,16 @@ def listens_elsewhere(address: str) -> list[str]:
 def answers(superlink: str, root_certificates: str | None) -> bool:
     """Return whether a Control API answers at the address ``host:port`` that sites use.
 
-    Its certificate is verified with ``root_certificates``; None: no TLS.
+    Its certificate is verified with ``root_certificates``. None: with or without TLS, and no
+    certificate is verified, because nothing but an empty request is sent.
     """
+    schemes = ("https",) if root_certificates else ("http", "https")
+    return any(_answers(scheme, superlink, root_certificates) for scheme in schemes)
+
+
+def _answers(scheme: str, superlink: str, root_certificates: str | None) -> bool:
     import httpx
 
-    scheme = "https" if root_certificates else "http"
     verify = root_certificates or False
     try:
         with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:

@@ -162,11 +162,16 @@ class SubModelOutcome(Outcome[SubModelResult]):
         self.summary.report["sub_model_perplexity"] = {
             name: perplexity(loss) for name, loss in losses.items()
         }
-        self.summary.notes.append(
-            "Local-only is the sub-model that a client trained without the others; dense,"
-            " centralized and federated are the full model. The sub-model with the federated"
-            " adapter is under report.sub_model_perplexity in summary.json."
+        note = (
+            "The sub-model with the federated adapter is under report.sub_model_perplexity in"
+            " summary.json."
         )
+        if self.run.settings.clients_evaluate:
+            note = (
+                "local-baseline is the sub-model that a client trained without the others, all"
+                f" other rows are the full model. {note}"
+            )
+        self.summary.notes.append(note)
         text = f"sub-model    {in_words(losses)}"
         self.run.progress.note("sub_model_evaluated", text, losses=losses)
 

@@ -111,8 +111,16 @@ def rounding_notes(summary: Summary) -> list[str]:
     plan = summary.model.plan
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
+    baselines = {
+        "local-baseline": summary.settings.clients_evaluate,
+        "centralized": summary.centralized_sparsity is not None,
+    }
     for who, shown, group in (
-        ("local-baseline and centralized", summary.local_sparsity, job.local_group),
+        (
+            " and ".join(name for name, is_made in baselines.items() if is_made),
+            summary.local_sparsity if any(baselines.values()) else None,
+            job.local_group,
+        ),
         ("federated", summary.masked, job.server_group),
     ):
         share = (

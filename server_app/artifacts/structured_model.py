@@ -73,7 +73,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         run.progress.note(
             "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
         )
-        self.summary.where = f"the smaller model is in {self._target}"
+        self.summary.where = f"the model is in {self._target}"
 
     def measure(self, result: SmallerResult) -> None:
         """Compute losses on the texts."""

@@ -36,18 +36,21 @@ def step_bytes(
     dtype: torch.dtype,
     batch_size: int,
     tokens: int,
+    gated: bool = False,
 ) -> int:
     """Return the peak bytes of a forward and backward pass of adapters, without gradients.
 
     Parameters
     ----------
     adapters : trained adapters; blocks below the lowest adapter keep no activations
+    gated : the hidden states of all blocks have gradients, because trained gates multiply them
     dtype : dtype of the frozen weights, or over NF4 of the forward pass
     batch_size, tokens : size of a forward pass; no token is padding
     """
     family = model.family
     labels = adapters.head["head.out.bias"][0] if adapters.head else None
-    reached = len(model.plan.blocks) - min(adapters.blocks, default=len(model.plan.blocks))
+    num_blocks = len(model.plan.blocks)
+    reached = num_blocks if gated else num_blocks - min(adapters.blocks, default=num_blocks)
 
     def of_few(blocks: int) -> int:
         skeleton = _skeleton(model, blocks, labels)
@@ -62,12 +65,18 @@ def step_bytes(
         # peft froze the head.
         for parameter in head:
             parameter.requires_grad_(True)
+        if gated:
+            skeleton.get_input_embeddings().register_forward_hook(_with_gradient)
         for path in family.head_linears.values():
             skeleton.get_submodule(path).register_forward_pre_hook(_in_own_dtype)
         checkpoints = settings.training.gradient_checkpointing
         return _step(skeleton, family, trained, dtype, (batch_size, tokens), checkpoints)
 
-    return _of_many(of_few, len(adapters.blocks), reached)
+    return _of_many(of_few, num_blocks if gated else len(adapters.blocks), reached)
+
+
+def _with_gradient(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.requires_grad_(True)
 
 
 def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, tokens: int) -> int:

@@ -389,7 +389,8 @@ class Tuned(Work):
         dtype = torch.bfloat16 if base == "bfloat16" else self.base.dtype
         matrix = 2 * self.base.largest_matrix * self.base.computed if base == "nf4" else 0
         size = (self.training.batch_size, self.tokens)
-        return matrix + step_bytes(self.opened, self.settings, self.adapters, dtype, *size)
+        gated = isinstance(self.settings.job, SftPSettings)
+        return matrix + step_bytes(self.opened, self.settings, self.adapters, dtype, *size, gated)
 
     def kept(self) -> Mapping[str, int]:
         """Return the bytes that a client keeps between messages: base and adapters."""

@@ -188,6 +188,8 @@ class Summary:
     def take_personal_figures(self) -> None:
         """Assign the clients' evaluation to the federated result: each has its own model of it."""
         self.personal = True
+        if not (self.local_perplexities or self.local_scores):
+            return
         self.notes.append("Federated is the mean over clients, each with its own smaller model.")
 
     def take_sizes(self, run_directory: Path) -> None:

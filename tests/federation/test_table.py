@@ -188,6 +188,22 @@ def test_no_note_without_rounded_row(
     assert rounding_notes(summary(model, local, local, **settings)) == []
 
 
+@pytest.mark.parametrize(
+    ("local", "centralized", "named"),
+    [(True, False, "local-baseline"), (False, True, "centralized"), (False, False, None)],
+)
+def test_note_names_the_rows_that_there_are(
+    model: OpenedModel, local: bool, centralized: bool, named: str | None
+) -> None:
+    share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
+    changes = {"fedprllm__sparsity": 0.6, "evaluation__local_baseline": local}
+    found = summary(model, share, 0.6, **changes)
+    if not centralized:
+        found.centralized_sparsity = None
+    notes = rounding_notes(found)
+    assert [note.partition(":")[0] for note in notes] == ([named] if named else [])
+
+
 def test_the_note_stands_below_the_table(
     model: OpenedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,15 @@ def test_existing_directory_wins(hub: Hub, tmp_path: Path) -> None:
     assert not hub.requests
 
 
+def test_mistyped_run_is_no_model_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "20260101-flap-1").mkdir(parents=True)
+    (tmp_path / "runs" / "20260101-flap-1" / "summary.json").write_text("{}")
+    with pytest.raises(EspalierError, match=r"runs/RUN") as told:
+        open_model("runs/RUN")
+    assert "hub" not in str(told.value)
+    assert not hub.sent
+
+
 def test_a_command_pins_the_commit(hub: Hub) -> None:
     config, settings = configuration(APP, ["model=ward/tiny"], on_this_machine=True)
     assert config["model"] == settings.model == PINNED

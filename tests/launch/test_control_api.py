@@ -2,13 +2,16 @@
 
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
+from espalier.cli.keys import make_keys
 from espalier.errors import InputError
 from espalier.launch import addresses
 from espalier.launch.addresses import (
@@ -21,8 +24,11 @@ from espalier.launch.addresses import (
 
 
 @contextmanager
-def serving(status: int) -> Iterator[str]:
-    """Run an HTTP server that answers the Control API's path with ``status``, others with 200."""
+def serving(status: int, certificate: Path | None = None) -> Iterator[str]:
+    """Run an HTTP server that answers the Control API's path with ``status``, others with 200.
+
+    ``certificate`` is the folder of ``server.pem`` and ``server.key``; None: no TLS.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -33,6 +39,10 @@ def serving(status: int) -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate / "server.pem", certificate / "server.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
@@ -49,14 +59,29 @@ def test_server_refusing_nobody_is_a_control_api(status: int, found: bool) -> No
         assert answers(address, None) == found
 
 
+@pytest.mark.parametrize(("status", "found"), [(200, True), (403, False)])
+def test_server_with_tls_is_asked_with_and_without_its_authority(
+    tmp_path: Path, status: int, found: bool
+) -> None:
+    list(make_keys(tmp_path, ["localhost"], ["a"], 30))
+    with serving(status, tmp_path / "server") as address:
+        assert answers(address, None) == found
+        assert (
+            answers(address.replace("127.0.0.1", "localhost"), str(tmp_path / "server" / "ca.crt"))
+            == found
+        )
+
+
 def test_silent_and_non_http_are_no_control_api() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
         def hang_up() -> None:
-            connection, _ = server.accept()
-            connection.recv(10)
-            connection.close()
+            # One connection without TLS, and one with it.
+            for _ in range(2):
+                connection, _ = server.accept()
+                connection.recv(10)
+                connection.close()
 
         thread = threading.Thread(target=hang_up)
         thread.start()

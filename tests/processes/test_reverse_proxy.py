@@ -4,6 +4,7 @@ Sites reach it, and strangers do not.
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -88,7 +89,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     conf = conf.replace("listen 9092", f"listen 127.0.0.1:{proxy}").replace(
         "127.0.0.1:9093", f"127.0.0.1:{superlink}"
     )
-    (folder / "nginx.conf").write_text(conf)
+    (folder / "reverse-proxy.conf").write_text(conf)
     own = folder / "server"
     command = [
         str(BIN / programs.SUPERLINK), *superlink_options(superlink, ""), "--enable-supernode-auth",
@@ -100,7 +101,9 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             process(command, folder, "superlink", environment(folder / "flower"))
         )
         wait_for_port(superlink, link)
-        nginx = [str(NGINX), "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+        page = (ROOT / "docs" / "deployment.md").read_text()
+        (line,) = (line for line in page.splitlines() if line.startswith("nginx "))
+        nginx = [str(NGINX), *shlex.split(line)[1:]]
         wait_for_port(
             proxy,
             stack.enter_context(process(nginx, folder, "nginx", environment(folder / "flower"))),

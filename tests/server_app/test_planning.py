@@ -156,6 +156,23 @@ def test_every_method_is_planned(
     assert "with 1 teraflops (stated) and 50 megabits per second" in printed
 
 
+@pytest.mark.parametrize("layers", ["all", "3-4"])
+def test_gates_alone_keep_activations_of_all_blocks(tiny: Path, layers: str) -> None:
+    """Masks without adapters need less than with adapters, and as much with few adapted blocks."""
+
+    def step(**changes: Any) -> int:
+        settings = settings_of(tiny, method="sft-p", lora__targets="all", **changes)
+        plan = Plan(settings, OpenedModel(tiny))
+        (found,) = {
+            moment.parts["a step"] for moment in plan.work.worked() if "a step" in moment.parts
+        }
+        return found
+
+    masks = step(sft_p__adapters=False)
+    assert 0 < masks <= step(lora__layers=layers)
+    assert step(sft_p__adapters=False, lora__layers=layers) == masks
+
+
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = {"data.sequence-length": 65, "evaluation.sequence-length": 16}
     assert main({"run": {"model": str(tiny), **lengths}}) == 2
