@@ -36,9 +36,7 @@ def _fixed(method: str, ratio: float) -> Settings:
 
 
 ARMS: dict[str, Arm] = {
-    "FedPETuning": Arm({
-        "method": "fedpetuning", "evaluation.local-baseline": True, "evaluation.centralized": "auto",
-    }),
+    "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
     "HetLoRA": Arm({"method": "hetlora", "hetlora.ranks": "2,4,8"}),
     "FedSODA": Arm(SODA),
     "SFT-P, 20%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),

@@ -21,10 +21,7 @@ LABELS = {
 }
 BASE = "FedPETuning"
 PAIRS = (
-    *(
-        Pair(name, BASE)
-        for name in ("a client alone", "pooled data", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")
-    ),
+    *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(
         Pair(name, "FedSODA")
         for name in (

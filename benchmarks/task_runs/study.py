@@ -16,11 +16,8 @@ COSTS = ("megabytes_up", "megabytes_down", "million_parameters", "client_seconds
 FIGURES = (*SCORES, "perplexity", *COSTS)
 DENSE = "dense"
 CHANCE = "chance"
-BASELINES = {
-    "a client alone": "local_baseline",
-    "pooled data": "centralized",
-}
-"""Rows of FedPETuning's baselines, by name."""
+ALONE = "a client alone"
+"""Row of FedPETuning's local baselines."""
 PRUNING = (
     "num-clients",
     "model",
@@ -52,9 +49,9 @@ def measure_arms(bench: Bench, rows: Rows, public: str, names: Sequence[str]) ->
             if not ARMS[name].first:
                 _add(rows, seed, DENSE, _scores(document, "dense"))
                 _add(rows, seed, CHANCE, _chances(document))
-            for other, key in BASELINES.items():
-                if (found := _scores(document, key)).get("loss") is not None:
-                    _add(rows, seed, other, found)
+            alone = _scores(document, "local_baseline")
+            if any(value is not None for value in alone.values()):
+                _add(rows, seed, ALONE, alone)
             _add(rows, seed, name, _scores(document, "federated") | _costs(runs))
 
 

@@ -63,7 +63,8 @@ def test_every_method_is_measured_plain_and_tuned(
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
     studies.recovery(bench, rows)
     found = {row["model"]: row for row in rows.rows}
-    assert list(found) == ["dense", "FLAP", "FLAP, tuned", "FedPrLLM", "FedPrLLM, tuned"]
+    pruned = ["FLAP", "FLAP, tuned", "FedPrLLM", "FedPrLLM, tuned"]
+    assert list(found) == ["dense", "dense, tuned", *pruned]
     (run,) = (bench.work / "0-0.3-FLAP, tuned" / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert float(found["FLAP, tuned"]["perplexity"]) == pytest.approx(
