@@ -20,6 +20,7 @@ from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.site_keys import public_keys
 from espalier.progress import Pace, heard_by
+from espalier.results.run_status import COMPLETED, FAILED, HOW_TO_TELL, RUNNING
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
@@ -32,7 +33,7 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.report.result_size import remove_set_aside, set_aside
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line, show
-from server_app.run_directory import HOW_TO_TELL, RUNNING, model_before, open_run_directory
+from server_app.run_directory import model_before, open_run_directory
 from strategies.base.federation import Federation
 from strategies.base.method import Method
 from strategies.base.progress import Clock
@@ -87,6 +88,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         losses: dict[str, dict[str, float | None]] = {name: {} for name in tests.texts}
         device = computing.device.type
         summary = Summary(settings, model, computing.threads, device, losses=losses)
+        summary.samples_sha256 = tests.sha256(settings)
         _work_and_note_end(run, tests, summary)
         directory.note_completed()
         remove_set_aside(folder.path)
@@ -113,9 +115,9 @@ def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
         set_aside(folder.path)
         # If the disk is full, ``summary.json`` stays unchanged and says "running".
         with suppress(EspalierError):
-            _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
+            _note_end(run, summary, FAILED, f"{type(error).__name__}: {error}")
         raise
-    _note_end(run, summary, "completed", None)
+    _note_end(run, summary, COMPLETED, None)
 
 
 def _what_remains(run: Run) -> str:
