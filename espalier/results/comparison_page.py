@@ -23,7 +23,8 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
   vertical-align: top; }
 th { border-bottom: 2px solid #555; }
 td.best { font-weight: 700; }
-td { overflow-wrap: anywhere; min-width: 3rem; }
+td { white-space: nowrap; }
+.wrap td { white-space: normal; overflow-wrap: anywhere; min-width: 3rem; max-width: 18rem; }
 svg { max-width: 100%; height: auto; }
 </style>
 </head>
@@ -42,12 +43,12 @@ svg { max-width: 100%; height: auto; }
 {% endmacro %}
 {{ shown(results) }}
 {% if plot %}
-<h2>{{ plot_title }}</h2>
+<h2>Pareto plot: {{ plot_title }}</h2>
 <div class="scroll">{{ plot }}</div>
 {% endif %}
 {% if settings.rows %}
 <h2>Settings that differ</h2>
-{{ shown(settings) }}
+<div class="wrap">{{ shown(settings) }}</div>
 {% endif %}
 {% if notes %}
 <h2>Notes</h2>
