@@ -102,10 +102,10 @@ def show(comparison: Comparison, plot: Plot | None) -> None:
     settings = settings_table(comparison)
     if settings.rows:
         print("settings that differ:")
-        # A row per setting fits into a terminal, whatever the number of settings.
-        for column, title in enumerate(settings.titles[1:], start=1):
-            values = [_cut(row[column].text) for row in settings.rows]
-            print(f"  {title}: {', '.join(f'#{n} {v}' for n, v in enumerate(values, start=1))}")
+        # A line per setting fits into a terminal, whatever the number of settings.
+        for key, *values in settings.rows:
+            shown = [f"#{n} {_cut(cell.text)}" for n, cell in enumerate(values, start=1)]
+            print(f"  {key.text}: {', '.join(shown)}")
     if plot is not None:
         print(f"Pareto: {plot.quality_title} against {plot.cost_title}")
     for line in notes(comparison):

@@ -24,7 +24,8 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
 th { border-bottom: 2px solid #555; }
 td.best { font-weight: 700; }
 td { white-space: nowrap; }
-.wrap td { white-space: normal; overflow-wrap: anywhere; min-width: 3rem; max-width: 18rem; }
+.wrap td { white-space: normal; overflow-wrap: anywhere; min-width: 4rem; max-width: 18rem; }
+.wrap td:first-child { white-space: nowrap; }
 svg { max-width: 100%; height: auto; }
 </style>
 </head>

@@ -107,15 +107,13 @@ def _shown(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def settings_table(comparison: Comparison) -> TableOf:
-    """Return the settings that differ, a row per run; empty if none differ."""
-    differing = comparison.differing
-    if not differing:
-        return TableOf([], [])
+    """Return the settings that differ: a row per setting, and a column per run by its number."""
+    numbers = [str(index + 1) for index in range(len(comparison.entries))]
     rows = [
-        [Cell(str(index + 1)), *(Cell(_setting(values[index])) for values in differing.values())]
-        for index in range(len(comparison.entries))
+        [Cell(key), *(Cell(_setting(value)) for value in values)]
+        for key, values in comparison.differing.items()
     ]
-    return TableOf(["#", *differing], rows)
+    return TableOf(["setting", *numbers], rows)
 
 
 def _setting(value: Any) -> str:
