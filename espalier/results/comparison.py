@@ -236,6 +236,11 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
     values: dict[tuple[int, tuple[str, str]], float] = {}
     gaps: list[str] = []
     for entry in entries:
+        try:
+            _require_readable(entry)
+        except EspalierError as error:
+            excluded[entry.label] = str(error)
+            continue
         own, missing = _comparable(entry, columns)
         if reason := _why_not(entry, chosen, own, missing):
             excluded[entry.label] = reason
@@ -250,6 +255,14 @@ def compare(folders: Sequence[Path], labels: Sequence[str] = ()) -> Comparison:
         raise InputError(_refusal(chosen, excluded))
     measures = [quality for _, quality in columns.values()]
     return Comparison(chosen, excluded, measures, gaps, values)
+
+
+def _require_readable(entry: Entry) -> None:
+    """Read all that a comparison needs; raise InputError if a file of the run is damaged."""
+    for name in ("parameters", "disk", "bytes", "seconds"):
+        entry.cost(name)
+    if not entry.settings:
+        raise InputError(f"{entry.run.path / 'settings.toml'}: is empty")
 
 
 def _comparable(

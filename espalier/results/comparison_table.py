@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.amounts import duration, size
 from espalier.results.comparison import Comparison, Entry, best_of
-from espalier.results.figures import Quality
+from espalier.results.figures import Quality, figure_text
 from espalier.results.pareto import Plot, Point, front_of
 
 COSTS = {
@@ -62,7 +62,7 @@ def _original(comparison: Comparison, width: int) -> list[Cell]:
     texts = ["", comparison.entries[0].base_name, "dense"]
     for quality in comparison.columns:
         value = comparison.dense(quality)
-        texts.append(MISSING if value is None else f"{value:.{quality.digits}f}")
+        texts.append(MISSING if value is None else figure_text(quality.metric, value))
     texts.append(_shown(size_of.parameters, "{:,.0f}".format))
     texts.append(_shown(size_of.num_bytes, size))
     return [Cell(text) for text in texts] + [Cell("")] * (width - len(texts))
@@ -80,7 +80,7 @@ def _quality_cell(comparison: Comparison, index: int, quality: Quality) -> Cell:
         return Cell(MISSING)
     column = [comparison.values.get((row, quality.key)) for row in range(len(comparison.entries))]
     best = best_of(column, lower_is_better=quality.lower_is_better)
-    return Cell(f"{value:.{quality.digits}f}", best=value == best and len(column) > 1)
+    return Cell(figure_text(quality.metric, value), best=value == best and len(column) > 1)
 
 
 def _costs(entry: Entry) -> list[str]:

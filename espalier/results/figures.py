@@ -10,7 +10,8 @@ from espalier.results.finished_run import ADAPTER, FinishedRun
 FEDERATED = "federated"
 DENSE = "dense"
 PERPLEXITY = "perplexity"
-LOSS = "loss"
+HUGE = 1e6
+"""Smallest number in scientific notation, such as ``1.23e+12``."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Quality:
         """Dataset and metric, which identify the measure in a run."""
         return self.dataset, self.metric
 
-    @property
-    def digits(self) -> int:
-        """Number of decimal places in a table."""
-        return 2 if self.metric == PERPLEXITY else 3
+
+def figure_text(metric: str, value: float) -> str:
+    """Return a value of a metric for a table; large numbers have three significant digits."""
+    if abs(value) >= HUGE:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if metric == PERPLEXITY else f"{value:.3f}"
 
 
 @dataclass(frozen=True)

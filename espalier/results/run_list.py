@@ -17,7 +17,14 @@ from espalier.amounts import duration, size
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.identity.names import printable
-from espalier.results.figures import DENSE, FEDERATED, main_quality, number, result_size
+from espalier.results.figures import (
+    DENSE,
+    FEDERATED,
+    figure_text,
+    main_quality,
+    number,
+    result_size,
+)
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.run_status import COMPLETED, SUMMARY, is_run, run_status
 
@@ -174,11 +181,10 @@ def _clients(row: Listed) -> str:
 
 
 def _figure(row: Listed) -> str:
-    if row.federated is None:
+    if row.federated is None or row.metric is None:
         return "-"
-    digits = 2 if row.metric == "perplexity" else 3
-    dense = "" if row.dense is None else f" ({row.dense:.{digits}f})"
-    return f"{row.dataset} {row.metric} {row.federated:.{digits}f}{dense}"
+    dense = "" if row.dense is None else f" ({figure_text(row.metric, row.dense)})"
+    return f"{row.dataset} {row.metric} {figure_text(row.metric, row.federated)}{dense}"
 
 
 def _amount(row: Listed, value: float | None, shown: Any) -> str:

@@ -61,6 +61,7 @@ def test_grid_is_the_product_with_the_last_word_fastest() -> None:
         (["flap", "seed=0"], "no word has several values"),
         ([], "no word has several values"),
         (["seed=0,1", "seed=2"], "seed: is given twice"),
+        (["flap", "seed", "0,1"], "more than one preset: flap seed 0,1"),
         (["seed=0,1", "out-dir=x"], "out-dir: is set by the sweep"),
         (["seed=0,1", "resume-from=x"], "resume-from: is set by the sweep"),
         ([f"seed={','.join(map(str, range(1001)))}"], "1001 cells"),
