@@ -8,6 +8,7 @@ the ServerApp, because they cannot be misconfigured.
 import math
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,10 @@ def _tell(line: str) -> None:
     print(f"espalier: {line}", file=sys.stderr, flush=True)
 
 
+def _tell_of(where: str, line: str) -> None:
+    _tell(f"{where}{line}")
+
+
 def main(document: Mapping[str, Any]) -> int:
     """Open all inputs of a run, or of the cells of a sweep.
 
@@ -100,7 +105,7 @@ def main(document: Mapping[str, Any]) -> int:
         where = f"cell {name}: " if name else ""
         try:
             with heard_by(Pace(_tell)):
-                open_all(config, lambda line, where=where: _tell(f"{where}{line}"))
+                open_all(config, partial(_tell_of, where))
         except EspalierError as error:
             print(f"espalier: {where}{error}", file=sys.stderr)
             code = 2
