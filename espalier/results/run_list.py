@@ -149,10 +149,13 @@ def _started(folder: Path) -> str | None:
     return moment.isoformat(sep=" ", timespec="minutes")
 
 
-def table_of(rows: Sequence[Listed], width: int) -> Table:
-    """Return the table of the list; in a narrow terminal it has fewer columns."""
+def table_of(rows: Sequence[Listed], common: str, width: int) -> Table:
+    """Return the table of the list, with paths relative to the directory ``common``.
+
+    In a narrow terminal it has fewer columns.
+    """
     columns: dict[str, list[str]] = {
-        "run": [row.path for row in rows],
+        "run": [os.path.relpath(row.path, common) for row in rows],
         "status": [row.status for row in rows],
         "method": [row.method or "-" for row in rows],
         "model": [row.model or "-" for row in rows],
@@ -218,7 +221,9 @@ def main(document: Mapping[str, Any]) -> int:
         print(json.dumps([asdict(row) for row in chosen], indent=2))
     elif chosen:
         console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
-        console.print(table_of(chosen, console.width))
+        common = os.path.commonpath([Path(row.path).absolute().parent for row in chosen])
+        print(f"{common}/", flush=True)
+        console.print(table_of(chosen, common, console.width))
         for row in chosen:
             if row.status != COMPLETED:
                 reason = f" ({printable(row.reason, LONGEST_REASON)})" if row.reason else ""
