@@ -119,7 +119,10 @@ def final_figures(summary: Summary) -> dict[str, float | None]:
         for column in COLUMNS
     }
     for column, size in summary.sizes.items():
-        figures |= {f"parameters/{column}": size.parameters, f"bytes/{column}": size.num_bytes}
+        figures |= {
+            f"parameters/{column}": size.parameters,
+            f"bytes_on_disk/{column}": size.num_bytes,
+        }
     if summary.zeroed:
         figures["sparsity"] = summary.sparsity
     return figures | {"seconds": summary.seconds, "virtual_seconds": summary.virtual_seconds}
