@@ -20,6 +20,8 @@ from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.site_keys import public_keys
 from espalier.progress import Pace, heard_by
+from espalier.results.run_status import COMPLETED, FAILED, HOW_TO_TELL, RUNNING
+from espalier.settings.libraries import require_tracking
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
@@ -32,7 +34,8 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.report.result_size import remove_set_aside, set_aside
 from server_app.report.summary import Summary
 from server_app.report.table import closing_line, show
-from server_app.run_directory import HOW_TO_TELL, RUNNING, model_before, open_run_directory
+from server_app.run_directory import model_before, open_run_directory
+from server_app.tracking.run_tracking import RunTracking
 from strategies.base.federation import Federation
 from strategies.base.method import Method
 from strategies.base.progress import Clock
@@ -66,6 +69,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
+    require_tracking(settings)
     grid = with_enough_nodes(grid, settings.num_clients)
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     if is_on_hub(name := model_before(settings)):
@@ -87,6 +91,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         losses: dict[str, dict[str, float | None]] = {name: {} for name in tests.texts}
         device = computing.device.type
         summary = Summary(settings, model, computing.threads, device, losses=losses)
+        summary.samples_sha256 = tests.sha256(settings)
         _work_and_note_end(run, tests, summary)
         directory.note_completed()
         remove_set_aside(folder.path)
@@ -100,6 +105,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
 def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
     """Do the work of a run; ``summary.json`` has its status from the beginning to the end."""
     folder = run.folder
+    tracking = RunTracking(run)
     summary.seconds = run.seconds_before
     summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
     try:
@@ -113,9 +119,11 @@ def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
         set_aside(folder.path)
         # If the disk is full, ``summary.json`` stays unchanged and says "running".
         with suppress(EspalierError):
-            _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
+            _note_end(run, summary, FAILED, f"{type(error).__name__}: {error}")
+            tracking.finish(summary, completed=False)
         raise
-    _note_end(run, summary, "completed", None)
+    _note_end(run, summary, COMPLETED, None)
+    tracking.finish(summary, completed=True)
 
 
 def _what_remains(run: Run) -> str:

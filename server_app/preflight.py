@@ -8,6 +8,7 @@ the ServerApp, because they cannot be misconfigured.
 import math
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,30 @@ def _tell(line: str) -> None:
     print(f"espalier: {line}", file=sys.stderr, flush=True)
 
 
-def main(config: Mapping[str, Any]) -> int:
-    """Open all inputs of a run with this flat configuration.
+def _tell_of(where: str, line: str) -> None:
+    _tell(f"{where}{line}")
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Open all inputs of a run, or of the cells of a sweep.
+
+    Parameters
+    ----------
+    document : flat configuration; or ``cells``, flat configurations by name
 
     Returns
     -------
     int
-        0, or 2 if an input cannot be used.
+        0, or 2 if an input cannot be used; all cells are opened.
     """
-    try:
-        with heard_by(Pace(_tell)):
-            open_all(config, _tell)
-    except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        return 2
-    return 0
+    code = 0
+    cells: Mapping[str, Mapping[str, Any]] = document.get("cells", {"": document})
+    for name, config in cells.items():
+        where = f"cell {name}: " if name else ""
+        try:
+            with heard_by(Pace(_tell)):
+                open_all(config, partial(_tell_of, where))
+        except EspalierError as error:
+            print(f"espalier: {where}{error}", file=sys.stderr)
+            code = 2
+    return code

@@ -1,7 +1,8 @@
 """Data for the comparison of models: evaluation texts, and public items of a tuning task."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from torch import Tensor
 
@@ -31,6 +32,20 @@ class PublicTests:
     """Names of the scores on the items."""
     num_classes: int = 0
     """Number of classes of an encoder's task."""
+
+    def sha256(self, settings: RunSettings) -> dict[str, str]:
+        """Return a hash of the tokens of each text, and of the items, by the name of the dataset.
+
+        Runs with the same hash were evaluated on the same samples.
+        """
+        hashes = {
+            name: hashlib.sha256(repr(tuple(samples.shape)).encode() + samples.numpy().tobytes())
+            for name, samples in self.texts.items()
+        }
+        if self.encoded is not None:
+            items = repr(astuple(self.encoded)).encode()
+            hashes[settings.task.name] = hashlib.sha256(items)
+        return {name: one.hexdigest() for name, one in hashes.items()}
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""

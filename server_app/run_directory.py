@@ -1,21 +1,12 @@
-"""Directory of a new or resumed run, used by one server at a time, and its status (``espalier status``).
+"""Directory of a new or resumed run, used by one server at a time.
 
 ``run.json`` records whether a run is completed. ``summary.json`` is for people and programs that
-read results; this module never reads it.
-
-A run is running, interrupted, failed or completed. A server that is killed cannot record that.
-While it works, ``summary.json`` says ``running`` and the server holds the lock of the directory,
-which the kernel releases however the server ends. A run that says ``running`` in a directory
-without a held lock was therefore interrupted.
-
-Does not cover: a directory on a network file system without locks between machines, checked on
-another machine.
+read results (``espalier.results``); this module never reads it.
 """
 
 import errno
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,16 +15,14 @@ from typing import Any
 
 import tomli_w
 
-from espalier.amounts import count, duration
-from espalier.environment.bounded_json import read_json
 from espalier.environment.hub_models import COMMIT, hub_name
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.identity.names import lineage_of, printable
+from espalier.identity.names import lineage_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
-from espalier.storage.directory_lock import holder_of, locked, require_free
+from espalier.storage.directory_lock import locked, require_free
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.run import identity
 from strategies.base.run_folder import RunFolder
@@ -227,71 +216,3 @@ def _of_the_result(settings: RunSettings) -> dict[str, Any]:
             else {key: value}
         )
     return flat
-
-
-READ_KEYS = {"status", "reason", "finished", "num_clients", "seconds"}
-"""Keys of ``summary.json`` that a status needs."""
-RUNNING = "running"
-INTERRUPTED = "interrupted"
-COMPLETED = "completed"
-HOW_TO_TELL = (
-    "a server works here as long as a process holds the file lock; otherwise the run was"
-    " interrupted"
-)
-"""Reason in ``summary.json`` for the status ``running``."""
-
-
-def run_status(folder: Path) -> tuple[str, str]:
-    """Return the status of a run directory, and its reason in words.
-
-    Raises
-    ------
-    InputError
-        The directory is not a run directory, or cannot be read.
-    """
-    document = _summary(folder)
-    status = str(document["status"])
-    reason = document["reason"]
-    if status == RUNNING:
-        if holder := holder_of(folder):
-            return RUNNING, holder
-        return INTERRUPTED, f"its server ended; continue with resume-from={folder}"
-    if status == COMPLETED:
-        finished = f"{document['finished']} of {count(document['num_clients'], 'client')}"
-        return COMPLETED, f"{finished}, {duration(document['seconds'])}"
-    return status, printable(str(reason or ""))
-
-
-def _summary(folder: Path) -> Mapping[str, Any]:
-    path = folder / "summary.json"
-    try:
-        document = read_json(path.read_text())
-        if not isinstance(document, dict) or not document.keys() >= READ_KEYS:
-            raise ValueError
-        return document
-    except OSError as error:
-        raise InputError(
-            f"{folder}: is not a run directory ({path.name}: {error.strerror}); name a directory"
-            " in runs/"
-        ) from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: is not the summary of a run; restore it from a backup") from None
-
-
-def main(folders: Sequence[str]) -> int:
-    """Print one line per run directory.
-
-    Returns
-    -------
-    int
-        0, or 2 if one of them is not a run directory.
-    """
-    code = 0
-    for folder in folders:
-        try:
-            status, reason = run_status(at_home(folder))
-            print(f"{folder}: {status}{f' ({reason})' if reason else ''}", flush=True)
-        except EspalierError as error:
-            print(f"espalier: {error}", file=sys.stderr)
-            code = 2
-    return code

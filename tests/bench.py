@@ -155,7 +155,7 @@ class Bench:
 
     def runs(self) -> set[Path]:
         """Return the directories of all runs so far."""
-        return set((self.folder / "runs").glob("*"))
+        return {file.parent for file in (self.folder / "runs").glob("*/run.json")}
 
 
 def private_text(client: int) -> str:

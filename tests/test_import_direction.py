@@ -13,7 +13,7 @@ LINES = [
     ["server_app.entry_point"],
     ["server_app.app", "server_app.preflight", "client_app.node"],
     ["server_app.estimate", "client_app.app"],
-    ["server_app.artifacts", "client_app.methods"],
+    ["server_app.artifacts", "server_app.tracking", "client_app.methods"],
     ["server_app.report", "client_app.policy"],
     ["server_app", "client_app.protocol"],
     ["client_app"],

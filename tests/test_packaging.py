@@ -189,13 +189,17 @@ def pinned() -> dict[str, str]:
     return {name.lower().replace("_", "-"): number for name, number in pairs}
 
 
+TRACKING_TOOLS = ("tensorboard", "trackio", "wandb", "mlflow")
+"""Extras that only record figures, which do not depend on their versions."""
+
+
 def requirements() -> list[Requirement]:
     project = PYPROJECT["project"]
     extras = [
         line
         for name, lines in project["optional-dependencies"].items()
         # These two need older releases than the constraints name.
-        if name not in ("lm-eval", "partitioners")
+        if name not in ("lm-eval", "partitioners", *TRACKING_TOOLS)
         for line in lines
     ]
     found = [Requirement(line) for line in [*project["dependencies"], *extras]]

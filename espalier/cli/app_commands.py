@@ -1,4 +1,4 @@
-"""Commands that call a module of the app: ``plan``, ``check-node``, ``status``, ``release`` ...
+"""Commands that call a module of the app: ``plan``, ``check-node``, ``release`` ...
 
 Each command has a function that adds it to the parser, and one that executes it and returns the
 exit code.
@@ -74,16 +74,6 @@ def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     app.set_defaults(execute=_show_app)
     _add_check_node(commands)
     _add_plan(commands)
-    status = commands.add_parser(
-        "status", help="show whether runs are running, interrupted, failed or completed"
-    )
-    status.add_argument(
-        "directories",
-        nargs="+",
-        metavar="RUN-DIRECTORY",
-        help="run directory, as printed by the run",
-    )
-    status.set_defaults(execute=_show_status)
     tasks = commands.add_parser(
         "tasks", help="show the fields, the prompt and the scores of each task"
     )
@@ -108,10 +98,6 @@ def _show_app(_: argparse.Namespace) -> int:
     """Print the folder of the app, for ``flwr run "$(espalier app)"``, and for presets to copy."""
     print(find_app(None))
     return 0
-
-
-def _show_status(given: argparse.Namespace) -> int:
-    return run_in_app(installed_app(), "server_app.run_directory", given.directories)
 
 
 def _show_tasks(given: argparse.Namespace) -> int:

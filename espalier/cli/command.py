@@ -5,7 +5,10 @@
     espalier run num-clients=16                   simulate any number of clients
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
-    espalier status runs/*                        show the state of runs
+    espalier runs                                 list runs with their status and main figures
+    espalier compare RUN RUN --out compare.html   compare the results and costs of runs
+    espalier sweep flap flap.pruning-ratio=0.1,0.2 --out DIRECTORY
+                                                  run a grid of settings and compare the results
     espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
@@ -30,9 +33,11 @@ from collections.abc import Sequence
 
 import espalier
 from espalier.cli.app_commands import add_app_commands
+from espalier.cli.comparison import add_compare, add_runs
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
+from espalier.cli.sweep import add_sweep
 from espalier.errors import EspalierError, tell
 from espalier.launch.configuration import explain_options
 
@@ -83,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     add_run(commands)
     add_node(commands)
     add_keys(commands)
+    add_runs(commands)
+    add_compare(commands)
+    add_sweep(commands)
     add_app_commands(commands)
     return parser
 

@@ -35,6 +35,11 @@ BEFORE_START = "server_app.preflight"
 RAY_STARTS = 3
 """Maximum number of starts of a simulation, if Ray fails to start."""
 COMPLETED = "finished:completed"
+NO_RAY = (
+    "Ray is not installed here, and simulated clients need it: `pip install -e .` installs it"
+    " (README, 'Set up and run'); container images do not contain it. With espalier run --superlink"
+    " a run uses the sites that are connected there"
+)
 
 
 @dataclass
@@ -95,12 +100,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         ),
     )
     add_words(parser, "a preset in conf/, and settings that differ from it")
-    parser.add_argument(
-        "--gpus-per-client",
-        type=float,
-        default=0.0,
-        help="fraction of a GPU for each simulated client",
-    )
+    add_gpus(parser)
     parser.add_argument(
         "--superlink",
         metavar="HOST:PORT",
@@ -108,6 +108,16 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     add_root_certificates(parser)
     parser.set_defaults(execute=run)
+
+
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    """Add ``--gpus-per-client``."""
+    parser.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        help="fraction of a GPU for each simulated client",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -125,11 +135,7 @@ def run(given: argparse.Namespace) -> int:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
         if find_spec("ray") is None:
             # Images for sites have no Ray.
-            raise InputError(
-                "Ray is not installed here, and simulated clients need it: `pip install -e .`"
-                " installs it (README, 'Set up and run'); container images do not contain it. With"
-                " --superlink the run uses the sites that are connected there"
-            )
+            raise InputError(NO_RAY)
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "

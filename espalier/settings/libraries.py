@@ -14,6 +14,9 @@ WITHOUT_BITSANDBYTES = (
     " training.base to 'bfloat16'"
 )
 
+PACKAGES = {"mlflow": "mlflow-skinny sqlalchemy alembic"}
+"""Packages of a tracking tool, if they have other names than the tool."""
+
 
 def require_libraries(settings: RunSettings) -> None:
     """Refuse a run whose settings need a library that this machine lacks.
@@ -25,6 +28,7 @@ def require_libraries(settings: RunSettings) -> None:
     InputError
         The message names the setting and what to install.
     """
+    require_tracking(settings)
     if find_spec("bitsandbytes") is not None:
         return
     if settings.tunes and settings.training.base == "nf4":
@@ -33,3 +37,21 @@ def require_libraries(settings: RunSettings) -> None:
         raise InputError(
             f"{settings.method}.{key}: bitsandbytes is not installed on this machine; {INSTALL}"
         )
+
+
+def require_tracking(settings: RunSettings) -> None:
+    """Refuse a run whose figures are for a tool that is not installed here; sites need none.
+
+    Raises
+    ------
+    InputError
+        The message has the command that installs the tool.
+    """
+    tool = settings.tracking
+    if tool == "none" or find_spec(tool) is not None:
+        return
+    raise InputError(
+        f"tracking = {tool!r}: the package {tool} is not installed on this machine; install"
+        f" Espalier with its extra (pip install -e '.[{tool}]') or the package itself (pip install"
+        f" {PACKAGES.get(tool, tool)}), or set tracking = 'none'"
+    )

@@ -46,7 +46,7 @@ JOB = "job"
 
 NOT_PART_OF_THE_RESULT = (
     "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "round-seconds", "activations", "quorum",
-    "site-keys",
+    "site-keys", "tracking",
 )  # fmt: skip
 """Settings that may differ between a run and its resumption.
 
@@ -390,6 +390,14 @@ class RunSettings(Table):
         "runs", min_length=1, description="Directory in which run directories are created."
     )
     resume_from: str = Field("", description="Directory of an interrupted run to resume.")
+    tracking: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"] = Field(
+        "none",
+        description=(
+            "Tool for which the server records settings and figures of the run; each needs the"
+            " extra of its name. `tensorboard` and `wandb` write into the run directory, `trackio`"
+            " and `mlflow` into `out-dir`. Sites never write for it."
+        ),
+    )
     part_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,

@@ -160,6 +160,8 @@ class Summary:
     """True if each client has its own model of the federated result, which it evaluates."""
     tests: dict[str, int] = field(default_factory=dict)
     """Number of scored public items, and of those that were truncated; empty if there are none."""
+    samples_sha256: dict[str, str] = field(default_factory=dict)
+    """dataset -> hash of the tokens on which models were evaluated at the server."""
     chances: dict[str, float] = field(default_factory=dict)
     """metric -> score of a model at chance level."""
     notes: list[str] = field(default_factory=list)
@@ -254,15 +256,20 @@ class Summary:
                 }
                 for column in COLUMNS
             }
-        return Metric("perplexity", text, values, of_clients)
+        return Metric("perplexity", text, values, of_clients, others=self._samples(text))
 
     def _score(self, metric: str) -> "Metric":
         """Return a score on the task's items."""
         of_clients = {self._column_of_clients: self.local_scores.get(metric, {})}
         dataset = self.settings.task.name
-        chance = {"chance": self.chances.get(metric)}
+        others = {"chance": self.chances.get(metric), **self._samples(dataset)}
         direction = "lower" if metric == "loss" else "higher"
-        return Metric(metric, dataset, self.scores[metric], of_clients, direction, 3, chance)
+        return Metric(metric, dataset, self.scores[metric], of_clients, direction, 3, others)
+
+    def _samples(self, dataset: str) -> dict[str, str]:
+        """Return the hash of the samples of a dataset; empty for the clients' own text."""
+        hashes = self.samples_sha256
+        return {"samples_sha256": hashes[dataset]} if dataset in hashes else {}
 
     def write(
         self,

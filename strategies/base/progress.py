@@ -5,7 +5,7 @@ characters.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -47,6 +47,8 @@ class Progress:
         self._total = 0
         self._done = 0
         self._started = 0.0
+        self.listeners: list[Callable[[str, Mapping[str, Any]], None]] = []
+        """Functions that are called with the name and the details of each event."""
 
     def begin(self, title: str, total: int) -> None:
         """Start a piece of work of ``total`` steps."""
@@ -106,3 +108,5 @@ class Progress:
             for name, value in details.items()
         }
         self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})
+        for listener in self.listeners:
+            listener(event, details)

@@ -43,11 +43,11 @@ from espalier.messages.message import Header, MessageBody
 from espalier.messages.records import address, num_bytes, read, write
 from espalier.messages.reply_estimate import outlook
 from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tensors
+from espalier.results.run_status import run_status
 from espalier.settings.run import parse
 from espalier.storage.hash_chain import chain_check
 from server_app.estimate.traffic import RunTraffic
 from server_app.public_tests import public_tests
-from server_app.run_directory import run_status
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.rounds import RunFailed
 

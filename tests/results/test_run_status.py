@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
+from espalier.results.run_status import RUNNING, run_status
 from espalier.storage.directory_lock import locked
-from server_app.run_directory import RUNNING, main, run_status
 
 HOLDS_IT = """
 import sys, time
 from pathlib import Path
+from espalier.results.run_status import RUNNING, run_status
 from espalier.storage.directory_lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
@@ -65,19 +66,12 @@ def test_a_look_changes_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_line_for_each_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, failed, other = (tmp_path / name for name in ("whole", "failed", "other"))
-    for folder in (whole, failed, other):
-        folder.mkdir()
-    summary(whole, "completed")
-    summary(failed, "failed", "RunFailed: 1 client enrolled")
-    assert main([str(whole), str(other), str(failed)]) == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [
-        f"{whole}: completed (7 of 8 clients, 1 h 30 min)",
-        f"{failed}: failed (RunFailed: 1 client enrolled)",
-    ]
-    assert "is not a run directory (summary.json: No such file or directory)" in told.err
+def test_run_without_summary_is_running_or_interrupted(tmp_path: Path) -> None:
+    """The server writes ``run.json`` first."""
+    (tmp_path / "run.json").write_text("{}")
+    with locked(tmp_path):
+        assert run_status(tmp_path)[0] == "running"
+    assert run_status(tmp_path)[0] == "interrupted"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"status": "running"}', "[" * 100_000])

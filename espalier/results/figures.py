@@ -1,0 +1,144 @@
+"""Quality, size and cost of a run, as ``summary.json`` has them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.errors import InputError
+from espalier.results.finished_run import ADAPTER, FinishedRun
+
+FEDERATED = "federated"
+DENSE = "dense"
+PERPLEXITY = "perplexity"
+HUGE = 1e6
+"""Smallest number in scientific notation, such as ``1.23e+12``."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One measure of the models of a run on one dataset."""
+
+    metric: str
+    dataset: str
+    lower_is_better: bool
+    values: Mapping[str, float | None]
+    """Value by row of the result table (``dense``, ``federated``, ...)."""
+    sha256: str | None = None
+    """Hash of the tokens on which the models were evaluated; None if they are the clients' own."""
+
+    @property
+    def title(self) -> str:
+        """Name for a table: ``wiki perplexity``."""
+        return f"{self.dataset} {self.metric}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Dataset and metric, which identify the measure in a run."""
+        return self.dataset, self.metric
+
+
+def figure_text(metric: str, value: float) -> str:
+    """Return a value of a metric for a table; large numbers have three significant digits."""
+    if abs(value) >= HUGE:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if metric == PERPLEXITY else f"{value:.3f}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Number of parameters and bytes of the files of a model or an adapter; None if unknown."""
+
+    parameters: float | None = None
+    num_bytes: float | None = None
+    is_adapter: bool = False
+
+    def with_base(self, base: "Size") -> "Size":
+        """Return the size of what is loaded for use: an adapter together with its base model."""
+        if not self.is_adapter:
+            return self
+        return Size(_sum(self.parameters, base.parameters), _sum(self.num_bytes, base.num_bytes))
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def qualities(run: FinishedRun) -> list[Quality]:
+    """Return all measures of a run that has a summary, perplexities first.
+
+    Raises
+    ------
+    InputError
+        ``summary.json`` has another form.
+    """
+    try:
+        return [_quality(entry) for entry in run.summary.get("metrics", [])]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _damaged(run, "metrics") from None
+
+
+def _quality(entry: Mapping[str, Any]) -> Quality:
+    values = {
+        str(column): None if value is None else float(value)
+        for column, value in entry["values"].items()
+    }
+    sha256 = entry.get("samples_sha256")
+    return Quality(
+        str(entry["name"]),
+        str(entry["dataset"]),
+        entry["direction"] == "lower",
+        values,
+        None if sha256 is None else str(sha256),
+    )
+
+
+def main_quality(run: FinishedRun) -> Quality | None:
+    """Return the measure by which a run is judged first; None if its result was not evaluated.
+
+    It is the first score for which higher is better, otherwise the first perplexity.
+    """
+    found = [one for one in qualities(run) if one.values.get(FEDERATED) is not None]
+    scores = [one for one in found if not one.lower_is_better]
+    return next(iter([*scores, *found]), None)
+
+
+def result_size(run: FinishedRun) -> Size:
+    """Return the size of the result as it was written; InputError as for ``qualities``."""
+    return _size(run, FEDERATED)
+
+
+def base_size(run: FinishedRun) -> Size:
+    """Return the size of the base model of a run; InputError as for ``qualities``."""
+    return _size(run, DENSE)
+
+
+def _size(run: FinishedRun, column: str) -> Size:
+    sizes = run.summary.get("size")
+    try:
+        found = (sizes or {}).get(column)
+        if found is None:
+            return Size()
+        num_bytes = found["bytes"]
+        return Size(
+            float(found["parameters"]),
+            None if num_bytes is None else float(num_bytes),
+            found["folder"] == ADAPTER,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _damaged(run, "size") from None
+
+
+def number(run: FinishedRun, key: str) -> float | None:
+    """Return a number of the summary, such as ``bytes_up``; None if the run has none."""
+    value = run.summary.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _damaged(run, key)
+    return float(value)
+
+
+def _damaged(run: FinishedRun, key: str) -> InputError:
+    return InputError(
+        f"{run.path / 'summary.json'}: {key} has an unknown form; restore the file from a backup"
+    )

@@ -1,0 +1,39 @@
+"""Chain of runs behind a result: a run may prune a model that another run then tunes."""
+
+from pathlib import Path
+
+from espalier.errors import EspalierError
+from espalier.results.finished_run import CLIENTS, MODEL, FinishedRun, open_run
+from espalier.results.run_status import is_run
+
+
+def chain_of(run: FinishedRun) -> list[FinishedRun]:
+    """Return the runs that led to a result, the oldest first and ``run`` last.
+
+    A run belongs to the chain if its directory is still where the settings name it.
+    """
+    chain = [run]
+    seen = {run.path.resolve()}
+    while (before := _run_before(chain[0])) is not None and before.path.resolve() not in seen:
+        seen.add(before.path.resolve())
+        chain.insert(0, before)
+    return chain
+
+
+def _run_before(run: FinishedRun) -> FinishedRun | None:
+    """Return the run that wrote the base model of a run; None if no run did."""
+    path = Path(str(run.setting("model")))
+    # A relative path starts at a directory that nobody recorded.
+    if not path.is_absolute():
+        return None
+    folder = path
+    if path.name == MODEL:
+        folder = path.parent
+    elif path.parent.name == CLIENTS:
+        folder = path.parent.parent
+    if not is_run(folder):
+        return None
+    try:
+        return open_run(folder)
+    except EspalierError:
+        return None

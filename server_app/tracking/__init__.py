@@ -1,0 +1,1 @@
+"""Figures of a run for tracking tools, written by the server."""
