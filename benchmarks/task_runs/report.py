@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.paired import Pair, paired_table
+from benchmarks.paired import BySeed, Pair, paired_table
 from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
 
 LABELS = {
@@ -63,7 +63,7 @@ def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) 
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     lines.append("")
     scores = [figure for figure in ("loss", "acc") if figure in shown]
-    by_seed = {
+    by_seed: dict[tuple[str, str], BySeed] = {
         (arm, figure): {
             row["seed"]: float(row[figure])
             for row in rows.rows

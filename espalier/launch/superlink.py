@@ -246,6 +246,8 @@ def _environment(flower_home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray's default is 15: clients would stand still beside other programs of a busy machine.
+        "RAY_worker_niceness": "0",
         **os.environ,
         "FLWR_HOME": str(flower_home),
     }
