@@ -6,6 +6,8 @@
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier status runs/*                        show the state of runs
+    espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
+    espalier chat RUN --compare                   talk to a result and to its base model
     espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
@@ -33,6 +35,7 @@ from espalier.cli.app_commands import add_app_commands
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
+from espalier.cli.use import add_use
 from espalier.errors import EspalierError, tell
 from espalier.launch.configuration import explain_options
 
@@ -83,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add_run(commands)
     add_node(commands)
     add_keys(commands)
+    add_use(commands)
     add_app_commands(commands)
     return parser
 
