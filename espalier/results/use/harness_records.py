@@ -63,10 +63,12 @@ def with_local_data(task: Json, name: str, file: Path, folder: Path) -> Json:
     """
     converted = folder / f"{name}.jsonl"
     convert = IN_THE_HUBS_FORM.get(name, dict)
+    number = 0
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
         with open(converted, "w", encoding="utf-8") as target:
-            for number, line in enumerate(lines, 1):
+            for line in lines:
+                number += 1
                 if line.strip():
                     target.write(json.dumps(convert(json.loads(line))) + "\n")
     except OSError as error:
