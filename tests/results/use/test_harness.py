@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_sources import save_run
+from saved_run import save_run
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,13 +1,12 @@
 """Models that a run directory offers, and how they are loaded."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_encoders import save_tiny_bert
-from tiny_model import save_tiny_llama
+from saved_run import save_run
+from tiny_model import save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
 
 import espalier
@@ -15,16 +14,6 @@ from espalier.errors import InputError
 from espalier.results.finished_run import open_run
 from espalier.results.use.loading import device_named, load_model
 from espalier.results.use.sources import dense_of, require_text_model, result_of, sources_of
-
-
-def save_run(folder: Path, base: str) -> Path:
-    """Write what a run directory has without a result: settings and a summary of two clients."""
-    folder.mkdir()
-    clients = [{"client": 0, "site": "clinic-b"}, {"client": 1, "site": "clinic-a"}]
-    summary = {"status": "completed", "clients": clients, "metrics": {"perplexity": {}}}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "settings.toml").write_text(f"model = {json.dumps(base)}\n")
-    return folder
 
 
 @pytest.fixture
@@ -67,7 +56,7 @@ def test_adapter_is_loaded_over_its_base(tuned: Path, base: Path) -> None:
 
 def test_a_moved_base_can_be_named(tuned: Path, base: Path, tmp_path: Path) -> None:
     moved = base.rename(tmp_path / "moved")
-    with pytest.raises(InputError, match="its base model cannot be opened: .*--base"):
+    with pytest.raises(InputError, match=r"its base model cannot be opened: .*--base"):
         result_of(open_run(tuned))
     assert result_of(open_run(tuned), str(moved)).directory == moved
     assert espalier.load_result(tuned).adapter(base=str(moved)) is not None
@@ -114,7 +103,7 @@ def test_directories_elsewhere_are_explained(tmp_path: Path) -> None:
 
 
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
-    run = open_run(save_run(tmp_path / "run", str(save_tiny_bert(tmp_path / "bert"))))
+    run = open_run(save_run(tmp_path / "run", str(save_tiny_roberta(tmp_path / "base"))))
     with pytest.raises(InputError, match="is an encoder"):
         require_text_model(dense_of(run))
 
