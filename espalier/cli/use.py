@@ -63,13 +63,16 @@ def _eval(given: argparse.Namespace) -> int:
         value = getattr(given, name)
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    tasks = list(dict.fromkeys(task for task in given.tasks.split(",") if task))
+    if not tasks:
+        raise InputError(f"--tasks {given.tasks}: names no task; write for example arc_easy")
     document = {
         "run": given.run,
         "base": given.base,
         "device": given.device,
         "clients": given.client,
         "dense": given.dense,
-        "tasks": [task for task in given.tasks.split(",") if task],
+        "tasks": tasks,
         "include": given.include_path,
         "data": dict(_data_file(text) for text in given.data),
         "limit": given.limit,
