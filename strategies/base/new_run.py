@@ -7,6 +7,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from espalier.environment.hub_models import download_model, is_on_hub
+from espalier.environment.paths import at_home
+from espalier.errors import InputError
 from espalier.flower.shared_nodes import is_simulation, with_enough_nodes
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.base_check import require_within_limits
@@ -18,10 +20,10 @@ from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
 
 STAMP = "%Y%m%d-%H%M%S"
-"""Format of the start time in the name of the run at its clients."""
+"""Format of the start time in the names of the run and of its directory."""
 
 
-def new_run(grid: Grid, context: Context, folder: Path) -> Run:
+def new_run(grid: Grid, context: Context) -> Run:
     """Return a run with the settings of the app's run configuration, ready for a strategy.
 
     A strategy is made of the run and a ``ClientEvaluation``, and ``Federation(strategy).start()``
@@ -32,27 +34,41 @@ def new_run(grid: Grid, context: Context, folder: Path) -> Run:
     ----------
     grid : grid of the ServerApp, in a simulation or a deployment
     context : context of the ServerApp; keys that its run configuration lacks have their default
-    folder : directory of the run, which is created; it must not have been used by another run
+
+    Returns
+    -------
+    Run whose new directory is in ``out-dir``.
 
     Raises
     ------
     InputError
-        The settings are wrong, or the model cannot be used with them. Nothing was started.
+        The settings are wrong, the model cannot be used with them, or the directory cannot be made.
+        Nothing was started.
     """
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation).with_quorum(simulation=simulation)
     name = settings.model
     model = open_model(download_model(name) if is_on_hub(name) else name)
-    computing = set_up(settings, folder)
+    computing = set_up(settings, Path(settings.out_dir))
     require_within_limits(settings, model)
     clients = range(settings.num_clients) if simulation else ()
     # Simulated nodes state no capability, so all have the same.
     require_fit(settings, model, {f"client {client}": 1.0 for client in clients})
+    stamp = datetime.now().strftime(STAMP)
+    run_id = str(context.run_id)
+    path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
+    try:
+        folder = RunFolder(path)
+    except OSError as error:
+        raise InputError(
+            f"out-dir = {settings.out_dir!r}: {path} cannot be made ({error.strerror}); name a"
+            " directory that can be written"
+        ) from None
     return Run(
         settings,
         model,
-        RunFolder(folder.absolute()),
-        lineage_of(datetime.now().strftime(STAMP), str(context.run_id)),
+        folder,
+        lineage_of(stamp, run_id),
         with_enough_nodes(grid, settings.num_clients),
         simulation=simulation,
         computing=computing,

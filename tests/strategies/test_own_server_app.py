@@ -42,7 +42,7 @@ def test_page_s_server_app_gives_the_model_of_a_run(
     expected = bench.run() / "model"
     changes = {"out_dir": str(tmp_path / "own")}
     page_s_server_app()(bench.grid(**changes), context(bench, 7, **changes))
-    written = tmp_path / "own" / "7" / "model"
+    (written,) = (tmp_path / "own").glob("*-flap-7/model")
     names = {file.name for file in expected.iterdir()} - {"README.md"}
     assert "model.safetensors" in names
     assert {file.name for file in written.iterdir()} == names
@@ -54,5 +54,12 @@ def test_page_s_server_app_gives_the_model_of_a_run(
 def test_wrong_settings_start_nothing(bench: Bench, tmp_path: Path) -> None:
     changes = {"flap__pruning_ratio": 7.0}
     with pytest.raises(InputError, match=r"flap\.pruning-ratio = 7"):
-        new_run(bench.grid(**changes), context(bench, 1, **changes), tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+        new_run(bench.grid(**changes), context(bench, 1, **changes))
+    assert bench.runs() == set()
+
+
+def test_unwritable_directory_is_told(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    changes = {"out_dir": str(tmp_path / "file")}
+    with pytest.raises(InputError, match=r"out-dir = .*file.* cannot be made"):
+        new_run(bench.grid(**changes), context(bench, 1, **changes))

@@ -23,7 +23,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return save_tiny_llama(tmp_path / "base", dtype=torch.float32, positions=64)
+    return save_tiny_llama(tmp_path / "base", dtype=torch.float32, positions=256)
 
 
 def opened(folder: Path, template: str | None = TEMPLATE, **options: Any) -> Conversation:
@@ -71,13 +71,13 @@ def test_text_is_continued_without_a_template(folder: Path) -> None:
 
 
 def test_oldest_turns_are_left_out(folder: Path) -> None:
-    """The model reads 64 tokens, of which 5 are the answer's."""
+    """The model reads 256 tokens, of which 5 are the answer's; a word has one or more."""
     talk = opened(folder, template=None)
-    talk.turns = [("oak " * 30, ""), ("elder " * 3, ""), ("ivy", "")]
+    talk.turns = [("oak " * 250, ""), ("elder " * 3, ""), ("ivy", "")]
     assert talk.answer("fir", lambda _: None) == 1
     assert [said for said, _ in talk.turns] == ["elder " * 3, "ivy", "fir"]
-    with pytest.raises(InputError, match=r"the text has \d+ tokens, but the model reads 64"):
-        talk.answer("oak " * 70, lambda _: None)
+    with pytest.raises(InputError, match=r"the text has \d+ tokens, but the model reads 256"):
+        talk.answer("oak " * 256, lambda _: None)
     assert len(talk.turns) == 3
 
 
@@ -187,7 +187,7 @@ def test_wrong_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_long_text_does_not_end_the_chat(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("oak " * 70 + "\noak\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("oak " * 256 + "\noak\n"))
     assert main(document(run)) == 0
     out, err = capsys.readouterr()
     assert out.strip() == expected(run / "model", "[user]oak[assistant]").strip()
