@@ -1,6 +1,8 @@
 """``espalier chat``: conversation with the result of a run in the terminal."""
 
+import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -122,7 +124,8 @@ def talk_until_end(talks: Sequence[Conversation], screen: Screen) -> None:
         try:
             text = input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
-            print()
+            if prompt:
+                print()
             return
         if text == QUIT:
             return
@@ -140,6 +143,16 @@ def talk_until_end(talks: Sequence[Conversation], screen: Screen) -> None:
                 tell(f"the oldest turns ({forgotten}) no longer fit and were left out")
 
 
+def _silence_libraries() -> None:
+    """Keep warnings and progress bars of libraries out of the conversation."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", FutureWarning)
+
+
 def main(document: Mapping[str, Any]) -> int:
     """Answer one prompt, or talk until the user ends the chat.
 
@@ -154,10 +167,8 @@ def main(document: Mapping[str, Any]) -> int:
         0, or 2 after wrong input.
     """
     import torch
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    _silence_libraries()
     torch.manual_seed(document["seed"])
     try:
         talks = conversations(document)

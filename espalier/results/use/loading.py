@@ -49,7 +49,6 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     InputError
         The device does not exist, or the files cannot be loaded.
     """
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     # These modules register the classes of pruned models.
@@ -65,6 +64,8 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
             source.directory, local_files_only=True, dtype="auto", **labels
         )
         if source.adapter is not None:
+            from peft import PeftModel
+
             model = PeftModel.from_pretrained(model, str(source.adapter))
     except (OSError, ValueError, RuntimeError) as error:
         where = source.adapter or source.directory
