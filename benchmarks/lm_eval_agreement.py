@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -29,49 +28,17 @@ import torch
 
 from espalier.data.client_items import as_tests
 from espalier.data.tasks.catalogue import task_named
-from espalier.data.tasks.classification import ENTAILMENTS
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.reading import items_in
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
 from espalier.evaluation.scores import log_likelihoods, score
+from espalier.results.use.harness_records import with_local_data
 from espalier.settings.run import parse
 
 Json = dict[str, Any]
 BATCH = 16
-
-
-def _arc(record: Json) -> Json:
-    if not isinstance(record["question"], dict):
-        return record
-    choices = record["question"]["choices"]
-    columns = {name: [choice[name] for choice in choices] for name in ("text", "label")}
-    return {
-        "question": record["question"]["stem"],
-        "choices": columns,
-        "answerKey": record["answerKey"],
-    }
-
-
-def _mnli(record: Json) -> Json:
-    label = record["label"]
-    return record | {"label": ENTAILMENTS.index(label) if isinstance(label, str) else label}
-
-
-def _boolq(record: Json) -> Json:
-    label = record["label"] if "label" in record else record["answer"]
-    return {"passage": record["passage"], "question": record["question"], "label": int(label)}
-
-
-def _hellaswag(record: Json) -> Json:
-    whole = {"ctx_a": record["ctx"], "ctx_b": ""} if "ctx_a" not in record else {}
-    return record | whole | {"label": str(record["label"])}
-
-
-IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
-    "arc-easy": _arc, "arc-challenge": _arc, "mnli": _mnli, "boolq": _boolq, "hellaswag": _hellaswag,
-}  # fmt: skip
 
 
 def harness_samples(
@@ -83,24 +50,17 @@ def harness_samples(
     """
     harness = import_module("lm_eval")
     models = import_module("lm_eval.models.huggingface")
-    file = folder / f"{name}.jsonl"
-    file.write_text(
-        "".join(json.dumps(IN_THE_HUBS_FORM.get(name, dict)(record)) + "\n" for record in records)
-    )
     named = f"mmlu_{records[0]['subject']}" if name == "mmlu" else name.replace("-", "_")
+    file = folder / f"{named}-records.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
     known = import_module("lm_eval.tasks").TaskManager().task_index[named]
     task = import_module("lm_eval.tasks._yaml_loader").load_yaml(known.yaml_path, resolve_func=True)
-    task |= {"dataset_path": "json", "dataset_name": None, "num_fewshot": 0}
-    splits = {
-        split: str(file) for split in ("train", "validation", "validation_matched", "test", "dev")
-    }
+    task = with_local_data(task, named, file, folder) | {"num_fewshot": 0}
     done = harness.simple_evaluate(
         model=models.HFLM(
             pretrained=model, tokenizer=tokenizer, max_length=max_tokens, batch_size=8, device="cpu"
         ),
-        tasks=[
-            task | {"dataset_kwargs": {"data_files": splits, "cache_dir": str(folder / "cache")}}
-        ],
+        tasks=[task],
         bootstrap_iters=0,
         log_samples=True,
     )

@@ -1,6 +1,8 @@
 """Errors that a user or a site's owner can fix, and the log lines that tell why a run failed."""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 """Line that the ServerApp prints after it has reported why a run failed.
@@ -54,6 +56,42 @@ class EspalierError(ValueError):
 
 class InputError(EspalierError):
     """Error in a setting, file or other input of a user."""
+
+
+class RefusedError(InputError):
+    """Error in an input of a run, found before its start and already printed."""
+
+
+class RunError(EspalierError):
+    """Error of a run that has started and failed.
+
+    Parameters
+    ----------
+    parts : messages about the end of the run, of which the last may say how to resume it
+    path : run directory on the SuperLink's machine; None if the run made none
+    reason : why the run failed, as its log says; empty if the log does not
+    """
+
+    def __init__(self, parts: Sequence[str], path: Path | None, reason: str = "") -> None:
+        super().__init__("\n".join(filter(None, [*parts, reason])))
+        self.parts = parts
+        self.path = path
+        self.reason = reason
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Interrupt of a run before its end (Ctrl-C).
+
+    Parameters
+    ----------
+    how_to_go_on : how to resume the run, in a message for the user
+    path : run directory on the SuperLink's machine; None if the run made none
+    """
+
+    def __init__(self, how_to_go_on: str, path: Path | None) -> None:
+        super().__init__(how_to_go_on)
+        self.how_to_go_on = how_to_go_on
+        self.path = path
 
 
 class ProtocolError(EspalierError):

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 LINES = [
     ["espalier.cli", "espalier_assets.train"],
+    ["espalier.api"],
     ["espalier.launch"],
     ["server_app.entry_point"],
     ["server_app.app", "server_app.preflight", "client_app.node"],
@@ -49,6 +50,7 @@ AT_A_SITE = {room for room in LEVEL if room.split(".")[0] not in ("server_app", 
 EXCEPTIONS = {
     "espalier.cli": WITHOUT_TORCH | {"espalier.launch"},
     "espalier.launch": WITHOUT_TORCH,
+    "espalier.api": WITHOUT_TORCH | {"espalier.launch", "espalier.results"},
     "espalier_assets.train": {"espalier.data"},
     **{room: AT_A_SITE for room in LEVEL if room.split(".")[0] == "client_app"},
 }
@@ -56,6 +58,7 @@ FORBIDDEN_LIBRARIES = {
     "pruning_kernels": {"flwr", "transformers", "safetensors", "pydantic"},
     "espalier.cli": {"torch", "transformers"},
     "espalier.launch": {"torch", "transformers"},
+    "espalier.api": {"torch", "flwr", "transformers"},
     "espalier.data": {"transformers", "flwr"},
     "espalier.methods": {"transformers"},
     "espalier.models": {"flwr", "transformers"},

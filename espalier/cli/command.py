@@ -9,6 +9,8 @@
     espalier compare RUN RUN --out compare.html   compare the results and costs of runs
     espalier sweep flap flap.pruning-ratio=0.1,0.2 --out DIRECTORY
                                                   run a grid of settings and compare the results
+    espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
+    espalier chat RUN --compare                   talk to a result and to its base model
     espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
@@ -38,6 +40,7 @@ from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
 from espalier.cli.sweep import add_sweep
+from espalier.cli.use import add_use
 from espalier.errors import EspalierError, tell
 from espalier.launch.configuration import explain_options
 
@@ -91,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add_runs(commands)
     add_compare(commands)
     add_sweep(commands)
+    add_use(commands)
     add_app_commands(commands)
     return parser
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from espalier.amounts import count
 from espalier.cli.app_commands import add_words
-from espalier.cli.run import BEFORE_START, NO_RAY, add_gpus, run
+from espalier.cli.run import add_gpus, run
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.launch.app import find_app, run_in_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
+from espalier.launch.run import BEFORE_START, NO_RAY
 from espalier.launch.sweep_folder import (
     finished_of,
     locked_sweep,

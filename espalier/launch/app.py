@@ -11,15 +11,16 @@ installed with another copy.
 import difflib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 
 import espalier
 from espalier.environment.loopback import past_proxies
@@ -93,22 +94,34 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
         raise InputError(f"preset '{name}': {path} is not TOML: {error}") from None
 
 
-def run_in_app(app: Path, module: str, document: Any) -> int:
+def run_in_app(
+    app: Path, module: str, document: Any, hear: Callable[[str], None] | None = None
+) -> int:
     """Call ``main(document)`` of a module of the app and return its exit code.
 
     The process uses the command's working directory and output streams, and ends with the command.
+    With ``hear``, that function receives each line of standard error instead, with its line break.
     """
-    with started_in_app(app, module, document) as process:
+    errors = subprocess.PIPE if hear else None
+    with started_in_app(app, module, document, errors) as process:
+        if hear:
+            assert process.stderr is not None
+            for line in process.stderr:
+                hear(line.decode(errors="replace"))
         return process.wait()
 
 
 @contextmanager
-def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start ``main(document)`` of a module of the app; the process ends with the block."""
-    paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
+def started_in_app(
+    app: Path, module: str, document: Any, errors: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``main(document)`` of a module of the app; the process ends with the block.
+
+    ``errors`` is standard error, as for ``subprocess.Popen``.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE,
-        env={**os.environ, **past_proxies(os.environ), "PYTHONPATH": paths},
+        [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE, stderr=errors,
+        env=_environment(app),
         # Ctrl-C reaches only the command, which ends this process without a traceback.
         start_new_session=True,
     )  # fmt: skip
@@ -121,21 +134,57 @@ def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess
     finally:
         process.kill()
         process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
-def _work(module: str) -> int:
-    """Run the module in the new process and return its exit code."""
-    document = json.loads(sys.stdin.readline())
-    Thread(target=_end_with_the_command, daemon=True).start()
+def run_in_terminal(app: Path, module: str, document: Any) -> int:
+    """Call ``main(document)`` of a module that reads the terminal, and return its exit code.
+
+    Unlike with ``run_in_app``, standard input belongs to the process, and so does Ctrl-C.
+    """
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, module, str(reading)],
+        env=_environment(app), pass_fds=[reading],
+    )  # fmt: skip
+    # The new process must not inherit that interrupts are ignored.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(reading)
+    try:
+        with suppress(BrokenPipeError):
+            os.write(writing, json.dumps(document).encode() + b"\n")
+        # The pipe stays open: its end tells the process that the command is gone.
+        return process.wait()
+    finally:
+        os.close(writing)
+        process.kill()
+        process.wait()
+        signal.signal(signal.SIGINT, before)
+
+
+def _environment(app: Path) -> dict[str, str]:
+    """Return this process's environment, with the app first on the path of imports."""
+    paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, **past_proxies(os.environ), "PYTHONPATH": paths}
+
+
+def _work(module: str, pipe: IO[str]) -> int:
+    """Run the module in the new process and return its exit code.
+
+    ``pipe`` has the document in its first line, and ends with the command.
+    """
+    document = json.loads(pipe.readline())
+    Thread(target=_end_with_the_command, args=[pipe], daemon=True).start()
     code: int = import_module(module).main(document)
     return code
 
 
-def _end_with_the_command() -> None:
+def _end_with_the_command(pipe: IO[str]) -> None:
     """End this process when the pipe closes, which happens even if the command is killed."""
-    sys.stdin.read()
+    pipe.read()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(_work(sys.argv[1]))
+    sys.exit(_work(sys.argv[1], os.fdopen(int(sys.argv[2])) if sys.argv[2:] else sys.stdin))

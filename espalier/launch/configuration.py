@@ -81,8 +81,40 @@ def configuration(
 ) -> tuple[Config, RunSettings]:
     """Read the words after ``espalier run``: at most one preset, and ``key=value`` pairs.
 
+    Returns and further parameters are those of ``resolve``.
+
+    Raises
+    ------
+    InputError
+        A word is neither a preset nor a pair, or for the reasons of ``resolve``.
+    """
+    defaults = flatten(default_config(app))
+    presets = [word for word in words if "=" not in word]
+    require_pairs(words, defaults)
+    if len(presets) > 1:
+        raise InputError(
+            f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
+        )
+    given = dict(_pair(word, defaults) for word in words if "=" in word)
+    preset = presets[0] if presets else None
+    return resolve(app, preset, given, on_this_machine=on_this_machine, works=works)
+
+
+def resolve(
+    app: Path,
+    name: str | None,
+    given: Mapping[str, Any],
+    *,
+    on_this_machine: bool,
+    works: bool = True,
+) -> tuple[Config, RunSettings]:
+    """Resolve the settings of a run: defaults, then a preset, then what the user gave.
+
     Parameters
     ----------
+    app : directory of the app
+    name : preset, by name or path; None for none
+    given : settings by dotted key
     on_this_machine : whether the run is simulated on this machine
     works : whether the run is to be done here, so that its libraries must be installed, and the
         weights of a model of the hub downloaded; an estimate needs neither
@@ -95,23 +127,16 @@ def configuration(
     Raises
     ------
     InputError
-        A word is neither a preset nor a pair, or settings are wrong or not read in such a run; all
-        errors are reported together. On this machine also: a library is missing, the name of a file
-        looks like a name on the hub, or a model of the hub cannot be downloaded.
+        Settings are wrong or not read in such a run; all errors are reported together. On this
+        machine also: a library is missing, the name of a file looks like a name on the hub, or a
+        model of the hub cannot be downloaded.
     """
     defaults = flatten(default_config(app))
-    presets = [word for word in words if "=" not in word]
-    require_pairs(words, defaults)
-    if len(presets) > 1:
-        raise InputError(
-            f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
-        )
-    preset = flatten(read_preset(app, presets[0])) if presets else {}
-    given = dict(_pair(word, defaults) for word in words if "=" in word)
+    preset = flatten(read_preset(app, name)) if name is not None else {}
     if "data.path" in given and preset.get("data.source") in BUILT_IN_TEXTS:
         # Files by hand take the place of the text that a preset names.
         preset["data.source"] = "auto"
-    flat = defaults | preset | given
+    flat = {**defaults, **preset, **given}
     # A preset's settings for its own method, task and source are no error if the user chose others.
     by_choice = unread(flat).keys() - unread(defaults | preset).keys()
     by_hand = given.keys() | (set() if "method" in given else changed(preset) - by_choice)

@@ -110,7 +110,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         def opened(*_: object) -> Iterator[Shared]:
             yield superlink
 
-        monkeypatch.setattr("espalier.cli.run.running_superlink", opened)
+        monkeypatch.setattr("espalier.launch.run.running_superlink", opened)
         return main(["run", "two-sites", "--app", str(APP), "--superlink", "h:1"]), superlink.apps
 
     return run

@@ -20,7 +20,7 @@ def interrupts_count() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_is_opened_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the check of local files, which takes a process of its own."""
-    monkeypatch.setattr("espalier.cli.run.run_in_app", lambda *_: 0)
+    monkeypatch.setattr("espalier.launch.run.run_in_app", lambda *_: 0)
 
 
 @pytest.fixture(autouse=True)

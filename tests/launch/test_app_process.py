@@ -60,3 +60,33 @@ def test_a_module_that_fails_says_so_by_its_code(
     (app / "failing.py").write_text("def main(document):\n    raise ValueError(document)\n")
     assert run_in_app(app, "failing", "at the start") == 1
     assert "ValueError: at the start" in capfd.readouterr().err
+
+
+def test_module_in_the_terminal_reads_standard_input(app: Path) -> None:
+    """The document does not pass through standard input, which belongs to the module."""
+    (app / "talking.py").write_text(
+        "import sys\n\ndef main(document):\n    print(document['name'], input(), flush=True)\n"
+        "    return len(sys.stdin.read())\n"
+    )
+    program = (
+        "from pathlib import Path\nfrom espalier.launch.app import run_in_terminal\n"
+        f"raise SystemExit(run_in_terminal(Path({str(app)!r}), 'talking', {{'name': 'x'}}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="one line\nrest",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == ("x one line\n", 4)
+
+
+def test_lines_of_standard_error_are_heard(app: Path) -> None:
+    (app / "complaining.py").write_text(
+        "import sys\n\ndef main(document):\n    print('one\\ntwo', file=sys.stderr)\n    return 3\n"
+    )
+    lines: list[str] = []
+    assert run_in_app(app, "complaining", {}, lines.append) == 3
+    assert lines == ["one\n", "two\n"]

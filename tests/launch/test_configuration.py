@@ -428,8 +428,8 @@ def test_ray_is_started_up_to_three_times(
         ("finished:completed", "", "")
     ]
     given = iter(outcomes)
-    monkeypatch.setattr("espalier.cli.run._run", lambda *_: next(given))
-    monkeypatch.setattr("espalier.cli.run.own_superlink", nullcontext)
+    monkeypatch.setattr("espalier.launch.run._run", lambda *_: next(given))
+    monkeypatch.setattr("espalier.launch.run.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == code
     assert len(outcomes) - len(list(given)) == starts
     assert capsys.readouterr().err.count("trying again") == starts - 1
@@ -459,8 +459,8 @@ def test_explained_failure_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> N
         runs.append(1)
         return "finished:failed", "", f"the run failed: x\n{FLOWER_REPORTS_IT_TOO}\n{RAY_FAILED}"
 
-    monkeypatch.setattr("espalier.cli.run._run", run)
-    monkeypatch.setattr("espalier.cli.run.own_superlink", nullcontext)
+    monkeypatch.setattr("espalier.launch.run._run", run)
+    monkeypatch.setattr("espalier.launch.run.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == 1
     assert len(runs) == 1
 

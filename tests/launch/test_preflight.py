@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +13,9 @@ from bench import DEFAULTS, flatten, private_text
 from tiny_model import save_tiny_llama
 
 from espalier.cli.command import main
-from espalier.cli.run import BEFORE_START
 from espalier.errors import EspalierError, InputError
 from espalier.launch.app import run_in_app as run_in_process
+from espalier.launch.run import BEFORE_START
 from espalier.progress import Pace, heard_by
 from server_app import preflight
 from server_app.preflight import open_all
@@ -168,12 +168,12 @@ def test_command_ends_before_submission(
     """The test uses the real process of the app and the command's arguments."""
     asked = []
 
-    def run_in_app(app: Path, module: str, document: Any) -> int:
+    def run_in_app(app: Path, module: str, document: Any, hear: Callable[[str], None]) -> int:
         asked.append(module)
-        return run_in_process(app, module, json.loads(json.dumps(document)))
+        return run_in_process(app, module, json.loads(json.dumps(document)), hear)
 
-    monkeypatch.setattr("espalier.cli.run.run_in_app", run_in_app)
-    monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)
+    monkeypatch.setattr("espalier.launch.run.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.launch.run.own_superlink", superlink_that_takes_no_runs)
     words = [
         f"model={model}",
         "num-clients=2",
@@ -193,8 +193,8 @@ def test_a_look_that_the_system_ends_is_told(
 
     No run is submitted.
     """
-    monkeypatch.setattr("espalier.cli.run.run_in_app", lambda *_: -9)
-    monkeypatch.setattr("espalier.cli.run.own_superlink", superlink_that_takes_no_runs)
+    monkeypatch.setattr("espalier.launch.run.run_in_app", lambda *_: -9)
+    monkeypatch.setattr("espalier.launch.run.own_superlink", superlink_that_takes_no_runs)
     assert main(["run", f"model={model}", "--app", str(APP)]) == 1
     assert (
         "espalier: the check of model and data was ended by signal 9; the machine may"
@@ -206,8 +206,8 @@ def test_running_superlink_needs_no_local_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Model and data are on other machines."""
-    monkeypatch.setattr("espalier.cli.run.run_in_app", lambda *_: pytest.fail("looked"))
-    monkeypatch.setattr("espalier.cli.run._run", lambda *_: ("finished:completed", "", ""))
+    monkeypatch.setattr("espalier.launch.run.run_in_app", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("espalier.launch.run._run", lambda *_: ("finished:completed", "", ""))
     assert (
         main(
             [
@@ -251,12 +251,12 @@ def test_simulation_without_ray_is_refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """A container image has no Ray; a run on real sites does not need it."""
-    monkeypatch.setattr("espalier.cli.run.find_spec", lambda _: None)
-    monkeypatch.setattr("espalier.cli.run.run_in_app", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("espalier.launch.run.find_spec", lambda _: None)
+    monkeypatch.setattr("espalier.launch.run.run_in_app", lambda *_: pytest.fail("looked"))
     assert main(["run", f"model={model}", "--app", str(APP)]) == 2
     assert (
         "espalier: Ray is not installed here, and simulated clients need it: `pip install -e .`"
         in capfd.readouterr().err
     )
-    monkeypatch.setattr("espalier.cli.run._run", lambda *_: ("finished:completed", "", ""))
+    monkeypatch.setattr("espalier.launch.run._run", lambda *_: ("finished:completed", "", ""))
     assert main(["run", "two-sites", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from espalier.cli.command import main
-from espalier.cli.run import WatchedRun
 from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.launch.addresses import free_port
+from espalier.launch.run import WatchedRun
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
 
 APP = Path(__file__).parent.parent.parent
@@ -73,7 +73,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                 raise end
 
         monkeypatch.setattr(
-            ("espalier.cli.run.own_superlink" if own else "espalier.cli.run.running_superlink"),
+            (
+                "espalier.launch.run.own_superlink"
+                if own
+                else "espalier.launch.run.running_superlink"
+            ),
             opened,
         )
         return main([*WORDS, *words]), superlink
@@ -233,7 +237,7 @@ def test_what_became_of_one_s_own_superlink(
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}'])
 def test_empty_summary_is_not_completed(tmp_path: Path, content: str) -> None:
-    watched = WatchedRun([], str(tmp_path))
+    watched = WatchedRun("", str, directory=str(tmp_path))
     assert not watched.completed
     (tmp_path / "summary.json").write_text(content)
     assert not watched.completed

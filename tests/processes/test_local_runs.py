@@ -16,9 +16,9 @@ from deployment import BIN, environment, espalier, free_ports, process, wait_for
 from flwr.cli.build import build_fab_from_disk
 from tiny_model import save_tiny_llama
 
-from espalier.cli.run import RAY_STARTS
 from espalier.flower.load_faults import unshared_app
 from espalier.flower.programs import PORT_VARIABLE, SUPERLINK, simulating_superlink
+from espalier.launch.run import RAY_STARTS
 from espalier.launch.superlink import RAY_DID_NOT_START
 
 pytestmark = pytest.mark.processes

@@ -1,8 +1,8 @@
-"""Generator of docs/settings.md and of the default settings in pyproject.toml.
+"""Generator of docs/settings.md, the default settings in pyproject.toml, and the keyword types.
 
     python -m espalier.settings.reference.page
 
-Both list every setting with its default, allowed values and meaning. They are written to the
+The first two list every setting with its default, allowed values and meaning. They are written to the
 checkout that contains this package. Flower accepts only keys that pyproject.toml declares.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
+from espalier.settings.reference.keywords import FILE, keywords_module
 from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_a_run
 from espalier.settings.run import concerns
 
@@ -142,8 +143,9 @@ def _comment(key: Key) -> list[str]:
 
 
 def main() -> None:
-    """Write docs/settings.md and the block of defaults in pyproject.toml."""
+    """Write docs/settings.md, the block of defaults in pyproject.toml, and the keyword types."""
     root = Path(__file__).parents[3]
+    (root / FILE).write_text(keywords_module())
     (root / PAGE).write_text(settings_page())
     pyproject = root / "pyproject.toml"
     pyproject.write_text(with_app_config(pyproject.read_text()))

@@ -1,0 +1,1 @@
+"""Use of a run's result: loading, evaluation with lm-evaluation-harness, and chat."""

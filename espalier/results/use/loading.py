@@ -1,0 +1,103 @@
+"""Loading of a run's models as transformers and PEFT models, without code from their directories."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espalier.errors import InputError
+from espalier.hf.opening.opened import opened_in
+from espalier.hf.tokenizer.files import load_tokenizer
+from espalier.results.use.sources import Source
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HEADS = ("classifier.weight", "out_proj.weight")
+"""Ends of the names of an encoder's last matrix, which has one row per label."""
+
+
+def device_named(name: str) -> "torch.device":
+    """Return a device: ``cpu``, ``cuda``, or with ``auto`` CUDA if there is a device.
+
+    Raises
+    ------
+    InputError
+        There is no such device.
+    """
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device {name!r}: choose auto, cpu or cuda")
+    if name == "cuda" and not has_cuda:
+        raise InputError("device 'cuda': this machine has no CUDA device; use cpu")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
+
+
+def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftModel":
+    """Load a model in the number format of its files, for inference.
+
+    The classes of pruned models come from this program, so no code of a directory runs.
+
+    Returns
+    -------
+    Model of transformers; a PeftModel if the source has an adapter.
+
+    Raises
+    ------
+    InputError
+        The device does not exist, or the files cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    # These modules register the classes of pruned models.
+    import espalier.hf.sliced.modeling_sliced
+    import espalier.hf.structured.modeling_structured  # noqa: F401
+
+    place = device_named(device)
+    is_decoder = opened_in(source.directory).family.kind == "decoder"
+    kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
+    labels = {} if is_decoder or source.adapter is None else {"num_labels": _labels(source.adapter)}
+    try:
+        model = kind.from_pretrained(
+            source.directory, local_files_only=True, dtype="auto", **labels
+        )
+        if source.adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, str(source.adapter))
+    except (OSError, ValueError, RuntimeError) as error:
+        where = source.adapter or source.directory
+        raise InputError(f"{where}: cannot be loaded ({error}); check the run directory") from None
+    return model.to(place).eval()
+
+
+def load_source_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer: that of the adapter if it has one, otherwise the model's.
+
+    Raises
+    ------
+    InputError
+        It cannot be loaded.
+    """
+    adapter = source.adapter
+    has_own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    folder = adapter if adapter is not None and has_own else source.directory
+    stamps = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
+    return load_tokenizer(folder, stamps)
+
+
+def _labels(adapter: Path) -> int:
+    """Return the number of labels of the classification head that an adapter brings."""
+    from safetensors import safe_open
+
+    with safe_open(adapter / "adapter_model.safetensors", framework="numpy") as tensors:
+        rows = [
+            tensors.get_slice(name).get_shape()[0]
+            for name in tensors.keys()  # noqa: SIM118
+            if "lora_" not in name and name.endswith(HEADS)
+        ]
+    if not rows:
+        raise InputError(f"{adapter}: has no classification head; name a completed run")
+    return int(rows[-1])

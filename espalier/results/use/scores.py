@@ -1,0 +1,73 @@
+"""Scores of a run's models on public tasks: their file in the run directory, and their table."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from espalier.results.finished_run import FinishedRun
+from espalier.storage.atomic import write_json
+
+FILE = "lm_eval.json"
+"""Name of the file in the run directory."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of lm-evaluation-harness.
+
+    Parameters
+    ----------
+    model : ``result``, ``dense`` or the name of a client
+    task : name of the task
+    metric : name of the metric, such as ``acc``
+    value : the score
+    stderr : standard error of the score; None if the harness has none
+    items : number of items
+    num_fewshot : number of examples before each item
+    """
+
+    model: str
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    items: int
+    num_fewshot: int
+
+
+def store(run: FinishedRun, scores: Sequence[Score], harness: str, limit: int | None) -> None:
+    """Add scores to the file of the run; a repeated evaluation replaces the earlier one.
+
+    Parameters
+    ----------
+    harness : version of lm-evaluation-harness
+    limit : maximum number of items per task; None for all
+    """
+    entries = [asdict(score) | {"limit": limit, "lm_eval": harness} for score in scores]
+    new = {_identity(entry) for entry in entries}
+    earlier = run.json(FILE).get("scores", [])
+    kept = [entry for entry in earlier if _identity(entry) not in new]
+    write_json(run.path / FILE, {"scores": [*kept, *entries]})
+
+
+def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry.get(key) for key in ("model", "task", "metric", "num_fewshot", "limit"))
+
+
+def show_table(scores: Sequence[Score]) -> None:
+    """Print a table with a row per task and metric, and a column per model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    models = list(dict.fromkeys(score.model for score in scores))
+    table = Table("task", "metric", "items", "examples")
+    for model in models:
+        table.add_column(model, justify="right")
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for score in scores:
+        row = (score.task, score.metric, str(score.items), str(score.num_fewshot))
+        error = "" if score.stderr is None else f" ±{score.stderr:.4f}"
+        rows.setdefault(row, {})[score.model] = f"{score.value:.4f}{error}"
+    for row, cells in rows.items():
+        table.add_row(*row, *(cells.get(model, "") for model in models))
+    Console().print(table)

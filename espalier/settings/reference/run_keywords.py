@@ -1,0 +1,219 @@
+"""Types of the settings as keyword arguments; written from the schema, do not edit.
+
+``espalier.settings.reference.keywords`` explains the names, docs/settings.md the keys.
+"""
+
+from os import PathLike
+from typing import Literal, TypedDict
+
+Text = str | PathLike[str]
+"""Text, in many cases a path."""
+
+
+class RunKeywords(TypedDict, total=False):
+    """Settings of a run by keyword."""
+
+    method: Literal[
+        "fedpetuning",
+        "fedprllm",
+        "fedspallm",
+        "fedsoda",
+        "fedspine",
+        "flap",
+        "hetlora",
+        "llm-pruner",
+        "llm-streamline",
+        "sft-p",
+        "slicegpt",
+    ]
+    model: Text
+    seed: int
+    num_clients: int
+    quorum: float
+    threads: int
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    attention: Literal["sdpa", "flash_attention_2", "eager"]
+    activations: Literal["memory", "disk"]
+    out_dir: Text
+    resume_from: Text
+    part_bytes: int
+    site_keys: Text
+    enrol_seconds: float
+    deadline_seconds: float
+    attempts: int
+    round_seconds: float
+    data_source: Literal["auto", "documentation", "code", "files", "hub"]
+    data_path: Text
+    data_field: Text
+    data_hub_config: Text
+    data_hub_split: Text
+    data_columns: Text
+    data_prompt: Text
+    data_labels: Text
+    data_group: Text
+    data_partition: Text
+    data_partition_field: Text
+    data_partition_arguments: Text
+    data_alpha: float
+    data_num_samples: int
+    data_sequence_length: int
+    evaluation_texts: Text
+    evaluation_sequence_length: int
+    evaluation_max_samples: int
+    evaluation_baselines: bool
+    evaluation_local_baseline: bool
+    evaluation_own_text: bool
+    evaluation_centralized: Literal["auto", "off"]
+    evaluation_every: int
+    federation_rounds: int
+    federation_sampled_clients: float
+    federation_client_weights: Literal["paper", "equal", "samples", "norms", "importance"]
+    federation_max_weight_ratio: float
+    federation_max_update_ratio: float
+    federation_wire_dtype: Literal["float32", "bfloat16", "nf4"]
+    federation_fleet: Text
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_targets: Text
+    lora_layers: Text
+    lora_merge: bool
+    lora_keep_zeros: bool
+    training_base: Literal["float32", "bfloat16", "nf4"]
+    training_steps: int
+    training_batch_size: int
+    training_accumulation: int
+    training_learning_rate: float
+    training_schedule: Literal["constant", "linear", "cosine"]
+    training_weight_decay: float
+    training_proximal: float
+    training_gradient_checkpointing: bool
+    training_compile: bool
+    task_name: Literal[
+        "text",
+        "sst2",
+        "mnli",
+        "boolq",
+        "arc-easy",
+        "arc-challenge",
+        "openbookqa",
+        "mmlu",
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "gsm8k",
+        "dolly",
+        "alpaca",
+        "chat",
+        "completion",
+        "classification",
+    ]
+    task_test_path: Text
+    task_max_test_items: int
+    task_max_tokens: int
+    task_max_test_tokens: int
+    task_chat_template: Literal["tokenizer", "chatml"]
+    task_packing: bool
+    task_answer_tokens: int
+    fedpetuning_aggregation: Literal["factors", "svd"]
+    fedprllm_sparsity: float
+    fedprllm_pattern: Text
+    fedprllm_strategy: Literal["one-shot", "iterative"]
+    fedprllm_local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"]
+    fedprllm_local_comparison_group: Literal["layer", "row", "column"]
+    fedprllm_comparison_group: Literal["layer", "row", "column"]
+    fedprllm_ties: Literal["magnitude", "index", "random"]
+    fedprllm_weight_scaling: bool
+    fedprllm_continue_behind: Literal["masked", "scaled"]
+    fedspallm_sparsity: float
+    fedspallm_pattern: Text
+    fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
+    fedspallm_damping_mean: Literal["live", "all"]
+    fedspallm_aggregation: Literal["l0", "mean"]
+    fedspallm_mask_expansion: bool
+    fedspallm_schedule: Literal["constant", "linear", "cubic"]
+    fedspallm_sampled_layers: float
+    fedspallm_capabilities: Text
+    fedspallm_coverage: Literal["every-round", "over-rounds"]
+    fedsoda_public_text: Text
+    fedsoda_public_samples: int
+    fedsoda_adapter_layers: int
+    fedsoda_first_layers: int
+    fedsoda_drop: Literal["similar", "uniform"]
+    fedsoda_group_layers: int
+    fedsoda_groups: int
+    fedsoda_uniform_rounding: Literal["nearest", "down"]
+    fedsoda_emulator: Literal["nf4", "stored"]
+    fedsoda_pre_align_steps: int
+    fedsoda_realign_steps: int
+    fedsoda_realign_every: int
+    fedsoda_align_learning_rate: float
+    fedspine_keep_models: bool
+    fedspine_pruning_ratio: float
+    fedspine_channel_multiple: int
+    fedspine_selection: Literal["global", "block", "kind"]
+    fedspine_prune_rounds: int
+    fedspine_prune_from: int
+    fedspine_allocation: Literal["bandit", "fixed", "random"]
+    fedspine_arm_space: Literal["relative", "absolute"]
+    fedspine_adaptive_pruning: bool
+    fedspine_adaptive_rank: bool
+    fedspine_rank: int
+    fedspine_discount: float
+    fedspine_granularity: float
+    fedspine_exploration: float
+    fedspine_reward: Literal["scaled", "literal"]
+    fedspine_score: Literal["exact", "group", "mask"]
+    fedspine_normalise: bool
+    fedspine_eta: float
+    fedspine_aggregation: Literal["coverage", "zero-fill"]
+    flap_form: Literal["auto", "compact", "plain", "zero-filled"]
+    flap_pruning_ratio: float
+    flap_channel_multiple: int
+    flap_selection: Literal["global", "block", "kind"]
+    flap_square_attention: bool
+    flap_bias_compensation: bool
+    hetlora_ranks: Text
+    hetlora_aggregation: Literal["zero-pad", "svd"]
+    hetlora_gamma: float
+    hetlora_regularisation: float
+    llm_pruner_form: Literal["auto", "compact", "plain", "zero-filled"]
+    llm_pruner_pruning_ratio: float
+    llm_pruner_channel_multiple: int
+    llm_pruner_selection: Literal["global", "block", "kind", "search"]
+    llm_pruner_element: Literal["absolute", "signed", "squared"]
+    llm_pruner_spare_first: int
+    llm_pruner_spare_last: int
+    llm_pruner_rearrange: Literal["off", "groups", "all"]
+    llm_pruner_rescale: Literal["off", "groups", "all"]
+    llm_streamline_form: Literal["auto", "compact", "plain", "zero-filled"]
+    llm_streamline_pruning_ratio: float
+    llm_streamline_replacement: Literal["layer", "none"]
+    llm_streamline_last_hidden_state: Literal["after-norm", "before-norm"]
+    llm_streamline_steps: int
+    llm_streamline_batch_size: int
+    llm_streamline_learning_rate: float
+    sft_p_keep_models: bool
+    sft_p_pruning_ratio: float
+    sft_p_pruning_ratios: Text
+    sft_p_pruning_ratio_of: Literal["blocks", "model"]
+    sft_p_conditioned: bool
+    sft_p_adapters: bool
+    sft_p_heads: Literal["per-gate", "shared"]
+    sft_p_embedding: int
+    sft_p_code: int
+    sft_p_estimator: Literal["reinmax", "gumbel"]
+    sft_p_tau: float
+    sft_p_norm: Literal["all", "read"]
+    sft_p_strength: float
+    sft_p_learning_rate: float
+    sft_p_masks: Literal["budget", "sign"]
+    sft_p_late_clients: int
+    sft_p_late_steps: int
+    sft_p_validation_samples: int
+    slicegpt_public_text: Text
+    slicegpt_public_samples: int
+    slicegpt_width_pruning_ratio: float
+    slicegpt_multiple: int
+    slicegpt_covariances: Literal["clients", "public"]

@@ -1,0 +1,118 @@
+"""Models that a run directory offers, and how they are loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from saved_run import save_run
+from tiny_model import save_tiny_llama, save_tiny_roberta
+from transformers import AutoModelForCausalLM
+
+import espalier
+from espalier.errors import InputError
+from espalier.results.finished_run import open_run
+from espalier.results.use.loading import device_named, load_model
+from espalier.results.use.sources import dense_of, require_text_model, result_of, sources_of
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_tiny_llama(tmp_path / "base", dtype=torch.float32)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, base: Path) -> Path:
+    """Run whose result is an adapter with random factors."""
+    run = save_run(tmp_path / "run", str(base))
+    torch.manual_seed(1)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
+    )
+    model.save_pretrained(run / "adapter")
+    return run
+
+
+IDS = torch.tensor([[3, 5, 8, 13]])
+
+
+@torch.no_grad()
+def test_adapter_is_loaded_over_its_base(tuned: Path, base: Path) -> None:
+    """The logits are those of factors that are multiplied and added by hand."""
+    result = espalier.load_result(tuned)
+    adapted = result.adapter()
+    dense = AutoModelForCausalLM.from_pretrained(base)
+    for name, module in adapted.named_modules():
+        if hasattr(module, "lora_A"):
+            a = module.lora_A["default"].weight
+            b = module.lora_B["default"].weight
+            place = name.removeprefix("base_model.model.")
+            dense.get_submodule(place).weight += module.scaling["default"] * b @ a
+    torch.testing.assert_close(result.model()(IDS).logits, dense(IDS).logits)
+    torch.testing.assert_close(adapted(IDS).logits, dense(IDS).logits)
+    assert not adapted.training
+
+
+def test_a_moved_base_can_be_named(tuned: Path, base: Path, tmp_path: Path) -> None:
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(InputError, match=r"its base model cannot be opened: .*--base"):
+        result_of(open_run(tuned))
+    assert result_of(open_run(tuned), str(moved)).directory == moved
+    assert espalier.load_result(tuned).adapter(base=str(moved)) is not None
+
+
+@torch.no_grad()
+def test_model_of_a_client_by_number_or_name(tmp_path: Path, base: Path) -> None:
+    path = save_run(tmp_path / "run", str(base))
+    for seed, name in enumerate(["clinic-a", "clinic-b"], 1):
+        save_tiny_llama(path / "clients" / name, seed=seed, dtype=torch.float32)
+    run = open_run(path)
+    assert [source.name for source in sources_of(run, [], dense=True)] == [
+        "dense",
+        "clinic-a",
+        "clinic-b",
+    ]
+    assert [source.name for source in sources_of(run, ["0"], dense=False)] == ["clinic-b"]
+    with pytest.raises(InputError, match=r"no model of client '7'; it has models of clinic-a, cl"):
+        sources_of(run, ["7"], dense=False)
+    with pytest.raises(InputError, match="each client has its own model; name one of clinic-a"):
+        result_of(run)
+    expected = AutoModelForCausalLM.from_pretrained(path / "clients" / "clinic-a")
+    result = espalier.load_result(path)
+    torch.testing.assert_close(result.model("1")(IDS).logits, expected(IDS).logits)
+    assert result.clients == ("clinic-a", "clinic-b")
+    assert result.tokenizer("1")("oak")["input_ids"]
+    with pytest.raises(InputError, match="has no adapter/"):
+        result.adapter()
+
+
+def test_a_run_without_result_is_refused(tmp_path: Path, base: Path) -> None:
+    run = open_run(save_run(tmp_path / "run", str(base)))
+    with pytest.raises(InputError, match="has neither model/ nor adapter/"):
+        result_of(run)
+    with pytest.raises(InputError, match="has no models of single clients"):
+        sources_of(run, ["0"], dense=False)
+
+
+def test_directories_elsewhere_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such directory on this machine"):
+        espalier.load_result(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is not a run directory"):
+        espalier.load_result(tmp_path)
+
+
+def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
+    run = open_run(save_run(tmp_path / "run", str(save_tiny_roberta(tmp_path / "base"))))
+    with pytest.raises(InputError, match="is an encoder"):
+        require_text_model(dense_of(run))
+
+
+def test_devices(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert device_named("auto") == torch.device("cpu")
+    with pytest.raises(InputError, match="no CUDA device"):
+        device_named("cuda")
+    run = open_run(save_run(tmp_path / "run", str(base)))
+    with pytest.raises(InputError, match="choose auto, cpu or cuda"):
+        load_model(dense_of(run), "tpu")

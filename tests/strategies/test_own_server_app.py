@@ -1,0 +1,65 @@
+"""ServerApp of docs/own-server-app.md, run over a grid in this process."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench
+from flwr.app import Context, RecordDict
+
+from espalier.errors import InputError
+from strategies.base.new_run import new_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-server-app.md").read_text()
+
+
+def page_s_server_app() -> Any:
+    """Return the ServerApp whose source is on the page."""
+    (source,) = (
+        block
+        for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        if "ServerApp()" in block
+    )
+    assert len([line for line in source.splitlines() if line.strip()]) <= 22
+    names: dict[str, Any] = {}
+    exec(compile(source, "my_server.py", "exec"), names)
+    return names["app"]
+
+
+def context(bench: Bench, run_id: int, **changes: Any) -> Context:
+    return Context(run_id, 0, {}, RecordDict(), bench.config(**changes))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, "flap", {"flap.pruning-ratio": 0.3}, num_clients=2)
+
+
+def test_page_s_server_app_gives_the_model_of_a_run(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = bench.run() / "model"
+    changes = {"out_dir": str(tmp_path / "own")}
+    page_s_server_app()(bench.grid(**changes), context(bench, 7, **changes))
+    (written,) = (tmp_path / "own").glob("*-flap-7/model")
+    names = {file.name for file in expected.iterdir()} - {"README.md"}
+    assert "model.safetensors" in names
+    assert {file.name for file in written.iterdir()} == names
+    for name in names:
+        assert (written / name).read_bytes() == (expected / name).read_bytes()
+    assert re.search(r"^[\d,]+ of [\d,]+ parameters$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_wrong_settings_start_nothing(bench: Bench, tmp_path: Path) -> None:
+    changes = {"flap__pruning_ratio": 7.0}
+    with pytest.raises(InputError, match=r"flap\.pruning-ratio = 7"):
+        new_run(bench.grid(**changes), context(bench, 1, **changes))
+    assert bench.runs() == set()
+
+
+def test_unwritable_directory_is_told(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    changes = {"out_dir": str(tmp_path / "file")}
+    with pytest.raises(InputError, match=r"out-dir = .*file.* cannot be made"):
+        new_run(bench.grid(**changes), context(bench, 1, **changes))
