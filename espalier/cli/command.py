@@ -7,6 +7,7 @@
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier status runs/*                        show the state of runs
     espalier tasks                                show what the records of each task need
+    espalier export RUN --to gguf --out DIR       write a result for transformers, llama.cpp, the hub
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   check a --node-config for a run
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 
 import espalier
 from espalier.cli.app_commands import add_app_commands
+from espalier.cli.export import add_export
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add_node(commands)
     add_keys(commands)
     add_app_commands(commands)
+    add_export(commands)
     return parser
 
 

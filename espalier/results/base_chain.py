@@ -95,7 +95,7 @@ def _recorded(run: Path, summary: Mapping[str, Any]) -> Iterator[Base]:
     maker = run_of(directory) if directory is not None else None
     before = _summary(maker)
     yield Base(
-        str(summary.get("model")),
+        str(summary.get("model") or Path(name).name),
         summary.get("model_revision"),
         str(summary.get("model_sha256")),
         str(directory) if directory is not None else name,

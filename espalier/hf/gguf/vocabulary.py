@@ -110,9 +110,7 @@ def _adds_space(document: Mapping[str, Any], where: str) -> bool:
     if not steps and pre.get("type") == "Metaspace" and pre.get("replacement") == SPACE:
         return pre.get("prepend_scheme") != "never"
     kinds = [step.get("type") for step in steps]
-    replaces = any(
-        step.get("type") == "Replace" and step.get("content") == SPACE for step in steps
-    )
+    replaces = any(step.get("type") == "Replace" and step.get("content") == SPACE for step in steps)
     if pre or not replaces or set(kinds) - {"Prepend", "Replace"}:
         raise InputError(
             f"{where}: normalizer = {kinds}, pre_tokenizer = {pre.get('type')!r}: llama.cpp"
