@@ -4,7 +4,7 @@ A run may tune what another run pruned. Each link of the chain is a base model, 
 made it. The chain is in ``summary.json`` under ``base``, the direct base first.
 """
 
-import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -120,6 +120,11 @@ def read_chain(links: Sequence[Mapping[str, Any]]) -> list[Base]:
     return [Base(**{key: link.get(key) for key in known}) for link in links]
 
 
+def printable(name: str) -> str:
+    """Return the name of a model for Markdown, with ``_`` for characters that would be markup."""
+    return re.sub(r"[^\w./ -]", "_", name)
+
+
 def in_words(chain: Sequence[Base]) -> str:
     """Return a chain as a line of Markdown, without local paths; empty if no run made the base."""
     if not chain or chain[0].run is None:
@@ -129,7 +134,7 @@ def in_words(chain: Sequence[Base]) -> str:
         made = (
             f"`{base.method}` in run `{Path(base.run).name}`"
             if base.run is not None
-            else f"`{json.dumps(base.model, ensure_ascii=False)[1:-1]}`"
+            else f"`{printable(base.model)}`"
         )
         commit = f" at commit `{base.revision}`" if base.revision else ""
         parts.append(f"{made}{commit} (SHA-256 `{base.sha256}`)")

@@ -21,7 +21,7 @@ from espalier.amounts import count
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
-from espalier.results.base_chain import chain_of, in_words
+from espalier.results.base_chain import chain_of, in_words, printable
 from espalier.settings.methods import METHODS, tables_of
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -99,7 +99,7 @@ def _card(
     own_code: bool = False,
 ) -> str:
     own_code |= has_own_code(model.config)
-    base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
+    base = printable(public_name(model.directory, model.config))
     commit = commit_of(model.directory)
     at = f" at commit `{commit}`" if commit else ""
     used = {**versions(), **({"peft": version("peft")} if library == "peft" else {})}

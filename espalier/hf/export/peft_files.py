@@ -1,10 +1,12 @@
 """Reader of LoRA adapters in peft's format, for merging and conversion."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.hub_models import ADAPTER
@@ -41,7 +43,26 @@ def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
         A file is missing, the adapter trains more than LoRA matrices, such as a classification
         head, or it adapts other matrices than the base model has.
     """
-    path = folder / ADAPTER
+    scaling = _scaling(folder / ADAPTER)
+    path = folder / WEIGHTS
+    sides: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for name, value in _tensors(path).items():
+        index, linear, side = _place(name, model, path)
+        sides.setdefault((index, linear), {})[side] = value
+    found: Adapted = {}
+    for (index, linear), own in sides.items():
+        rows, columns = model.plan.blocks[index].linear(linear).shape
+        if own.keys() != {"A", "B"} or (len(own["B"]), own["A"].shape[1]) != (rows, columns):
+            raise InputError(
+                f"{path}: {linear} of block {index} does not fit the base model in"
+                f" {model.directory}; name the base that the adapter was trained on"
+            )
+        found.setdefault(index, {})[linear] = Factors(own["B"], own["A"], scaling)
+    return found
+
+
+def _scaling(path: Path) -> float:
+    """Return ``alpha / rank`` of an adapter of plain LoRA."""
     config = read_json_object(path)
     if config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type = {config.get('peft_type')!r}: must be 'LORA'")
@@ -50,40 +71,30 @@ def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
             f"{path}: {further[0]} = {config[further[0]]!r}: only plain LoRA of matrices can be"
             " merged or converted; load the adapter with peft"
         )
-    paths = {module: linear for linear, module in model.family.linears.items()}
-    sides: dict[tuple[int, str], dict[str, object]] = {}
+    scaling: float = config["lora_alpha"] / config["r"]
+    return scaling
+
+
+def _tensors(path: Path) -> Mapping[str, Tensor]:
     try:
-        tensors = load_file(folder / WEIGHTS)
+        return load_file(path)
     except OSError as error:
-        raise InputError(f"{folder / WEIGHTS}: cannot be read ({error}); copy it again") from None
-    for name, value in tensors.items():
-        match = NAME.fullmatch(name)
-        place = model.family.block_of(f"{match[1]}.") if match else None
-        linear = paths.get(place[2].removesuffix(".")) if place else None
-        if match is None or place is None or linear is None:
-            raise InputError(f"{folder / WEIGHTS}: {name} is no LoRA matrix of the base model")
-        sides.setdefault((place[1], linear), {})[match[2]] = value
-    found: Adapted = {}
-    for (index, linear), own in sides.items():
-        a, b = (own.get(side) for side in "AB")
-        rows, columns = _shape(model, index, linear, folder)
-        if a is None or b is None or (b.shape[0], a.shape[1]) != (rows, columns):  # type: ignore[attr-defined]
-            raise InputError(
-                f"{folder / WEIGHTS}: {linear} of block {index} does not fit the base model in"
-                f" {model.directory}; name the base that the adapter was trained on"
-            )
-        found.setdefault(index, {})[linear] = Factors(b, a, config["lora_alpha"] / config["r"])  # type: ignore[arg-type]
-    return found
+        raise InputError(f"{path}: cannot be read ({error}); copy it again") from None
 
 
-def _shape(model: OpenedModel, index: int, linear: str, folder: Path) -> tuple[int, int]:
-    if index >= len(model.plan.blocks):
-        raise InputError(
-            f"{folder / WEIGHTS}: adapts block {index}, and the base model in {model.directory} has"
-            f" {len(model.plan.blocks)} blocks; name the base that the adapter was trained on"
-        )
-    rows, columns = model.plan.blocks[index].linear(linear).shape
-    return rows, columns
+def _place(name: str, model: OpenedModel, path: Path) -> tuple[int, str, str]:
+    """Return block, canonical name of the matrix and side, ``A`` or ``B``, of a tensor."""
+    match = NAME.fullmatch(name)
+    found = model.family.block_of(match[1]) if match else None
+    if match is not None and found is not None:
+        _, index, module = found
+        for linear, own in model.family.linears.items():
+            if own == module and index < len(model.plan.blocks):
+                return index, linear, match[2]
+    raise InputError(
+        f"{path}: {name} is no LoRA matrix of the base model in {model.directory}; name the base"
+        " that the adapter was trained on"
+    )
 
 
 def edits_of(adapted: Adapted) -> Edits:

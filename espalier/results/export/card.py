@@ -3,7 +3,6 @@
 The body is that of the card which the run wrote. Local paths are in neither.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import public_name
-from espalier.results.base_chain import in_words
+from espalier.results.base_chain import in_words, printable
 from espalier.results.export.source import Source
 
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -52,7 +51,6 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
     decoder = source.model.family.kind == "decoder"
     method = "" if source.run is None else str(source.run.summary.get("method"))
     base = base_on_hub(source)
-    adapted = source.adapted is not None
     results = [
         EvalResult(
             task_type="text-generation" if decoder else "text-classification",
@@ -73,7 +71,7 @@ def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
         tags=[
             "espalier",
             "federated-learning",
-            *(["lora"] if adapted else []),
+            *(["lora"] if source.is_adapter else []),
             *filter(None, [method]),
         ],
         model_name=source.name if results else None,
@@ -104,7 +102,7 @@ def _body(source: Source) -> str:
         body = FRONT.sub("", written.read_text(encoding="utf-8"))
     else:
         name = public_name(source.folder, source.model.config)
-        body = f"# {json.dumps(name, ensure_ascii=False)[1:-1]}\n"
+        body = f"# {printable(name)}\n"
     chain = "" if source.run is None else in_words(source.chain)
     if chain and "| made from |" not in body:
         body += f"\n\nMade from {chain}.\n"

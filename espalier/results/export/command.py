@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.environment.hub_models import ADAPTER
 from espalier.errors import EspalierError, tell
 from espalier.hf.export.model import ExportError
 from espalier.progress import Pace, heard_by
@@ -22,6 +21,8 @@ from espalier.storage.atomic import write_bytes
 
 GGUF = "gguf"
 HUB = "hub"
+MAX_THREADS = 4
+"""Maximum number of CPU threads of the comparison; exports are small work."""
 
 
 def main(document: Mapping[str, Any]) -> int:
@@ -51,11 +52,12 @@ def _export(document: Mapping[str, Any]) -> None:
     if upload is not None:
         upload.take(source, as_adapter=document["adapter"], license_name=document["license"])
     license_name = document["license"] if upload is None else upload.license_name
-    if document["adapter"]:
-        _copy_adapter(source, target, license_name, document["repository"])
+    as_adapter = document["adapter"]
+    card = card_of(source, as_adapter, license_name, document["repository"])
+    if as_adapter:
+        _copy_adapter(source, target, card)
     else:
-        threads = min(4, os.cpu_count() or 1)
-        export_model(source, target, threads, license_name)
+        export_model(source, target, card, min(MAX_THREADS, os.cpu_count() or 1))
     print(f"exported     {target}")
     if upload is None:
         print("\n".join(_how_to_use(target, as_adapter=document["adapter"])))
@@ -76,7 +78,6 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     try:
         if as_adapter:
-            assert source.adapted is not None
             name = write_adapter(source.model, source.adapted, unfinished, source.name)
         else:
             name = write_model(
@@ -98,15 +99,13 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
         print(f"use it       llama-cli -m {file}")
 
 
-def _copy_adapter(source: Source, target: Path, license_name: str, repository: str) -> None:
+def _copy_adapter(source: Source, target: Path, card: str) -> None:
     """Copy an adapter and its tokenizer, with a complete card."""
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.folder.iterdir()):
         if file.is_file() and file.name != "README.md":
             shutil.copyfile(file, target / file.name)
-    card = card_of(source, True, license_name, repository)
     write_bytes(target / "README.md", card.encode())
-    assert (target / ADAPTER).is_file()
 
 
 def _how_to_use(target: Path, *, as_adapter: bool) -> list[str]:

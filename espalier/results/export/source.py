@@ -1,6 +1,7 @@
 """Result to export: a model, or an adapter on its base model."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from espalier.environment.hub_models import download_model, is_on_hub
@@ -20,20 +21,31 @@ class Source:
     Parameters
     ----------
     model : the model, or the base model of the adapter
-    adapted : factors of the adapter, by block and matrix; None if the result is a model
+    is_adapter : the result is an adapter
     folder : directory of the result, with its card
     run : run that made it; None for a model directory
     """
 
     model: OpenedModel
-    adapted: Adapted | None
+    is_adapter: bool
     folder: Path
     run: FinishedRun | None
+
+    @cached_property
+    def adapted(self) -> Adapted:
+        """Factors of the adapter, by block and matrix.
+
+        Raises
+        ------
+        InputError
+            The adapter trains more than LoRA matrices.
+        """
+        return read_adapter(self.folder, self.model)
 
     @property
     def edits(self) -> Edits:
         """Edits that merge the adapter; none for a model."""
-        return dense if self.adapted is None else edits_of(self.adapted)
+        return edits_of(self.adapted) if self.is_adapter else dense
 
     @property
     def name(self) -> str:
@@ -70,7 +82,7 @@ def open_source(path: str, *, adapter: bool, client: str) -> Source:
     if not (folder / "summary.json").is_file() and (folder / "config.json").is_file():
         if adapter or client:
             raise InputError(f"{path}: is a model directory; --adapter and --client need a run")
-        return Source(opened_in(folder), None, folder, None)
+        return Source(opened_in(folder), False, folder, None)
     run = open_run(path)
     if (status := run.summary.get("status")) != "completed":
         raise InputError(
@@ -79,7 +91,7 @@ def open_source(path: str, *, adapter: bool, client: str) -> Source:
     if client:
         return _of_client(run, client)
     if run.model is not None and not adapter:
-        return Source(opened_in(run.model), None, run.model, run)
+        return Source(opened_in(run.model), False, run.model, run)
     if run.adapter is None:
         raise InputError(
             f"{path}: the run wrote no {'adapter' if adapter else 'model and no adapter'}"
@@ -91,7 +103,7 @@ def open_source(path: str, *, adapter: bool, client: str) -> Source:
             f"model = {run.setting('model')!r}: has SHA-256 {model.sha256}, and the adapter was"
             f" trained on {expected}; restore the base model"
         )
-    return Source(model, read_adapter(run.adapter, model), run.adapter, run)
+    return Source(model, True, run.adapter, run)
 
 
 def _of_client(run: FinishedRun, client: str) -> Source:
@@ -99,7 +111,7 @@ def _of_client(run: FinishedRun, client: str) -> Source:
     if client not in models:
         names = ", ".join(models) or "none, because its clients have no models of their own"
         raise InputError(f"--client {client}: the run has {names}")
-    return Source(opened_in(models[client]), None, models[client], run)
+    return Source(opened_in(models[client]), False, models[client], run)
 
 
 def _base_of(run: FinishedRun) -> OpenedModel:

@@ -12,7 +12,6 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.hf.structured.export import CODE
-from espalier.results.export.card import card_of
 from espalier.results.export.source import Source
 from espalier.storage.atomic import write_json
 
@@ -20,10 +19,17 @@ SAMPLE = (2, 16)
 """Number of sequences on which the export is compared, and their length."""
 
 
-def export_model(source: Source, target: Path, threads: int, license_name: str = "") -> None:
+def export_model(source: Source, target: Path, card: str, threads: int) -> None:
     """Write a model, with the adapter merged, and compare it with the result.
 
     A pruned model whose blocks are alike is written without additional code.
+
+    Parameters
+    ----------
+    source : the result
+    target : directory to write
+    card : content of ``README.md``
+    threads : number of CPU threads of the comparison
 
     Raises
     ------
@@ -32,7 +38,7 @@ def export_model(source: Source, target: Path, threads: int, license_name: str =
     ExportError
         The written model differs.
     """
-    export_edited(source.model, source.edits, target, card_of(source, False, license_name))
+    export_edited(source.model, source.edits, target, card)
     _write_plainly(source.model, target)
     check(source, target, threads)
 
