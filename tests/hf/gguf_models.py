@@ -41,7 +41,8 @@ def save(folder: Path, name: str, *, sentencepiece: bool = False) -> Path:
     folder.mkdir(parents=True)
     size = save_like_llama_2(folder) if sentencepiece else save_tokenizer(folder)
     kind, changes = KINDS[name]
-    config = tiny_config(kind, **SIZES | changes, vocab_size=size)
+    # As in real models, the embedding has more rows than there are tokens.
+    config = tiny_config(kind, **SIZES | changes, vocab_size=size + 4)
     random_model(config).save_pretrained(folder)
     return folder
 

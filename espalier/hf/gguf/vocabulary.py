@@ -8,14 +8,13 @@ neither is refused, because the model would read other tokens than in training.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from espalier.environment.bounded_json import read_json_object
+from espalier.environment.bounded_json import read_json
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-FILE = "tokenizer.json"
 LIKE_LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,8 +34,8 @@ def add_vocabulary(writer: "GGUFWriter", model: OpenedModel) -> None:
     InputError
         llama.cpp has no tokenizer that splits texts as the model's does.
     """
-    path = model.directory / FILE
-    document = read_json_object(path)
+    path = model.directory
+    document = _described(model)
     bpe = document.get("model") or {}
     if bpe.get("type") != "BPE":
         raise InputError(
@@ -57,6 +56,21 @@ def add_vocabulary(writer: "GGUFWriter", model: OpenedModel) -> None:
     _add_special(writer, model)
 
 
+def _described(model: OpenedModel) -> Mapping[str, Any]:
+    """Return the tokenizer as transformers uses it, in the form of ``tokenizer.json``.
+
+    The classes of some families replace parts of that file.
+    """
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InputError(
+            f"{model.directory}: its tokenizer is not one of the library tokenizers, as GGUF files"
+            f" need; {OTHER}"
+        )
+    document: Mapping[str, Any] = read_json(backend.to_str())
+    return document
+
+
 def _tokens(model: OpenedModel, bpe: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Return the text and the kind of the token of each row of the embedding."""
     from gguf import TokenType
@@ -70,7 +84,7 @@ def _tokens(model: OpenedModel, bpe: Mapping[str, Any]) -> tuple[list[str], list
     for token, row in tokenizer.get_vocab().items():
         if row >= rows:
             raise InputError(
-                f"{model.directory / FILE}: token {token!r} has number {row}, and the embedding"
+                f"{model.directory}: token {token!r} has number {row}, and the embedding"
                 f" has {rows} rows; copy tokenizer and weights from one model"
             )
         tokens[row] = token
