@@ -28,6 +28,8 @@ class Hub:
         """Names of the files that were sent, in order."""
         self.requests = 0
         self.url = ""
+        self.license = "apache-2.0"
+        """Licence in the card of the model."""
         self.uploaded: dict[str, bytes] = {}
         """Files that were uploaded, by ``owner/name/path``."""
         self.created: list[dict[str, Any]] = []
@@ -41,6 +43,13 @@ class Hub:
         parts = parts[2:] if api else parts
         if "/".join(parts[:2]) != REPOSITORY:
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        if api and not parts[2:]:
+            card = {"license": self.license}
+            return (
+                200,
+                {},
+                _json({"id": REPOSITORY, "sha": self.commit, "siblings": [], "cardData": card}),
+            )
         kind, revision, *file = parts[2:]
         if revision not in ("main", self.commit, COMMIT):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
@@ -65,6 +74,8 @@ class Hub:
             name = self.created[-1]["name"]
             owner = self.created[-1].get("organization") or "ward"
             return 200, {}, _json({"url": f"{self.url}/{owner}/{name}"})
+        if parts == ["api", "validate-yaml"]:
+            return 200, {}, _json({"errors": [], "warnings": []})
         repository = "/".join(parts[2:4])
         if parts[4] == "preupload":
             files = json.loads(body)["files"]

@@ -13,6 +13,7 @@ from made_runs import masked_run, pruned_run, tuned_run
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
+from espalier.environment.hub_models import download_model
 from espalier.hf.export.model import export_edited
 from espalier.hf.opening.opened import OpenedModel
 from espalier.results.export import command
@@ -115,17 +116,19 @@ def hub(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_upload(base: Path, tmp_path: Path, hub: Hub) -> None:
+    download_model("ward/tiny")
     run, _ = tuned_run(tmp_path / "runs" / "b", "ward/tiny")
-    words: dict[str, Any] = {"repository": "ward/tuned", "license": "mit", "private": True}
+    words: dict[str, Any] = {"repository": "ward/tuned", "private": True}
     assert export(run, "hub", tmp_path / "out", adapter=True, **words) == 0
     (created,) = hub.created
-    assert (created["name"], created["organization"], created["private"]) == ("tuned", "ward", True)
+    assert (created["name"], created["organization"]) == ("tuned", "ward")
+    assert created["visibility"] == "private"
     assert {name.removeprefix("ward/tuned/") for name in hub.uploaded} == {
         file.name for file in (tmp_path / "out").iterdir()
     }
     card = ModelCard(hub.uploaded["ward/tuned/README.md"].decode())
     assert (card.data.base_model, card.data.base_model_relation) == ("ward/tiny", "adapter")
-    assert (card.data.license, card.data.datasets) == ("mit", ["o/texts"])
+    assert (card.data.license, card.data.datasets) == ("apache-2.0", ["o/texts"])
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value) == ("perplexity", 13.25)
     assert 'AutoPeftModelForCausalLM.from_pretrained("ward/tuned")' in card.content
