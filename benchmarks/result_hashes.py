@@ -6,8 +6,8 @@
 Each preset runs in a process of its own, with the handlers of a real run and without Ray or a
 SuperLink, for at most two rounds and with little evaluation. The hashes repeat on one machine with
 the same libraries. Model cards and modeling code in a result are texts of this project, so they are
-left out. Presets of published models are left out too, because their models are not part of the
-project.
+left out, and so is the path of the base model that an adapter names. Presets of published models are
+left out too, because their models are not part of the project.
 """
 
 import argparse
@@ -67,10 +67,18 @@ def hashes_of(words: list[str]) -> dict[str, str]:
         (run,) = (folder / "runs").iterdir()
         found = [file for result in RESULTS for file in _files(run / result)]
         return {
-            str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest()
+            str(file.relative_to(run)): hashlib.sha256(_content(file)).hexdigest()
             for file in found
             if file.suffix not in TEXTS
         }
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a file; of ``adapter_config.json`` those without the base's path."""
+    if file.name != "adapter_config.json":
+        return file.read_bytes()
+    document = json.loads(file.read_bytes())
+    return json.dumps(document | {"base_model_name_or_path": None}).encode()
 
 
 def _files(result: Path) -> list[Path]:

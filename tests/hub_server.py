@@ -1,5 +1,6 @@
-"""Hugging Face hub on this machine, with one model: the few requests that a download makes."""
+"""Hugging Face hub on this machine, with one model: the few requests of a download or upload."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,12 @@ class Hub:
         """Names of the files that were sent, in order."""
         self.requests = 0
         self.url = ""
+        self.license = "apache-2.0"
+        """Licence in the card of the model."""
+        self.uploaded: dict[str, bytes] = {}
+        """Files that were uploaded, by ``owner/name/path``."""
+        self.created: list[dict[str, Any]] = []
+        """Requests to create a repository."""
 
     def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of the answer to a request."""
@@ -36,6 +43,13 @@ class Hub:
         parts = parts[2:] if api else parts
         if "/".join(parts[:2]) != REPOSITORY:
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        if api and not parts[2:]:
+            card = {"license": self.license}
+            return (
+                200,
+                {},
+                _json({"id": REPOSITORY, "sha": self.commit, "siblings": [], "cardData": card}),
+            )
         kind, revision, *file = parts[2:]
         if revision not in ("main", self.commit, COMMIT):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
@@ -48,6 +62,35 @@ class Hub:
         data = (self.folder / Path(*file)).read_bytes()
         commit = self.commit if revision == "main" else revision
         return 200, {"X-Repo-Commit": commit, "ETag": f'"{hash(data):x}"'}, data
+
+    def take(self, path: str, token: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Return the answer to a request that writes; only ``TOKEN`` may write."""
+        self.requests += 1
+        if token != f"Bearer {TOKEN}":
+            return 401, {}, _json({"error": "Invalid username or password."})
+        parts = path.partition("?")[0].strip("/").split("/")
+        if parts[:3] == ["api", "repos", "create"]:
+            self.created.append(json.loads(body))
+            name = self.created[-1]["name"]
+            owner = self.created[-1].get("organization") or "ward"
+            return 200, {}, _json({"url": f"{self.url}/{owner}/{name}"})
+        if parts == ["api", "validate-yaml"]:
+            return 200, {}, _json({"errors": [], "warnings": []})
+        repository = "/".join(parts[2:4])
+        if parts[4] == "preupload":
+            files = json.loads(body)["files"]
+            modes = [
+                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for one in files
+            ]
+            return 200, {}, _json({"files": modes})
+        for line in body.splitlines():
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                content = base64.b64decode(entry["value"]["content"])
+                self.uploaded[f"{repository}/{entry['value']['path']}"] = content
+        url = f"{self.url}/{repository}/commit/{COMMIT}"
+        return 200, {}, _json({"commitUrl": url, "commitOid": COMMIT, "success": True})
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
@@ -75,8 +118,19 @@ def serving(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
                 hub.sent.append(self.path.split("/", 5)[5])
             self._answer(None)
 
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            token = self.headers.get("Authorization", "")
+            self._send(*hub.take(self.path, token, content))
+
         def _answer(self, body: bytes | None) -> None:
-            status, headers, data = hub.answer(self.path, self.headers.get("Authorization", ""))
+            token = self.headers.get("Authorization", "")
+            status, headers, data = hub.answer(self.path, token)
+            self._send(status, headers, data, body)
+
+        def _send(
+            self, status: int, headers: dict[str, str], data: bytes, body: bytes | None = None
+        ) -> None:
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(key, value)

@@ -244,7 +244,7 @@ def test_lock_has_constrained_versions_and_hashes() -> None:
     }
 
 
-@pytest.mark.parametrize("extra", ["nf4", "hub"])
+@pytest.mark.parametrize("extra", ["nf4", "hub", "gguf"])
 def test_dev_brings_what_tests_of_extras_need(extra: str) -> None:
     brought = {
         name

@@ -12,6 +12,7 @@
     espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
     espalier chat RUN --compare                   talk to a result and to its base model
     espalier tasks                                show what the records of each task need
+    espalier export RUN --to gguf --out DIR       write a result for transformers, llama.cpp, the hub
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   check a --node-config for a run
@@ -36,6 +37,7 @@ from collections.abc import Sequence
 import espalier
 from espalier.cli.app_commands import add_app_commands
 from espalier.cli.comparison import add_compare, add_runs
+from espalier.cli.export import add_export
 from espalier.cli.keys import add_keys
 from espalier.cli.node import add_node
 from espalier.cli.run import add_run
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_sweep(commands)
     add_use(commands)
     add_app_commands(commands)
+    add_export(commands)
     return parser
 
 

@@ -18,8 +18,10 @@ from typing import Any
 import tomli_w
 
 from espalier.amounts import count
+from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
+from espalier.results.base_chain import chain_of, in_words, printable
 from espalier.settings.methods import METHODS, tables_of
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -59,7 +61,9 @@ def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
             "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier"
             " installed"
         )
-    return _card(settings, model, "pruned: a smaller model", rows, "transformers", ("pruning",))
+    what = "pruned: a smaller model"
+    own_code = report["form"] == "compact"
+    return _card(settings, model, what, rows, "transformers", ("pruning",), own_code=own_code)
 
 
 def edited_card(settings: RunSettings, model: OpenedModel) -> str:
@@ -91,13 +95,17 @@ def _card(
     rows: Mapping[str, str],
     library: str,
     tags: tuple[str, ...],
+    *,
+    own_code: bool = False,
 ) -> str:
-    base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
+    own_code |= has_own_code(model.config)
+    base = printable(public_name(model.directory, model.config))
     commit = commit_of(model.directory)
     at = f" at commit `{commit}`" if commit else ""
     used = {**versions(), **({"peft": version("peft")} if library == "peft" else {})}
     table = {
         "base model": f"`{base}`{at}; SHA-256 of its weights and tokenizer: `{model.sha256}`",
+        **({"made from": made_from} if (made_from := in_words(chain_of(model))) else {}),
         "method": METHODS[settings.method].title,
         **rows,
         "clients": (
@@ -119,7 +127,7 @@ def _card(
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in table.items()),
         "",
-        *_how_to_load(model, library),
+        *_how_to_load(model, library, own_code=own_code),
         "",
         "The licence and the limitations of the base model also apply to this one.",
         "The run's `summary.json` compares it with the base model.",
@@ -171,21 +179,22 @@ def _data(settings: RunSettings) -> str:
     )
 
 
-def _how_to_load(model: OpenedModel, library: str) -> list[str]:
+def _how_to_load(model: OpenedModel, library: str, *, own_code: bool) -> list[str]:
     loader = (
         "AutoModelForCausalLM"
         if model.family.kind == "decoder"
         else "AutoModelForSequenceClassification"
     )
     labels = ", num_labels=..." if model.family.kind == "encoder" and library == "peft" else ""
-    code = [f"from transformers import {loader}"]
-    if library == "peft":
-        code.insert(0, "from peft import PeftModel")
-        code += ["", f'base = {loader}.from_pretrained("the base model"{labels})']
-        code.append('model = PeftModel.from_pretrained(base, "this directory")')
+    trust = ", trust_remote_code=True" if own_code else ""
+    if library != "peft":
+        lines = [f"from transformers import {loader}", ""]
+        lines.append(f'model = {loader}.from_pretrained("this directory"{trust})')
     else:
-        code += ["", f'model = {loader}.from_pretrained("this directory")']
-    return ["```python", *code, "```"]
+        own = loader.replace("Auto", "AutoPeft", 1)
+        lines = [f"from peft import {own}", ""]
+        lines.append(f'model = {own}.from_pretrained("this directory"{labels}{trust})')
+    return ["```python", *lines, "```"]
 
 
 def _settings(settings: RunSettings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
 from espalier.messages.tensor_blobs import TensorSpec
+from espalier.results.base_chain import chain_of
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
 from espalier.storage.atomic import finite_values, write_json
@@ -316,6 +317,7 @@ class Summary:
             "model": public_name(self.model.directory, self.model.config),
             "model_revision": commit_of(self.model.directory),
             "model_sha256": self.model.sha256,
+            "base": [link.to_json() for link in chain_of(self.model)],
             "versions": versions(),
             "threads": self.threads,
             "device": self.device,

@@ -72,9 +72,9 @@ def test_cards_of_adapters_and_of_a_merged_model(model: OpenedModel) -> None:
     for text in (card, merged):
         assert row(text, "adapters") == "LoRA of rank 2, 8; 12,345 trained parameters"
         assert "[hetlora]" in text
-    assert "PeftModel.from_pretrained(base, " in card
+    assert "AutoPeftModelForCausalLM.from_pretrained(" in card
     assert ", peft 0." in row(card, "versions")
-    assert "PeftModel" not in merged
+    assert "Peft" not in merged
 
 
 def test_base_model_with_owner_is_named(tmp_path: Path) -> None:

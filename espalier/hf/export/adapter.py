@@ -23,7 +23,7 @@ from espalier.hf.export.model import (
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4.matrices import hush
 from espalier.hf.opening.disk_model import Weights, read_when_used
-from espalier.hf.opening.model_files import commit_of, public_name
+from espalier.hf.opening.model_files import commit_of, loadable_name
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, WeightEdit
@@ -47,10 +47,10 @@ def export_adapter(
 ) -> None:
     """Write ``adapter_config.json``, ``adapter_model.safetensors`` and the card.
 
-    The directory is written atomically: it appears complete or not at all. The same adapters give
-    the same bytes. The configuration names the base model as others know it (``public_name``), not
-    by its local path. To use the adapter, load the base first, then call
-    ``PeftModel.from_pretrained(base, adapter)``.
+    The directory is written atomically: it appears complete or not at all. The configuration names
+    the base model by its name and commit on the hub, or by its absolute path, so that
+    ``AutoPeftModelForCausalLM.from_pretrained(adapter)`` finds it from any working directory. The
+    same adapters of the same base at the same place give the same bytes.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def export_adapter(
         require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
-        config.base_model_name_or_path = public_name(model.directory, model.config)
+        config.base_model_name_or_path = loadable_name(model.directory, model.config)
         config.revision = commit_of(model.directory)
         config.inference_mode = True
         # Sets are sorted, because peft's own files have them in random order.

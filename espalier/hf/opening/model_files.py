@@ -69,6 +69,16 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     return directory.name
 
 
+def loadable_name(directory: Path, config: Mapping[str, Any]) -> str:
+    """Return the name by which ``from_pretrained`` finds a model from any working directory.
+
+    The result is ``owner/name`` for a snapshot in the hub's cache, together with ``commit_of``, and
+    otherwise the absolute path of the directory, which only this machine knows.
+    """
+    is_snapshot = commit_of(directory) is not None
+    return public_name(directory, config) if is_snapshot else str(directory.absolute())
+
+
 def commit_of(directory: Path) -> str | None:
     """Return the commit of a model in the hub's cache; None for another directory."""
     # The cache has directories such as models--owner--name/snapshots/<commit>.

@@ -1,0 +1,57 @@
+"""Command ``espalier export``."""
+
+import argparse
+
+from espalier.launch.app import installed_app, run_in_app
+
+TARGETS = ("transformers", "gguf", "hub")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "export", help="write the result of a run for transformers, llama.cpp or the hub"
+    )
+    parser.add_argument(
+        "source", metavar="RUN | MODEL", help="run directory, or directory of a model"
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=TARGETS,
+        help="transformers: a model directory, with the adapter merged; gguf: a file for llama.cpp"
+        " and Ollama; hub: a repository of the Hugging Face hub",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="new directory to write")
+    parser.add_argument(
+        "--adapter", action="store_true", help="export the adapter by itself; default: merged"
+    )
+    parser.add_argument(
+        "--client", default="", metavar="NAME", help="export a client's own model, by its name"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="",
+        choices=DTYPES,
+        help="format of the matrices in a GGUF file; default: that of the model's files",
+    )
+    parser.add_argument(
+        "--repository", default="", metavar="OWNER/NAME", help="repository on the hub"
+    )
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument(
+        "--license",
+        default="",
+        metavar="ID",
+        help="licence for the card; default: that of the base model's card",
+    )
+    parser.set_defaults(execute=_export)
+
+
+def _export(given: argparse.Namespace) -> int:
+    keys = (
+        "source", "to", "out", "adapter", "client", "dtype", "repository", "private", "license"
+    )  # fmt: skip
+    document = {key: getattr(given, key) for key in keys}
+    return run_in_app(installed_app(), "espalier.results.export.command", document)

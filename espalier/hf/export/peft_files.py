@@ -1,0 +1,104 @@
+"""Reader of LoRA adapters in peft's format, for merging and conversion."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from espalier.environment.bounded_json import read_json_object
+from espalier.environment.hub_models import ADAPTER
+from espalier.errors import InputError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import updated
+from pruning_kernels.lora.factors import Factors
+
+WEIGHTS = "adapter_model.safetensors"
+NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+OTHER_KINDS = (
+    "use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "alora_invocation_tokens",
+    "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices",
+    "layer_replication", "fan_in_fan_out",
+)  # fmt: skip
+"""Keys of ``adapter_config.json`` that change what an adapter computes, or train more than LoRA."""
+
+Adapted = dict[int, dict[str, Factors]]
+"""Factors by block and canonical name of the matrix."""
+
+
+def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
+    """Return the factors of a LoRA adapter of a decoder.
+
+    Parameters
+    ----------
+    folder : directory with ``adapter_config.json`` and ``adapter_model.safetensors``
+    model : the base model of the adapter
+
+    Raises
+    ------
+    InputError
+        A file is missing, the adapter trains more than LoRA matrices, such as a classification
+        head, or it adapts other matrices than the base model has.
+    """
+    scaling = _scaling(folder / ADAPTER)
+    path = folder / WEIGHTS
+    sides: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for name, value in _tensors(path).items():
+        index, linear, side = _place(name, model, path)
+        sides.setdefault((index, linear), {})[side] = value
+    found: Adapted = {}
+    for (index, linear), own in sides.items():
+        rows, columns = model.plan.blocks[index].linear(linear).shape
+        if own.keys() != {"A", "B"} or (len(own["B"]), own["A"].shape[1]) != (rows, columns):
+            raise InputError(
+                f"{path}: {linear} of block {index} does not fit the base model in"
+                f" {model.directory}; name the base that the adapter was trained on"
+            )
+        found.setdefault(index, {})[linear] = Factors(own["B"], own["A"], scaling)
+    return found
+
+
+def _scaling(path: Path) -> float:
+    """Return ``alpha / rank`` of an adapter of plain LoRA."""
+    config = read_json_object(path)
+    if config.get("peft_type") != "LORA":
+        raise InputError(f"{path}: peft_type = {config.get('peft_type')!r}: must be 'LORA'")
+    if further := [key for key in OTHER_KINDS if config.get(key)]:
+        raise InputError(
+            f"{path}: {further[0]} = {config[further[0]]!r}: only plain LoRA of matrices can be"
+            " merged or converted; load the adapter with peft"
+        )
+    scaling: float = config["lora_alpha"] / config["r"]
+    return scaling
+
+
+def _tensors(path: Path) -> Mapping[str, Tensor]:
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error}); copy it again") from None
+
+
+def _place(name: str, model: OpenedModel, path: Path) -> tuple[int, str, str]:
+    """Return block, canonical name of the matrix and side, ``A`` or ``B``, of a tensor."""
+    match = NAME.fullmatch(name)
+    found = model.family.block_of(match[1]) if match else None
+    if match is not None and found is not None:
+        _, index, module = found
+        for linear, own in model.family.linears.items():
+            if own == module and index < len(model.plan.blocks):
+                return index, linear, match[2]
+    raise InputError(
+        f"{path}: {name} is no LoRA matrix of the base model in {model.directory}; name the base"
+        " that the adapter was trained on"
+    )
+
+
+def edits_of(adapted: Adapted) -> Edits:
+    """Return the edits that merge an adapter into its base model."""
+    return lambda index: {
+        name: partial(updated, factors, False) for name, factors in adapted.get(index, {}).items()
+    }

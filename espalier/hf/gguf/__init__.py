@@ -1,0 +1,1 @@
+"""Writers of GGUF files, which llama.cpp, Ollama and LM Studio read."""

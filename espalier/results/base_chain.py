@@ -1,0 +1,141 @@
+"""Chain of models from which a result was made, down to a model that no run made.
+
+A run may tune what another run pruned. Each link of the chain is a base model, with the run that
+made it. The chain is in ``summary.json`` under ``base``, the direct base first.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json_object
+from espalier.environment.hub_models import is_on_hub
+from espalier.environment.paths import DEMO
+from espalier.errors import EspalierError
+from espalier.hf.opening.model_files import commit_of, loadable_name, public_name
+from espalier.hf.opening.opened import OpenedModel
+
+KEY = "base"
+"""Key of ``summary.json`` with the chain."""
+RUN_FILES = ("summary.json", "settings.toml")
+"""Files by which a run directory is recognised."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """One link of a chain: a model, and the run that made it."""
+
+    model: str
+    """Name of the model without a local path."""
+    revision: str | None
+    """Commit on the Hugging Face hub; None for a local model."""
+    sha256: str
+    """Hash of its weights and tokenizer."""
+    path: str
+    """Name for ``from_pretrained``: ``owner/name`` on the hub, otherwise an absolute path."""
+    run: str | None = None
+    """Absolute path of the directory of the run that made it; None if no run did."""
+    method: str | None = None
+    """Method of that run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def run_of(directory: Path) -> Path | None:
+    """Return the run directory in which a result lies, directly or in ``clients/``, or None."""
+    for folder in list(directory.absolute().parents)[:2]:
+        if all((folder / name).is_file() for name in RUN_FILES):
+            return folder
+    return None
+
+
+def chain_of(model: OpenedModel) -> list[Base]:
+    """Return the chain of a run's base model: the model itself, and what it was made from.
+
+    A run directory that cannot be read ends the chain.
+    """
+    directory = model.directory
+    run = run_of(directory)
+    summary = _summary(run)
+    own = Base(
+        public_name(directory, model.config),
+        commit_of(directory),
+        model.sha256,
+        loadable_name(directory, model.config),
+        str(run) if run is not None and summary else None,
+        summary.get("method"),
+    )
+    return [own, *(_recorded(run, summary) if run is not None and summary else ())]
+
+
+def _summary(run: Path | None) -> Mapping[str, Any]:
+    if run is None:
+        return {}
+    try:
+        return read_json_object(run / RUN_FILES[0])
+    except EspalierError:
+        return {}
+
+
+def _recorded(run: Path, summary: Mapping[str, Any]) -> Iterator[Base]:
+    """Yield the chain that a run has recorded; runs of older releases have only their model."""
+    if isinstance(links := summary.get(KEY), list):
+        yield from read_chain(links)
+        return
+    name = _model_setting(run)
+    directory = None if name == DEMO or is_on_hub(name) else Path(name)
+    # The setting may also name a run, whose model is meant.
+    if directory is not None and (directory / RUN_FILES[1]).is_file():
+        directory = directory / "model"
+    maker = run_of(directory) if directory is not None else None
+    before = _summary(maker)
+    yield Base(
+        str(summary.get("model") or Path(name).name),
+        summary.get("model_revision"),
+        str(summary.get("model_sha256")),
+        str(directory) if directory is not None else name,
+        str(maker) if maker is not None and before else None,
+        before.get("method"),
+    )
+    if maker is not None and before:
+        yield from _recorded(maker, before)
+
+
+def _model_setting(run: Path) -> str:
+    try:
+        settings = tomllib.loads((run / RUN_FILES[1]).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return DEMO
+    return str(settings.get("model", DEMO))
+
+
+def read_chain(links: Sequence[Mapping[str, Any]]) -> list[Base]:
+    """Return a chain from its JSON form; unknown keys are ignored."""
+    known = Base.__dataclass_fields__
+    return [Base(**{key: link.get(key) for key in known}) for link in links]
+
+
+def printable(name: str) -> str:
+    """Return the name of a model for Markdown, with ``_`` for characters that would be markup."""
+    return re.sub(r"[^\w./ -]", "_", name)
+
+
+def in_words(chain: Sequence[Base]) -> str:
+    """Return a chain as a line of Markdown, without local paths; empty if no run made the base."""
+    if not chain or chain[0].run is None:
+        return ""
+    parts = []
+    for base in reversed(chain):
+        made = (
+            f"`{base.method}` in run `{Path(base.run).name}`"
+            if base.run is not None
+            else f"`{printable(base.model)}`"
+        )
+        commit = f" at commit `{base.revision}`" if base.revision else ""
+        parts.append(f"{made}{commit} (SHA-256 `{base.sha256}`)")
+    return ", then ".join(parts)

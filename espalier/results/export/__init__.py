@@ -1,0 +1,1 @@
+"""Export of results for other programs, and for the Hugging Face hub."""

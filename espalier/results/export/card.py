@@ -1,0 +1,134 @@
+"""Model card of an export: front matter that the hub reads, results, chain and settings.
+
+The body is that of the card which the run wrote. Local paths are in neither.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.hf.families import has_own_code
+from espalier.hf.opening.model_files import public_name
+from espalier.results.base_chain import in_words, printable
+from espalier.results.export.source import Source
+
+FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+CODE = re.compile(r"```python\n.*?```\n", re.DOTALL)
+ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+TITLES = {"dense": "base model", "federated": "this result"}
+
+
+def card_of(source: Source, as_adapter: bool, license_name: str = "", repository: str = "") -> str:
+    """Return the content of ``README.md``.
+
+    Parameters
+    ----------
+    source : the result
+    as_adapter : the adapter is exported, not the merged model
+    license_name : licence of the base model, such as ``apache-2.0``; empty if it is not known
+    repository : name on the hub, for the lines that load it
+    """
+    lines = ["---", _front_matter(source, as_adapter, license_name), "---", ""]
+    body = _body(source)
+    load = _how_to_load(source, as_adapter, repository or "this directory")
+    body = CODE.sub(lambda _: load, body, count=1) if CODE.search(body) else f"{body}\n{load}"
+    lines += [body.strip(), "", *_results(source)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def base_on_hub(source: Source) -> str:
+    """Return the nearest base model that the hub has, ``owner/name``; empty if none is known."""
+    for link in source.chain:
+        if link.revision and ON_HUB.fullmatch(link.model):
+            return link.model
+    return ""
+
+
+def _front_matter(source: Source, as_adapter: bool, license_name: str) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    decoder = source.model.family.kind == "decoder"
+    method = "" if source.run is None else str(source.run.summary.get("method"))
+    base = base_on_hub(source)
+    results = [
+        EvalResult(
+            task_type="text-generation" if decoder else "text-classification",
+            dataset_type=entry["dataset"],
+            dataset_name=entry["dataset"],
+            metric_type=entry["name"],
+            metric_value=entry["values"]["federated"],
+        )
+        for entry in metrics_of(source)
+    ]
+    data = ModelCardData(
+        base_model=base or None,
+        base_model_relation=("adapter" if as_adapter else "finetune") if base else None,
+        datasets=datasets_of(source) or None,
+        library_name="peft" if as_adapter else "transformers",
+        license=license_name or None,
+        pipeline_tag="text-generation" if decoder else "text-classification",
+        tags=[
+            "espalier",
+            "federated-learning",
+            *(["lora"] if source.is_adapter else []),
+            *filter(None, [method]),
+        ],
+        model_name=source.name if results else None,
+        eval_results=results or None,
+    )
+    return str(data.to_yaml()).rstrip()
+
+
+def metrics_of(source: Source) -> list[Mapping[str, Any]]:
+    """Return the entries of ``summary.json`` that have a value of the result."""
+    if source.run is None:
+        return []
+    entries = source.run.summary.get("metrics") or []
+    return [one for one in entries if isinstance(one["values"].get("federated"), float)]
+
+
+def datasets_of(source: Source) -> list[str]:
+    """Return the dataset of the hub that the settings of the run name; empty if there is none."""
+    if source.run is None or source.run.setting("data.source") != "hub":
+        return []
+    path = str(source.run.setting("data.path"))
+    return [path] if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not Path(path).exists() else []
+
+
+def _body(source: Source) -> str:
+    written = source.folder / "README.md"
+    if written.is_file():
+        body = FRONT.sub("", written.read_text(encoding="utf-8"))
+    else:
+        name = public_name(source.folder, source.model.config)
+        body = f"# {printable(name)}\n"
+    chain = "" if source.run is None else in_words(source.chain)
+    if chain and "| made from |" not in body:
+        body += f"\n\nMade from {chain}.\n"
+    return body
+
+
+def _how_to_load(source: Source, as_adapter: bool, place: str) -> str:
+    decoder = source.model.family.kind == "decoder"
+    kind = "CausalLM" if decoder else "SequenceClassification"
+    loader = f"{'AutoPeftModelFor' if as_adapter else 'AutoModelFor'}{kind}"
+    library = "peft" if as_adapter else "transformers"
+    trust = ", trust_remote_code=True" if has_own_code(source.model.config) else ""
+    return (
+        f"```python\nfrom {library} import {loader}\n\n"
+        f'model = {loader}.from_pretrained("{place}"{trust})\n```\n'
+    )
+
+
+def _results(source: Source) -> Iterator[str]:
+    entries = metrics_of(source)
+    if not entries:
+        return
+    yield from ("## Results", "", f"| | {' | '.join(TITLES.values())} |", "|---|---|---|")
+    for entry in entries:
+        values = (entry["values"].get(column) for column in TITLES)
+        cells = (f"{value:.4g}" if isinstance(value, float) else "" for value in values)
+        better = "lower" if entry.get("direction") == "lower" else "higher"
+        yield f"| {entry['name']} on {entry['dataset']} ({better} is better) | {' | '.join(cells)} |"
+    yield ""

@@ -1,0 +1,115 @@
+"""``espalier export``: results for transformers, llama.cpp and the Hugging Face hub."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import EspalierError, tell
+from espalier.hf.export.model import ExportError
+from espalier.progress import Pace, heard_by
+from espalier.results.export.card import card_of
+from espalier.results.export.hub_export import prepared, push
+from espalier.results.export.source import Source, open_source
+from espalier.results.export.transformers_export import (
+    export_model,
+    needs_remote_code,
+    require_new,
+)
+from espalier.storage.atomic import write_bytes
+
+GGUF = "gguf"
+HUB = "hub"
+MAX_THREADS = 4
+"""Maximum number of CPU threads of the comparison; exports are small work."""
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Export what the document names, and return the exit code.
+
+    Parameters
+    ----------
+    document : ``source``, ``to``, ``out``, ``adapter``, ``client``, ``dtype``, ``repository``,
+        ``private`` and ``license``, as ``espalier.cli.export`` gives them
+    """
+    try:
+        with heard_by(Pace(lambda line: print(f"exporting    {line}", flush=True))):
+            _export(document)
+    except (EspalierError, ExportError) as error:
+        tell(error)
+        return 2
+    return 0
+
+
+def _export(document: Mapping[str, Any]) -> None:
+    target = require_new(document["out"])
+    upload = prepared(document["repository"]) if document["to"] == HUB else None
+    source = open_source(document["source"], adapter=document["adapter"], client=document["client"])
+    if document["to"] == GGUF:
+        _to_gguf(source, target, document)
+        return
+    if upload is not None:
+        upload.take(source, as_adapter=document["adapter"], license_name=document["license"])
+    license_name = document["license"] if upload is None else upload.license_name
+    as_adapter = document["adapter"]
+    card = card_of(source, as_adapter, license_name, document["repository"])
+    if as_adapter:
+        _copy_adapter(source, target, card)
+    else:
+        export_model(source, target, card, min(MAX_THREADS, os.cpu_count() or 1))
+    print(f"exported     {target}")
+    if upload is None:
+        print("\n".join(_how_to_use(target, as_adapter=document["adapter"])))
+    else:
+        address = push(upload, target, private=document["private"])
+        print(f"uploaded     {address}")
+
+
+def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
+    from espalier.hf.gguf.adapter_file import write_adapter
+    from espalier.hf.gguf.library import require_gguf
+    from espalier.hf.gguf.model_file import write_model
+
+    require_gguf()
+    as_adapter = document["adapter"]
+    file = target / ("adapter.gguf" if as_adapter else "model.gguf")
+    unfinished = file.with_suffix(".unfinished")
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        if as_adapter:
+            name = write_adapter(source.model, source.adapted, unfinished, source.name)
+        else:
+            name = write_model(
+                source.model, source.edits, unfinished, source.name, document["dtype"]
+            )
+        unfinished.rename(file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        if not any(target.iterdir()):
+            target.rmdir()
+        raise
+    print(f"exported     {file} (architecture {name})")
+    if as_adapter:
+        print(
+            f"with         the base model as GGUF: espalier export {source.model.directory} --to"
+            f" gguf --out DIR\nuse it       llama-cli -m DIR/model.gguf --lora {file}"
+        )
+    else:
+        print(f"use it       llama-cli -m {file}")
+
+
+def _copy_adapter(source: Source, target: Path, card: str) -> None:
+    """Copy an adapter and its tokenizer, with a complete card."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.folder.iterdir()):
+        if file.is_file() and file.name != "README.md":
+            shutil.copyfile(file, target / file.name)
+    write_bytes(target / "README.md", card.encode())
+
+
+def _how_to_use(target: Path, *, as_adapter: bool) -> list[str]:
+    if as_adapter:
+        return [f'use it       AutoPeftModelForCausalLM.from_pretrained("{target}")']
+    trust = ", trust_remote_code=True" if needs_remote_code(target) else ""
+    return [f'use it       AutoModelForCausalLM.from_pretrained("{target}"{trust})']

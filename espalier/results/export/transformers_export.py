@@ -1,0 +1,83 @@
+"""Export for transformers: one directory that loads without the run, and its check."""
+
+from pathlib import Path
+
+import torch
+
+from espalier.errors import InputError
+from espalier.hf.export.model import check_export, export_edited, require_written, weight_reader
+from espalier.hf.families import has_own_code
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
+from espalier.hf.structured.export import CODE
+from espalier.results.export.source import Source
+from espalier.storage.atomic import write_json
+
+SAMPLE = (2, 16)
+"""Number of sequences on which the export is compared, and their length."""
+
+
+def export_model(source: Source, target: Path, card: str, threads: int) -> None:
+    """Write a model, with the adapter merged, and compare it with the result.
+
+    A pruned model whose blocks are alike is written without additional code.
+
+    Parameters
+    ----------
+    source : the result
+    target : directory to write
+    card : content of ``README.md``
+    threads : number of CPU threads of the comparison
+
+    Raises
+    ------
+    InputError
+        Writing failed.
+    ExportError
+        The written model differs.
+    """
+    export_edited(source.model, source.edits, target, card)
+    _write_plainly(source.model, target)
+    check(source, target, threads)
+
+
+def _write_plainly(model: OpenedModel, target: Path) -> None:
+    """Replace the configuration by one for the classes of the family, if they fit."""
+    if model.structure is None:
+        return
+    config = plain_config(model.config, model.family, model.plan, model.structure)
+    if config is None:
+        return
+    write_json(target / "config.json", config)
+    for name in (STRUCTURE_FILE, CODE.name):
+        (target / name).unlink(missing_ok=True)
+
+
+def check(source: Source, target: Path, threads: int) -> None:
+    """Reload an exported model, and compare its tensors, and the logits of a decoder."""
+    model = source.model
+    computing = Computing(torch.device("cpu"), torch.float32, threads)
+    torch.set_num_threads(threads)
+    if model.family.kind != "decoder":
+        read = weight_reader(model, source.edits)
+        require_written(target, ((name, read(name)) for name in model.checkpoint.tensors))
+        return
+    count, length = SAMPLE
+    length = min(length, model.num_positions or length)
+    samples = torch.arange(count * length).view(count, length) % len(model.tokenizer)
+    check_export(BlockStream(model, computing), source.edits, target, samples)
+
+
+def needs_remote_code(target: Path) -> bool:
+    """Return whether ``from_pretrained`` needs ``trust_remote_code`` for an exported model."""
+    return has_own_code(OpenedModel(target).config)
+
+
+def require_new(out: str) -> Path:
+    """Return the absolute path of a directory to write; InputError if it has content."""
+    target = Path(out).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"--out {out}: is there already; name a new directory")
+    return target

@@ -1,0 +1,173 @@
+"""Exports of made runs: plain transformers and peft load them, and bad requests are refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_server import TOKEN, Hub, serving
+from huggingface_hub import ModelCard
+from made_runs import masked_run, pruned_run, tuned_run
+from tiny_model import save_tiny_llama
+from transformers import AutoModelForCausalLM
+
+from espalier.environment.hub_models import download_model
+from espalier.hf.export.model import export_edited
+from espalier.hf.opening.opened import OpenedModel
+from espalier.results.export import command
+
+SAMPLES = torch.arange(2 * 9).view(2, 9)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_tiny_llama(tmp_path / "base", dtype=torch.float32)
+
+
+def export(source: Path, to: str, out: Path, **changes: Any) -> int:
+    document = {
+        "source": str(source), "to": to, "out": str(out), "adapter": False, "client": "",
+        "dtype": "", "repository": "", "private": False, "license": "",
+    }  # fmt: skip
+    return command.main(document | changes)
+
+
+@torch.no_grad()
+def logits(folder: Path, **changes: Any) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **changes)
+    found: torch.Tensor = model.eval()(input_ids=SAMPLES).logits
+    return found
+
+
+def test_chain_of_two_runs_is_rebuilt(base: Path, tmp_path: Path) -> None:
+    """The model that run A pruned, with the adapter of run B."""
+    first = pruned_run(tmp_path / "runs" / "a", base)
+    second, edits = tuned_run(tmp_path / "runs" / "b", str(first))
+    assert export(second, "transformers", tmp_path / "out") == 0
+    export_edited(OpenedModel(first / "model"), edits, tmp_path / "expected")
+    for name in ("model.safetensors", "config.json", "structure.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Made from `base` (SHA-256 `" in card
+    assert ", then `flap` in run `a` (SHA-256 `" in card
+    assert 'from_pretrained("this directory", trust_remote_code=True)' in card
+    assert str(tmp_path) not in card
+
+
+def test_blocks_of_equal_widths_need_no_code(base: Path, tmp_path: Path) -> None:
+    run = pruned_run(tmp_path / "runs" / "a", base, even=True)
+    assert export(run, "transformers", tmp_path / "out") == 0
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert not names & {"structure.json", "modeling_structured.py"}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["intermediate_size"]) == ("llama", 8)
+    expected = logits(run / "model", trust_remote_code=True)
+    torch.testing.assert_close(logits(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gguf_of_model_and_adapter(base: Path, tmp_path: Path) -> None:
+    run, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    assert export(run, "gguf", tmp_path / "whole") == 0
+    assert export(run, "gguf", tmp_path / "part", adapter=True) == 0
+    assert export(base, "gguf", tmp_path / "dense", dtype="float16") == 0
+    assert [file.name for file in (tmp_path / "whole").iterdir()] == ["model.gguf"]
+    assert [file.name for file in (tmp_path / "part").iterdir()] == ["adapter.gguf"]
+    assert (tmp_path / "dense" / "model.gguf").stat().st_size < (
+        tmp_path / "whole" / "model.gguf"
+    ).stat().st_size
+
+
+def test_bad_requests(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+    masked = masked_run(tmp_path / "runs" / "m", base)
+    out = tmp_path / "out"
+
+    def told(source: Path, **changes: Any) -> str:
+        assert export(source, "transformers", out, **changes) == 2
+        assert not out.exists()
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "is not a run directory" in told(tmp_path)
+    assert "is a model directory; --adapter and --client need a run" in told(base, adapter=True)
+    assert "the run wrote no adapter; leave out --adapter" in told(masked, adapter=True)
+    assert "--client c: the run has none, because its clients have" in told(masked, client="c")
+    assert export(masked, "transformers", tmp_path / "runs") == 2
+    assert "is there already; name a new directory" in capsys.readouterr().err
+    shutil.copy(tmp_path / "runs" / "b" / "summary.json", tmp_path / "kept.json")
+    summary = json.loads((tmp_path / "kept.json").read_text())
+    (tuned / "summary.json").write_text(json.dumps(summary | {"status": "failed"}))
+    assert "the run is failed; only results of completed runs are exported" in told(tuned)
+    shutil.copy(tmp_path / "kept.json", tuned / "summary.json")
+    save_tiny_llama(base, seed=1)
+    assert "the adapter was trained on" in told(tuned)
+
+
+# ----- the hub -----
+
+
+@pytest.fixture
+def hub(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with serving(base, tmp_path / "cache", monkeypatch) as found:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", found.url)
+        yield found
+
+
+def test_upload(base: Path, tmp_path: Path, hub: Hub) -> None:
+    download_model("ward/tiny")
+    run, _ = tuned_run(tmp_path / "runs" / "b", "ward/tiny")
+    words: dict[str, Any] = {"repository": "ward/tuned", "private": True}
+    assert export(run, "hub", tmp_path / "out", adapter=True, **words) == 0
+    (created,) = hub.created
+    assert (created["name"], created["organization"]) == ("tuned", "ward")
+    assert created["visibility"] == "private"
+    assert {name.removeprefix("ward/tuned/") for name in hub.uploaded} == {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
+    card = ModelCard(hub.uploaded["ward/tuned/README.md"].decode())
+    assert (card.data.base_model, card.data.base_model_relation) == ("ward/tiny", "adapter")
+    assert (card.data.license, card.data.datasets) == ("apache-2.0", ["o/texts"])
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value) == ("perplexity", 13.25)
+    assert 'AutoPeftModelForCausalLM.from_pretrained("ward/tuned")' in card.content
+    for content in hub.uploaded.values():
+        assert str(tmp_path).encode() not in content
+
+
+def test_uploads_that_are_refused(
+    base: Path,
+    tmp_path: Path,
+    hub: Hub,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local, _ = tuned_run(tmp_path / "runs" / "b", str(base))
+
+    def told(**changes: Any) -> str:
+        words = {"repository": "ward/tuned", "license": "mit"} | changes
+        assert export(local, "hub", tmp_path / "out", **words) == 2
+        assert not hub.uploaded
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "must be OWNER/NAME" in told(repository="tuned")
+    assert "leave out --adapter to upload the merged model" in told(adapter=True)
+    assert "the licence of the base model is not known; name it" in told(license="")
+    monkeypatch.setenv("HF_TOKEN", "hf_of-somebody")
+    assert "the upload failed" in told()
+    shutil.rmtree(tmp_path / "out")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    requests = hub.requests
+    assert "HF_HUB_OFFLINE is set, so nothing is sent" in told()
+    assert hub.requests == requests
+
+
+def test_licence_of_the_base_is_taken_from_its_card(base: Path, tmp_path: Path, hub: Hub) -> None:
+    run = masked_run(tmp_path / "runs" / "m", base)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    assert export(run, "hub", tmp_path / "out", repository="ward/small") == 0
+    card = ModelCard(hub.uploaded["ward/small/README.md"].decode())
+    assert card.data.license == "apache-2.0"
+    assert "base_model" not in card.data.to_dict()
+    assert "a: b" not in card.content
