@@ -26,6 +26,7 @@ from espalier.settings.run import changed, parse
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import remove_run
 from server_app.artifacts.outcome import Outcome
+from server_app.estimate.record import record_peak
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.model_fit import require_fit, require_sound_base
 from server_app.public_tests import PublicTests, public_tests
@@ -80,7 +81,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     with open_run_directory(settings, model, str(context.run_id)) as directory:
         folder = directory.folder
         print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
-        tell_plan(settings, model, tests, computing, simulation=simulation)
+        tell_plan(settings, model, tests, computing, simulation=simulation, folder=folder.path)
         lineage = directory.lineage
         clock = clock or Clock()
         run = Run(settings, model, folder, lineage, grid, clock, simulation, computing, keys)
@@ -149,6 +150,7 @@ def _what_remains(run: Run) -> str:
 
 def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> None:
     summary.seconds = run.seconds()
+    record_peak(run.folder.path)
     run.folder.save_times(replace(run.folder.load_times(), run=summary.seconds))
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 

@@ -1,4 +1,4 @@
-"""Commands that call a module of the app: ``plan``, ``check-node``, ``status``, ``release`` ...
+"""Commands that call a module of the app: ``plan``, ``check-node``, ``status``, ``report`` ...
 
 Each command has a function that adds it to the parser, and one that executes it and returns the
 exit code.
@@ -84,6 +84,7 @@ def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         help="run directory, as printed by the run",
     )
     status.set_defaults(execute=_show_status)
+    _add_report(commands)
     tasks = commands.add_parser(
         "tasks", help="show the fields, the prompt and the scores of each task"
     )
@@ -112,6 +113,35 @@ def _show_app(_: argparse.Namespace) -> int:
 
 def _show_status(given: argparse.Namespace) -> int:
     return run_in_app(installed_app(), "server_app.run_directory", given.directories)
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "report", help="write a page on a run, with figures, as one HTML file (report.html)"
+    )
+    parser.add_argument(
+        "directories",
+        nargs="+",
+        metavar="RUN-DIRECTORY",
+        help="run directory, as printed by the run",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file to write for a single run; default: report.html in the run directory",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure memory and tokens per second of the base model and the result first",
+    )
+    parser.set_defaults(execute=_report)
+
+
+def _report(given: argparse.Namespace) -> int:
+    take_interrupts()
+    document = {key: getattr(given, key) for key in ("directories", "out", "measure")}
+    return run_in_app(installed_app(), "espalier.results.report.command", document)
 
 
 def _show_tasks(given: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@
     espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
     espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
     espalier status runs/*                        show the state of runs
+    espalier report runs/...                      write a page on a run (report.html)
     espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
