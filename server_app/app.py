@@ -20,6 +20,9 @@ from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.site_keys import public_keys
 from espalier.progress import Pace, heard_by
+from espalier.results.finished_run import open_run
+from espalier.results.report.page import FILE as REPORT
+from espalier.results.report.page import write_report
 from espalier.settings.methods import METHODS, part
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
@@ -45,17 +48,20 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     ask_again_soon()
     try:
-        run_method(grid, context)
+        run_method(grid, context, report=True)
     except (ExportError, EspalierError, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         # The message is for users, who need no traceback.
         raise error.with_traceback(None) from None
 
 
-def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path:
+def run_method(
+    grid: Grid, context: Context, clock: Clock | None = None, *, report: bool = False
+) -> Path:
     """Run the method and return the run directory.
 
-    ``clock`` is real time unless a test passes another one.
+    ``clock`` is real time unless a test passes another one. With ``report`` the run ends with its
+    ``report.html``, also if it failed after clients had enrolled.
 
     Raises
     ------
@@ -88,13 +94,21 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         losses: dict[str, dict[str, float | None]] = {name: {} for name in tests.texts}
         device = computing.device.type
         summary = Summary(settings, model, computing.threads, device, losses=losses)
-        _work_and_note_end(run, tests, summary)
+        try:
+            _work_and_note_end(run, tests, summary)
+        except Exception:
+            # Before clients enrolled, there is nothing to show.
+            if report and summary.roster.seats and folder.is_there():
+                _write_report(folder.path)
+            raise
         directory.note_completed()
         remove_set_aside(folder.path)
         if simulation:
             _remove_private_state(run)
         show(summary, folder.ledger.total())
         print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
+        if report:
+            _write_report(folder.path)
         return folder.path
 
 
@@ -117,6 +131,15 @@ def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, "completed", None)
+
+
+def _write_report(folder: Path) -> None:
+    """Write ``report.html``; an error is printed, and does not change how the run ended."""
+    try:
+        write_report(open_run(folder), folder / REPORT)
+        print(f"the report is in {folder / REPORT}", flush=True)
+    except Exception as error:
+        print(f"no report could be written ({type(error).__name__}: {error})", flush=True)
 
 
 def _what_remains(run: Run) -> str:

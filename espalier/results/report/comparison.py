@@ -21,7 +21,7 @@ PROPORTIONS = ("acc", "acc_norm", "exact_match")
 CONFIDENCE = 0.95
 NAMES = {
     "acc": "Accuracy",
-    "acc_norm": "Accuracy by log-likelihood per character",
+    "acc_norm": "Accuracy (per character)",
     "exact_match": "Exact match",
     "loss": "Loss",
     "perplexity": "Perplexity",

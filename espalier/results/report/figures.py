@@ -1,6 +1,7 @@
 """Figures of the report, in the style of all figures (``espalier.results.style``)."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from espalier.amounts import size
@@ -28,6 +29,8 @@ MAX_NAMED = 30
 """Maximum number of clients whose names a figure shows."""
 MAX_HEIGHT = 1400.0
 """Maximum height of a figure in pixels."""
+TITLE = 48
+"""Number of characters in a line of a title."""
 FEW = 12
 """Number of columns up to which a heat map has its values as text."""
 
@@ -69,7 +72,7 @@ def _draw_models(axes: "Axes", comparison: Comparison) -> None:
     axes.set_ylim(-0.6, len(columns) - 0.3)
     _set_scale(axes, [value for column in columns for value in _all(comparison, column)])
     better = "lower" if comparison.lower_is_better else "higher"
-    axes.set_title(f"{comparison.title} ({better} is better)", fontsize=10)
+    axes.set_title(fill(f"{comparison.title} ({better} is better)", TITLE), fontsize=10)
 
 
 def _all(comparison: Comparison, column: str) -> list[float]:
@@ -116,8 +119,9 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
         else:
             axes.set_yticks([])
             axes.set_ylabel(f"{len(clients)} clients, in order of their value")
+        axes.set_ylim(-0.6, len(clients) - 0.4)
         _set_scale(axes, [value for column in columns for value in _all(comparison, column)])
-        axes.set_title(comparison.title, fontsize=10)
+        axes.set_title(fill(comparison.title, TITLE), fontsize=10)
         figure.legend(loc="outside lower center", ncols=2)
         return inline_svg(figure, f"clients-{_id(comparison)}", f"{comparison.title} by client")
 
@@ -192,7 +196,7 @@ def draw_heat_map(heat: HeatMap, number: int) -> str:
         axes.grid(visible=False)
         axes.set_ylabel("block of the base model")
         axes.set_title(heat.title, fontsize=10)
-        bar = figure.colorbar(image, ax=axes, fraction=0.05)
+        bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(12, len(rows)))
         if heat.percent:
             bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         bar.outline.set_edgecolor(GREY)

@@ -27,6 +27,13 @@ WORDS = {
     "mlp_writes": "dimensions that the FFN writes",
 }
 """Name in figures of each kind of group and residual dimension."""
+# fmt: off
+ORDER = (
+    "q", "k", "v", "qkv", "query", "key", "value", "out", "o", "dense", "gate", "up", "gate_up",
+    "fc1", "fc2", "down",
+)
+# fmt: on
+"""Order of the matrices of a block, by the last part of their names in most families."""
 
 
 @dataclass
@@ -118,10 +125,17 @@ def _place(parameter: str) -> tuple[int, str]:
 
 
 def _table(title: str, values: Mapping[tuple[int, str], float], percent: bool = True) -> HeatMap:
-    columns = list(dict.fromkeys(column for _, column in values))
+    columns = sorted({column for _, column in values}, key=_place_in_block)
     blocks = sorted({block for block, _ in values})
     rows = {block: [values.get((block, column)) for column in columns] for block in blocks}
     return HeatMap(title, [_short(column) for column in columns], rows, percent)
+
+
+def _place_in_block(matrix: str) -> tuple[bool, int, str]:
+    """Return the key by which the matrices of a block are sorted: attention first."""
+    name = _short(matrix)
+    known = ORDER.index(name) if name in ORDER else len(ORDER)
+    return "attn" not in matrix and "attention" not in matrix, known, matrix
 
 
 def _short(matrix: str) -> str:

@@ -112,16 +112,21 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     layers = layers_of(run)
     clients = summary.get("clients") or []
     method = str(summary["method"])
+    name, _, what = METHODS[method].title.partition(" (") if method in METHODS else (method, "", "")
+    present = {column for one in comparisons for column in one.values}
     content = {
         "run": run,
         "summary": summary,
         "base_name": _base_name(run),
-        "title": METHODS[method].title if method in METHODS else method,
+        "title": name,
+        "subtitle": what.removesuffix(")"),
+        "missing": _missing(summary),
+        "has_intervals": any(own.interval for one in comparisons for own in one.values.values()),
         "status": status_of(run),
         "verdict": verdict(run, comparisons),
-        "columns": COLUMNS,
+        "columns": {column: name for column, name in COLUMNS.items() if column in present},
         "comparisons": comparisons,
-        "sizes": list(_sizes(run)),
+        "sizes": [row for row in _sizes(run) if row.column in present | {"dense", "federated"}],
         "has_result": bool(run.model or run.adapter or run.client_models),
         "measurements": measured_rows(run),
         "clients": clients,
@@ -139,9 +144,17 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     return content | {"sections": list(_sections(content))}
 
 
+def _missing(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the sites that are not in the result, by reason."""
+    found: dict[str, list[str]] = {}
+    for one in summary.get("missing") or ():
+        found.setdefault(str(one["reason"]), []).append(str(one["site"]))
+    return found
+
+
 def _base_name(run: FinishedRun) -> str:
     """Return the name of the base model, with its commit if it comes from the hub."""
-    name = str(run.summary.get("model") or run.setting("model"))
+    name = str(run.setting("model"))
     revision = run.summary.get("model_revision")
     return f"{name} at {revision[:SHORT_HASH]}" if revision else name
 
@@ -171,8 +184,9 @@ def _figures(
         one for one in comparisons if any(len(own.clients) > 1 for own in one.values.values())
     ]
     curves = curves_of(run)
+    several = [one for one in comparisons if len(one.values) > 1]
     drawn = {
-        "models": figures.draw_comparison(comparisons) if comparisons else "",
+        "models": figures.draw_comparison(several) if several else "",
         "rounds": figures.draw_rounds(curves) if curves else "",
         "bytes": figures.draw_bytes(kinds) if kinds else "",
     }

@@ -27,20 +27,23 @@ section { background: var(--paper); border: 1px solid var(--line); border-radius
 .verdict.failed { border-left-color: var(--vermillion); }
 .warning { border-left: 4px solid var(--orange); padding-left: 10px; }
 .figures { display: grid; gap: 16px; grid-template-columns: 1fr; align-items: start; }
-figure { margin: 0; min-width: 0; }
+.figures > * { min-width: 0; }
+figure { margin: 0; }
 figure svg { display: block; width: 100%; max-width: 560px; height: auto; }
 .scroll { overflow-x: auto; margin: 0 0 10px; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
-  vertical-align: top; font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td.text, th.text { text-align: left; }
-thead th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+  vertical-align: top; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
+  min-width: 8.5em; }
+td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
+td.key { white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 600; }
 tr.federated td { font-weight: 600; }
 .small { display: block; color: var(--soft); font-size: 0.85em; font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;
   font-size: 0.85rem; }
-code { overflow-wrap: anywhere; }
+td.text code, p code { overflow-wrap: anywhere; }
 pre { background: var(--tint); border: 1px solid var(--line); border-radius: 6px; padding: 10px;
   overflow-x: auto; margin: 0 0 10px; }
 details { margin: 8px 0; }

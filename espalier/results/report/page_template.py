@@ -4,7 +4,8 @@ It is a module because Flower's bundle of the app carries no HTML files.
 """
 
 PAGE = """\
-{% macro head(names) %}<thead><tr>{% for name in names %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+{% macro head(names) %}<thead><tr>{% for name in names %}<th
+{%- if name == "fields" %} class="text"{% endif %}>{{ name }}</th>{% endfor %}</tr></thead>
 {%- endmacro %}
 {% macro scores(one, column) %}
 {%- if column in one.values %}{% set value = one.values[column] -%}
@@ -26,6 +27,7 @@ PAGE = """\
 <body>
 <header>
 <h1>{{ title }}</h1>
+{% if subtitle %}<p>{{ subtitle }}</p>{% endif %}
 <p class="soft"><span class="status {{ status }}">{{ status }}</span>
 {{ run.name }}, base model {{ base_name }}, seed {{ summary.seed }}</p>
 <nav>{% for id, name in sections %}<a href="#{{ id }}">{{ name }}</a>{% endfor %}</nav>
@@ -36,17 +38,19 @@ PAGE = """\
 {% endfor %}
 {% for warning in summary.get("warnings") or () %}<p class="warning">Warning: {{ warning }}</p>
 {% endfor %}
-{% for one in summary.get("missing") or () %}<p class="warning">{{ one.site }} is not in the result:
-{{ one.reason }}</p>
+{% for reason, sites in missing.items() %}<p class="warning">Not in the result: {{ sites | join(", ") }}
+({{ reason }})</p>
 {% endfor %}
 {% for site, reason in (summary.get("refused") or {}).items() %}<p class="warning">{{ site }} was refused:
 {{ reason }}</p>
 {% endfor %}
+{% if "\\n" in (summary.reason or "") and status == "failed" %}<details><summary>The whole reason</summary>
+<pre>{{ summary.reason }}</pre></details>{% endif %}
 </section>
 {% if comparisons %}
 <section id="quality"><h2>Quality</h2>
 <div class="figures pair">
-<figure>{{ figures.models }}</figure>
+{% if figures.models %}<figure>{{ figures.models }}</figure>{% endif %}
 <div>
 <div class="scroll"><table>
 {{ head([""] + columns.values() | list) }}
@@ -59,8 +63,8 @@ PAGE = """\
 <p class="soft">Dense is the base model. The local baseline is what a client gets without the others,
 the centralized baseline what one party gets that has all data. A value of several clients is their
 mean; below it stand the lowest and the highest one.
-{%- if summary.get("test_items") %} Scores are of {{ summary.test_items.number }} items; their intervals
-contain the score on all such items with 95% confidence (Wilson).{% endif %}</p>
+{%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
+the score on all such items with 95% confidence (Wilson).{% endif %}</p>
 </div></div>
 </section>
 {% endif %}
@@ -116,7 +120,7 @@ the result in a process each, and add the figures to this page:</p>
 <section id="bytes"><h2>Bytes between sites and server</h2>
 <div class="figures pair"><figure>{{ figures.bytes }}</figure>
 <div class="scroll"><table>
-{{ head(["message", "up", "down", "requests and replies"]) }}
+{{ head(["message", "up", "down", "messages"]) }}
 <tbody>{% for kind in traffic.kinds %}<tr><td>{{ kind.name }}
 <span class="small">{{ kind.meaning }}</span></td>
 <td>{{ kind.up | size }}</td><td>{{ kind.down | size }}</td><td>{{ kind.messages }}</td></tr>
@@ -183,7 +187,7 @@ The table of bytes above is the server's count.</p>
 <p>Settings that differ from the defaults. The same settings and seed give the same result.</p>
 <div class="scroll"><table><thead><tr><th>key</th><th class="text">value</th>
 <th class="text">default</th></tr></thead>
-<tbody>{% for one in changed %}<tr><td><code>{{ one.key }}</code></td>
+<tbody>{% for one in changed %}<tr><td class="key"><code>{{ one.key }}</code></td>
 <td class="text"><code>{{ one.value }}</code></td>
 <td class="text"><code>{{ one.default }}</code></td></tr>{% endfor %}</tbody></table></div>
 <details><summary>All settings</summary><pre>{{ settings }}</pre></details>

@@ -8,11 +8,12 @@ from pathlib import Path
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.hub_models import is_on_hub
 from espalier.environment.paths import DEMO, at_home
-from espalier.results.finished_run import ADAPTER_CONFIG, FinishedRun
+from espalier.results.finished_run import ADAPTER_CONFIG, MODEL, FinishedRun
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 DECODER = "AutoModelForCausalLM"
 QUESTION = "Once upon a time"
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,12 @@ def base_model(run: FinishedRun) -> str:
         from espalier_assets import DEMO_MODEL
 
         return str(DEMO_MODEL)
-    return name if is_on_hub(name) else str(at_home(name).absolute())
+    if is_on_hub(name):
+        return name
+    folder = at_home(name).absolute()
+    # A run that wrote a model can be the base of another run.
+    of_a_run = (folder / "run.json").exists() and not (folder / CONFIG).exists()
+    return str(folder / MODEL if of_a_run else folder)
 
 
 def _snippets(run: FinishedRun) -> Iterator[Snippet]:
@@ -52,7 +58,7 @@ def _snippets(run: FinishedRun) -> Iterator[Snippet]:
 
 def _of_model(folder: Path, what: str) -> Iterator[Snippet]:
     """Yield the lines for a model; one with layers of its own shapes brings its code."""
-    config = read_json_object(folder / "config.json")
+    config = read_json_object(folder / CONFIG)
     remote = "auto_map" in config
     loader = CLASSIFIER if _classifies(config.get("architectures")) else DECODER
     trust = ", trust_remote_code=True" if remote else ""
@@ -84,27 +90,36 @@ def _of_model(folder: Path, what: str) -> Iterator[Snippet]:
 
 
 def _of_adapter(folder: Path, base: str) -> Iterator[Snippet]:
+    """Yield the lines for an adapter; its base may be a pruned model that brings its code."""
     config = read_json_object(folder / ADAPTER_CONFIG)
     loader = CLASSIFIER if config.get("task_type") == "SEQ_CLS" else DECODER
-    labels = ", num_labels=..." if loader == CLASSIFIER else ""
+    remote = (file := Path(base) / CONFIG).is_file() and "auto_map" in read_json_object(file)
+    options = ", trust_remote_code=True" if remote else ""
+    if loader == CLASSIFIER:
+        options += ", num_labels=..."
+    name, at, revision = base.partition("@")
+    if at and not Path(base).is_dir():
+        base = name
+        options += f", revision={_text(revision)}"
     yield Snippet(
         "Load the adapter on its base model",
         "from peft import PeftModel\n"
         f"from transformers import AutoTokenizer, {loader}\n\n"
         f"base = {_text(base)}\n"
-        f"tokenizer = AutoTokenizer.from_pretrained(base)\n"
-        f"model = {loader}.from_pretrained(base{labels})\n"
+        "tokenizer = AutoTokenizer.from_pretrained(base)\n"
+        f"model = {loader}.from_pretrained(base{options})\n"
         f"model = PeftModel.from_pretrained(model, {_text(folder)})\n{_use(loader)}",
-        "num_labels is the number of classes of the task." if labels else "",
+        "num_labels is the number of classes of the task." if loader == CLASSIFIER else "",
     )
     if loader == CLASSIFIER:
         return
     yield Snippet(
         "Write base and adapter as one model",
         'model.merge_and_unload().save_pretrained("merged")\ntokenizer.save_pretrained("merged")',
-        "The new directory loads and serves like every model of transformers.",
+        "The new directory loads and serves like other models.",
     )
-    yield _evaluation(f"pretrained={base},peft={folder}")
+    code = ",trust_remote_code=True" if remote else ""
+    yield _evaluation(f"pretrained={base},peft={folder}{code}")
 
 
 def _classifies(architectures: object) -> bool:

@@ -26,7 +26,8 @@ def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
     status = status_of(run)
     sentences = []
     if status == "failed":
-        sentences.append(f"The run failed: {run.summary.get('reason')}")
+        reason = str(run.summary.get("reason") or "without a reason").partition("\n")[0]
+        sentences.append(f"The run failed: {reason}")
     elif status == "interrupted":
         sentences.append(f"The run was interrupted; continue it with resume-from={run.path}.")
     elif status == "running":
@@ -54,10 +55,21 @@ def _quality(measured: Sequence[Comparison]) -> str:
     )
     if before and first.is_better is not None:
         sentence += f" by {abs(after / before - 1):.1%}"
+    if _overlap(first):
+        sentence += ", which is within the uncertainty of so few items"
     if len(measured) > 1:
         better = sum(one.is_better is True for one in measured)
-        sentence += f" (better by {better} of {count(len(measured), 'measure')})"
+        sentence += f" (better on {better} of {count(len(measured), 'measure')})"
     return f"{sentence}."
+
+
+def _overlap(comparison: Comparison) -> bool:
+    """Return whether the intervals of the dense and the federated value have a common part."""
+    intervals = [comparison.values[column].interval for column in ("dense", "federated")]
+    known = [interval for interval in intervals if interval is not None]
+    return len(known) == len(intervals) and max(low for low, _ in known) <= min(
+        high for _, high in known
+    )
 
 
 def _beside_baselines(main: Comparison) -> Iterator[str]:
@@ -100,7 +112,12 @@ def _size(run: FinishedRun) -> Iterator[str]:
     else:
         sentence += ", as many as its base"
     if result["bytes"] is not None:
-        sentence += f", and takes {size(result['bytes'])} on disk instead of {size(base['bytes'])}"
+        now = size(result["bytes"])
+        before = size(base["bytes"])
+        same = now == before
+        sentence += f", and takes {now} on disk" + (
+            ", like it" if same else f" instead of {before}"
+        )
     yield f"{sentence}."
     sparsity = (run.summary.get("sparsity") or {}).get("achieved")
     if abs(ratio - 1) <= TOLERANCE and sparsity:
