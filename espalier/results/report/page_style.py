@@ -40,7 +40,7 @@ td.text, th.text { text-align: left; white-space: normal; min-width: 12em; }
 td.key { white-space: nowrap; }
 thead th { color: var(--soft); font-weight: 600; }
 tr.federated td { font-weight: 600; }
-.small { display: block; color: var(--soft); font-size: 0.85em; font-weight: 400; }
+.small { display: block; white-space: normal; color: var(--soft); font-size: 0.85em; font-weight: 400; }
 code, pre { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace;
   font-size: 0.85rem; }
 td.text code, p code { overflow-wrap: anywhere; }

@@ -105,7 +105,7 @@ the result in a process each, and add the figures to this page:</p>
 <div class="scroll"><table>
 {{ head(["site", "status", "sent", "received", "work"] + client_measures) }}
 <tbody>{% for client in clients %}<tr><td>{{ client.site }}
-{%- if client.reason %}<span class="small">{{ client.reason }}</span>{% endif %}
+{%- if client.reason %}<span class="small">{{ client.reason | truncate(80) }}</span>{% endif %}
 {%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>{% endif %}
 </td><td>{{ client.status }}</td>
 <td>{{ client.bytes_up | size }}</td><td>{{ client.bytes_down | size }}</td>
@@ -170,9 +170,9 @@ Last hash: <code>{{ log.head }}</code></p>
 {% endfor %}
 <pre>espalier check-log {{ (run.path / "egress") | quoted }}</pre>
 {% else %}
-<p>The logs of what left the sites are at the sites, in <code>egress/</code> of their state-dir; the
-server does not have them. Each site verifies its own with <code>espalier check-log STATE-DIR</code>.
-The table of bytes above is the server's count.</p>
+<p>The logs of what left the sites are at the sites, in <code>egress/</code> of their state-dir; a
+simulation copies them to its run directory at the end. Each site verifies its own with
+<code>espalier check-log STATE-DIR</code>. The table of bytes above is the server's count.</p>
 {% endif %}
 </section>
 <section id="use"><h2>Use the result</h2>

@@ -56,7 +56,7 @@ def _quality(measured: Sequence[Comparison]) -> str:
     if before and first.is_better is not None:
         sentence += f" by {abs(after / before - 1):.1%}"
     if _overlap(first):
-        sentence += ", which is within the uncertainty of so few items"
+        sentence += ", but the intervals of both overlap"
     if len(measured) > 1:
         better = sum(one.is_better is True for one in measured)
         sentence += f" (better on {better} of {count(len(measured), 'measure')})"
