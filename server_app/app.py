@@ -173,7 +173,9 @@ def _what_remains(run: Run) -> str:
 
 def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> None:
     summary.seconds = run.seconds()
-    record_peak(run.folder.path)
+    # The record of memory does not change how a run ends.
+    with suppress(EspalierError):
+        record_peak(run.folder.path)
     run.folder.save_times(replace(run.folder.load_times(), run=summary.seconds))
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 

@@ -112,7 +112,11 @@ def draw_clients(comparison: Comparison, sites: dict[int, str]) -> str:
         for column in columns:
             if column not in with_clients:
                 value = comparison.values[column].value
-                style = {"color": MODELS[column].colour, "linestyle": "--", "linewidth": 1}
+                style: dict[str, Any] = {
+                    "color": MODELS[column].colour,
+                    "linestyle": "--",
+                    "linewidth": 1,
+                }
                 axes.axvline(value, label=COLUMNS[column], **style)
         if len(clients) <= MAX_NAMED:
             axes.set_yticks(range(len(clients)), [sites[client] for client in clients])
@@ -192,7 +196,7 @@ def draw_heat_map(heat: HeatMap, number: int) -> str:
         turned: dict[str, Any] = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
         axes.set_xticks(range(len(heat.columns)), heat.columns, rotation=rotation, **turned)
         step = -(-len(rows) // 40)
-        axes.set_yticks(range(0, len(rows), step), list(heat.rows)[::step])
+        axes.set_yticks(range(0, len(rows), step), list(map(str, heat.rows))[::step])
         axes.grid(visible=False)
         axes.set_ylabel("block of the base model")
         axes.set_title(heat.title, fontsize=10)

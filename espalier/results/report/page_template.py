@@ -178,7 +178,7 @@ simulation copies them to its run directory at the end. Each site verifies its o
 <section id="use"><h2>Use the result</h2>
 {% for snippet in snippets %}<h3>{{ snippet.title }}</h3>
 {% if snippet.note %}<p>{{ snippet.note }}</p>{% endif %}
-<pre>{{ snippet.text }}</pre>
+{% if snippet.text %}<pre>{{ snippet.text }}</pre>{% endif %}
 {% else %}<p>This run has written no model and no adapter
 {{- " yet" if status in ("running", "interrupted") }}.</p>
 {% endfor %}

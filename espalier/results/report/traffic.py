@@ -1,8 +1,9 @@
 """Bytes of a run by kind of message, and its estimate next to what was measured."""
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from espalier.amounts import duration, size
 from espalier.results.finished_run import FinishedRun
@@ -111,7 +112,7 @@ def estimates_of(run: FinishedRun) -> list[Estimated]:
     return rows
 
 
-def _bytes_row(what: str, plan: dict[str, int], key: str, measured: int) -> Estimated:
+def _bytes_row(what: str, plan: Mapping[str, Any], key: str, measured: int) -> Estimated:
     most = plan[key]
     least = plan[f"least_{key}"]
     if least == most:
@@ -136,13 +137,3 @@ def _seconds_of_a_round(run: FinishedRun) -> float | None:
     worked = run.json("seconds.json").get("clients", {}).values()
     means = [seconds / rounds for seconds, rounds in worked if rounds]
     return fmean(means) if means else None
-
-
-def bytes_by_round(run: FinishedRun) -> dict[int, Counter[str]]:
-    """Return the bytes in each direction by round; round 0 is the enrolment."""
-    found: dict[int, Counter[str]] = {}
-    for entry in run.json_lines("ledger.jsonl"):
-        if entry["direction"] is not None:
-            own = found.setdefault(int(entry["round"]), Counter())
-            own[entry["direction"]] += entry["wire_bytes"]
-    return dict(sorted(found.items()))

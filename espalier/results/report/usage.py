@@ -22,6 +22,7 @@ class Snippet:
 
     title: str
     text: str
+    """The lines; may be empty."""
     note: str = ""
     """Sentence that explains the lines."""
 
@@ -78,15 +79,31 @@ def _of_model(folder: Path, what: str) -> Iterator[Snippet]:
     )
     if loader == CLASSIFIER:
         return
-    code = " --trust-remote-code" if remote else ""
-    yield Snippet(
-        "Serve it",
-        f"pip install 'transformers[serving]'\ntransformers serve {shlex.quote(str(folder))}{code}",
-        "An HTTP server with the interface of OpenAI. Other servers (vLLM, llama.cpp) need that they"
-        " know the model's layers.",
-    )
+    yield _service(folder, remote)
     pretrained = f"pretrained={folder}" + (",trust_remote_code=True" if remote else "")
     yield _evaluation(pretrained)
+
+
+def _service(folder: Path, remote: bool) -> Snippet:
+    """Return the lines that serve a model over HTTP.
+
+    ``transformers serve`` 5.24 looks for the class of a model in transformers itself, also with
+    ``--trust-remote-code``.
+    """
+    if remote:
+        return Snippet(
+            "Serve it",
+            "",
+            "The command transformers serve knows only classes of transformers, so it cannot serve"
+            " this model. A method with the setting form writes a model that it serves with"
+            " form=plain, if all blocks keep the same shape, or with form=zero-filled, as large as"
+            " the base.",
+        )
+    return Snippet(
+        "Serve it",
+        f"pip install 'transformers[serving]'\ntransformers serve {shlex.quote(str(folder))}",
+        "An HTTP server with the interface of OpenAI.",
+    )
 
 
 def _of_adapter(folder: Path, base: str) -> Iterator[Snippet]:
@@ -116,7 +133,8 @@ def _of_adapter(folder: Path, base: str) -> Iterator[Snippet]:
     yield Snippet(
         "Write base and adapter as one model",
         'model.merge_and_unload().save_pretrained("merged")\ntokenizer.save_pretrained("merged")',
-        "The new directory loads and serves like other models.",
+        "The new directory loads like other models"
+        + ("." if remote else ", and transformers serve serves it."),
     )
     code = ",trust_remote_code=True" if remote else ""
     yield _evaluation(f"pretrained={base},peft={folder}{code}")
