@@ -98,10 +98,13 @@ def _entries(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _count(kinds: dict[str, Replies], entry: Mapping[str, Any]) -> None:
-    replies = kinds.setdefault(str(entry["kind"]), Replies(str(entry["kind"])))
+    """Add a reply; keys that a changed entry lacks count as nothing, and the check tells of it."""
+    kind = str(entry.get("kind"))
+    replies = kinds.setdefault(kind, Replies(kind))
     replies.number += 1
-    replies.num_bytes += entry["bytes"]
-    replies.fields |= set(entry["fields"])
-    for blob in entry["blobs"]:
-        replies.tensors += len(blob["tensors"])
-        replies.dtypes |= {tensor["dtype"] for tensor in blob["tensors"].values()}
+    replies.num_bytes += entry.get("bytes", 0)
+    replies.fields |= set(entry.get("fields", ()))
+    for blob in entry.get("blobs", ()):
+        tensors = blob.get("tensors", {})
+        replies.tensors += len(tensors)
+        replies.dtypes |= {str(tensor.get("dtype")) for tensor in tensors.values()}

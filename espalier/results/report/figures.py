@@ -1,6 +1,6 @@
 """Figures of the report, in the style of all figures (``espalier.results.style``)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +136,13 @@ def _id(comparison: Comparison) -> str:
     return text.hex()
 
 
-def draw_rounds(curves: Sequence[Curve]) -> str:
-    """Return a figure with the values by round, as SVG."""
+def draw_rounds(curves: Sequence[Curve], dense: Mapping[str, float]) -> str:
+    """Return a figure with the values by round, as SVG.
+
+    Parameters
+    ----------
+    dense : values of the dense model by title of a curve, drawn as dashed lines
+    """
     with new_figure(200 * len(curves) + 60) as figure:
         all_axes = figure.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
         for axes, curve in zip(all_axes, curves, strict=True):
@@ -146,6 +151,12 @@ def draw_rounds(curves: Sequence[Curve]) -> str:
                 axes.plot(
                     list(points), list(points.values()), marker=look.marker, color=look.colour,
                     label=name,
+                )  # fmt: skip
+            if curve.title in dense:
+                axes.axhline(dense[curve.title], color=GREY, linestyle="--", linewidth=1)
+                axes.annotate(
+                    "dense", (1, dense[curve.title]), xycoords=("axes fraction", "data"),
+                    xytext=(-2, 2), textcoords="offset points", ha="right", fontsize=9,
                 )  # fmt: skip
             axes.set_title(curve.title, fontsize=10)
             axes.locator_params(axis="x", integer=True)
@@ -198,7 +209,7 @@ def draw_heat_map(heat: HeatMap, number: int) -> str:
         step = -(-len(rows) // 40)
         axes.set_yticks(range(0, len(rows), step), list(map(str, heat.rows))[::step])
         axes.grid(visible=False)
-        axes.set_ylabel("block of the base model")
+        axes.set_ylabel("block")
         axes.set_title(heat.title, fontsize=10)
         bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(12, len(rows)))
         if heat.percent:

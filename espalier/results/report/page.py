@@ -185,9 +185,10 @@ def _figures(
     ]
     curves = curves_of(run)
     several = [one for one in comparisons if len(one.values) > 1]
+    dense = {one.title: one.values["dense"].value for one in comparisons if "dense" in one.values}
     drawn = {
         "models": figures.draw_comparison(several) if several else "",
-        "rounds": figures.draw_rounds(curves) if curves else "",
+        "rounds": figures.draw_rounds(curves, dense) if curves else "",
         "bytes": figures.draw_bytes(kinds) if kinds else "",
     }
     found: dict[str, Any] = {name: Markup(svg) for name, svg in drawn.items()}

@@ -24,7 +24,11 @@ def curves_of(run: FinishedRun) -> list[Curve]:
     for entry in run.json(FILE).get("rounds", ()):
         for group in ("perplexity", "scores"):
             for name, value in entry.get(group, {}).items():
-                title = f"{NAMES[group]} on {name}" if group in NAMES else NAMES.get(name, name)
+                title = (
+                    f"{NAMES[group]} on {name}"
+                    if group in NAMES
+                    else f"{NAMES.get(name, name)} on {run.setting('task.name')}"
+                )
                 curve = curves.setdefault(f"{group}/{name}", Curve(title))
                 _add(curve, int(entry["round"]), value)
     return [curve for curve in curves.values() if curve.points]
