@@ -293,10 +293,7 @@ def test_settings_that_differ(tmp_path: Path) -> None:
     ("config", "lines"),
     [
         ({}, ["AutoModelForCausalLM.from_pretrained(path)"]),
-        (
-            {"auto_map": {}},
-            ["from_pretrained(path, trust_remote_code=True)", "--trust-remote-code"],
-        ),
+        ({"auto_map": {}}, ["(path, trust_remote_code=True)", ",trust_remote_code=True' --tasks"]),
         (
             {"architectures": ["BertForSequenceClassification"]},
             ["AutoModelForSequenceClassification", "argmax(-1)"],
