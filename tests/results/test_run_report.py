@@ -125,8 +125,7 @@ def test_masks_are_shown(tmp_path: Path, shared: Home, monkeypatch: pytest.Monke
         }
         for name, value in zip(heat.columns, heat.rows[block], strict=True):
             assert value == pytest.approx(float((matrices[name] == 0).double().mean()), abs=1e-9)
-    for site in run.summary["clients"]:
-        assert f"{site['site']}: 2 replies" in " ".join(page.text.split())
+    assert page.text.count("log is intact") == len(run.summary["clients"])
 
 
 def test_cut_model_is_shown(tmp_path: Path, shared: Home) -> None:
