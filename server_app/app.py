@@ -20,6 +20,9 @@ from espalier.hf.opening.base_check import require_within_limits
 from espalier.hf.opening.opened import open_model
 from espalier.identity.site_keys import public_keys
 from espalier.progress import Pace, heard_by
+from espalier.results.finished_run import open_run
+from espalier.results.report.page import FILE as REPORT
+from espalier.results.report.page import write_report
 from espalier.results.run_status import COMPLETED, FAILED, HOW_TO_TELL, RUNNING
 from espalier.settings.libraries import require_tracking
 from espalier.settings.methods import METHODS, part
@@ -28,6 +31,7 @@ from espalier.settings.run import changed, parse
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import remove_run
 from server_app.artifacts.outcome import Outcome
+from server_app.estimate.record import record_peak
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.model_fit import require_fit, require_sound_base
 from server_app.public_tests import PublicTests, public_tests
@@ -47,17 +51,20 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     ask_again_soon()
     try:
-        run_method(grid, context)
+        run_method(grid, context, report=True)
     except (ExportError, EspalierError, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         # The message is for users, who need no traceback.
         raise error.with_traceback(None) from None
 
 
-def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path:
+def run_method(
+    grid: Grid, context: Context, clock: Clock | None = None, *, report: bool = False
+) -> Path:
     """Run the method and return the run directory.
 
-    ``clock`` is real time unless a test passes another one.
+    ``clock`` is real time unless a test passes another one. With ``report`` the run ends with its
+    ``report.html``, also if it failed after clients had enrolled.
 
     Raises
     ------
@@ -84,7 +91,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     with open_run_directory(settings, model, str(context.run_id)) as directory:
         folder = directory.folder
         print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
-        tell_plan(settings, model, tests, computing, simulation=simulation)
+        tell_plan(settings, model, tests, computing, simulation=simulation, folder=folder.path)
         lineage = directory.lineage
         clock = clock or Clock()
         run = Run(settings, model, folder, lineage, grid, clock, simulation, computing, keys)
@@ -92,13 +99,21 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         device = computing.device.type
         summary = Summary(settings, model, computing.threads, device, losses=losses)
         summary.samples_sha256 = tests.sha256(settings)
-        _work_and_note_end(run, tests, summary)
+        try:
+            _work_and_note_end(run, tests, summary)
+        except Exception:
+            # Before clients enrolled, there is nothing to show.
+            if report and summary.roster.seats and folder.is_there():
+                _write_report(folder.path)
+            raise
         directory.note_completed()
         remove_set_aside(folder.path)
         if simulation:
             _remove_private_state(run)
         show(summary, folder.ledger.total())
         print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
+        if report:
+            _write_report(folder.path)
         return folder.path
 
 
@@ -124,6 +139,15 @@ def _work_and_note_end(run: Run, tests: PublicTests, summary: Summary) -> None:
         raise
     _note_end(run, summary, COMPLETED, None)
     tracking.finish(summary, completed=True)
+
+
+def _write_report(folder: Path) -> None:
+    """Write ``report.html``; an error is printed, and does not change how the run ended."""
+    try:
+        write_report(open_run(folder), folder / REPORT)
+        print(f"the report is in {folder / REPORT}", flush=True)
+    except Exception as error:
+        print(f"no report could be written ({type(error).__name__}: {error})", flush=True)
 
 
 def _what_remains(run: Run) -> str:
@@ -157,6 +181,9 @@ def _what_remains(run: Run) -> str:
 
 def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> None:
     summary.seconds = run.seconds()
+    # The record of memory does not change how a run ends.
+    with suppress(EspalierError):
+        record_peak(run.folder.path)
     run.folder.save_times(replace(run.folder.load_times(), run=summary.seconds))
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 

@@ -1,4 +1,4 @@
-"""Commands that call a module of the app: ``plan``, ``check-node``, ``release`` ...
+"""Commands that call a module of the app: ``plan``, ``check-node``, ``report``, ``release`` ...
 
 Each command has a function that adds it to the parser, and one that executes it and returns the
 exit code.
@@ -74,6 +74,7 @@ def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     app.set_defaults(execute=_show_app)
     _add_check_node(commands)
     _add_plan(commands)
+    _add_report(commands)
     tasks = commands.add_parser(
         "tasks", help="show the fields, the prompt and the scores of each task"
     )
@@ -98,6 +99,35 @@ def _show_app(_: argparse.Namespace) -> int:
     """Print the folder of the app, for ``flwr run "$(espalier app)"``, and for presets to copy."""
     print(find_app(None))
     return 0
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "report", help="write a page on a run, with figures, as one HTML file (report.html)"
+    )
+    parser.add_argument(
+        "directories",
+        nargs="+",
+        metavar="RUN-DIRECTORY",
+        help="run directory, as printed by the run",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file to write for a single run; default: report.html in the run directory",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure memory and tokens per second of the base model and the result first",
+    )
+    parser.set_defaults(execute=_report)
+
+
+def _report(given: argparse.Namespace) -> int:
+    take_interrupts()
+    document = {key: getattr(given, key) for key in ("directories", "out", "measure")}
+    return run_in_app(installed_app(), "espalier.results.report.command", document)
 
 
 def _show_tasks(given: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Short form of the estimate, printed when a run starts.
+"""Short form of the estimate, printed and recorded when a run starts.
 
 Simulated clients run on this machine, so their time follows from its measured speed. Real sites
 measure their speed at enrolment. Until then, the estimate uses and names default speeds; afterwards
@@ -7,12 +7,14 @@ the time is printed again.
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from espalier.amounts import duration
 from espalier.hf.machine.computing import GIGA, Computing, measured_capability
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from server_app.estimate.estimate import STATED_MEGABITS, TERA, Plan, Speeds
+from server_app.estimate.record import record_plan
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 
@@ -24,13 +26,20 @@ def tell_plan(
     computing: Computing,
     *,
     simulation: bool,
+    folder: Path | None = None,
 ) -> None:
-    """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
+    """Print the estimate, and record it in the run directory ``folder``.
+
+    Errors in it are only logged, so that they cannot make the run fail.
+    """
     try:
         speeds = Speeds()
         if simulation:
             speeds = Speeds(measured_capability(computing) * GIGA / TERA, measured=True)
-        text = Plan(settings, model, tests, simulation).short(speeds)
+        plan = Plan(settings, model, tests, simulation)
+        text = plan.short(speeds)
+        if folder is not None:
+            record_plan(plan, speeds, folder)
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
         text = "planned      nothing: the forecast failed, which does not affect the run"

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.machine.machine_memory import LiveBytes
+from espalier.hf.machine.machine_memory import LiveBytes, resident
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
@@ -24,6 +24,7 @@ from espalier.settings.run import default_values, parse
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan, Speeds
 from server_app.estimate.memory import Memory, Moment
+from server_app.estimate.record import FILE, record_peak
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.estimate.step_memory import FEW, step_bytes
 from server_app.public_tests import PublicTests
@@ -218,6 +219,27 @@ def test_a_run_tells_its_plan_in_a_few_lines(
     printed = capsys.readouterr().out
     assert "of the SuperLink and" in printed
     assert "at 0.05 teraflops and 100 megabits per second" in printed
+
+
+def test_a_run_records_its_plan(
+    small_run: tuple[Any, OpenedModel, PublicTests], tmp_path: Path
+) -> None:
+    record_peak(tmp_path)
+    assert not (tmp_path / FILE).exists()
+    tell_plan(*small_run, COMPUTING, simulation=True, folder=tmp_path)
+    found = json.loads((tmp_path / FILE).read_text())
+    plan = Plan(*small_run)
+    total = plan.traffic.total()
+    assert (found["bytes_up"], found["bytes_down"]) == (total.up, total.down)
+    assert sum(kind["up"] for kind in found["bytes_by_kind"].values()) == total.up
+    assert (found["client_memory"], found["server_memory"]) == (plan.client.peak, plan.server.peak)
+    assert "measured" not in found
+    # A resumed run keeps the estimate that it began with.
+    tell_plan(*small_run, COMPUTING, simulation=False, folder=tmp_path)
+    assert json.loads((tmp_path / FILE).read_text()) == found
+    record_peak(tmp_path)
+    peak = json.loads((tmp_path / FILE).read_text())["measured"]["server_memory"]
+    assert peak >= resident()
 
 
 def test_deployment_tells_its_slowest_site(

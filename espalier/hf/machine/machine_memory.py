@@ -11,6 +11,8 @@ Does not cover: memory that a kernel uses while it runs, such as a packed copy o
 tensors that existed before.
 """
 
+import resource
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 OWN = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
+STATUS = Path("/proc/self/status")
 LARGEST = 1 << 60
 """Limits from this value on mean "unlimited": version 1 has no other way to say so."""
 
@@ -114,6 +117,16 @@ def resident() -> int:
     """Return the bytes of memory that this process holds."""
     rss: int = psutil.Process().memory_info().rss
     return rss
+
+
+def peak_resident() -> int:
+    """Return the most bytes of memory that this process has held since it started."""
+    if STATUS.exists():
+        fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024
+    # Linux counts the parent of a new process here; other systems have only this number.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class LiveBytes(TorchDispatchMode):

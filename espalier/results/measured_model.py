@@ -1,0 +1,162 @@
+"""Measurement of one model in this process; the request is read from stdin, JSON is printed.
+
+Pruned models are built by Espalier's own code, so no code of a model's directory runs.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.hf.machine.machine_memory import peak_resident, resident
+from espalier.results.finished_run import ADAPTER_CONFIG
+
+FIRST_TOKEN = 3
+"""First token id of the prompt; lower ones are often special."""
+
+
+def main() -> None:
+    """Load the model, measure it and print the figures."""
+    request = json.load(sys.stdin)
+    torch.set_num_threads(request["threads"])
+    torch.manual_seed(0)
+    print(json.dumps(measured(request)), flush=True)
+
+
+@torch.inference_mode()
+def measured(request: dict[str, Any]) -> dict[str, Any]:
+    """Return memory in bytes, seconds to load, tokens per second, dtype and parameters.
+
+    Memory is measured after the first pass, because files are read into memory when they are used.
+
+    Parameters
+    ----------
+    request : ``model`` and, optionally, ``adapter``; ``prompt_tokens``, ``new_tokens``,
+        ``repetitions`` and ``batch_size``
+    """
+    # Imports of the libraries must not count as memory of the model.
+    load = _loader(request)
+    before = resident()
+    started = time.perf_counter()
+    model = load()
+    load_seconds = time.perf_counter() - started
+    prompt = _prompt(model, request)
+    model(prompt)
+    memory = resident() - before
+    prompt_seconds = _seconds(lambda: model(prompt), request["repetitions"])
+    return {
+        "model_memory": memory,
+        "peak_memory": peak_resident(),
+        "load_seconds": load_seconds,
+        "prompt_tokens_per_second": prompt.numel() / prompt_seconds,
+        "new_tokens_per_second": _generation(model, prompt, request),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return a function that loads the model, with everything imported that it needs."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        PreTrainedModel,
+    )
+    from transformers.utils import logging
+
+    # These modules register the classes of pruned models.
+    import espalier.hf.sliced.modeling_sliced
+    import espalier.hf.structured.modeling_structured  # noqa: F401
+
+    logging.set_verbosity_error()
+    path = request["model"]
+    config = AutoConfig.from_pretrained(path)
+    adapter = request.get("adapter")
+    options: dict[str, Any] = {}
+    of_adapter: dict[str, Any] = {}
+    if adapter is not None:
+        from peft import PeftModel
+
+        of_adapter = json.loads((Path(adapter) / ADAPTER_CONFIG).read_text())
+    architectures = config.architectures or [""]
+    is_classifier = architectures[0].endswith("ForSequenceClassification") or (
+        of_adapter.get("task_type") == "SEQ_CLS"
+    )
+    kind: type[PreTrainedModel] = (
+        AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    )
+    if is_classifier and adapter is not None:
+        options["num_labels"] = _num_labels(Path(adapter))
+
+    def load() -> nn.Module:
+        model = kind.from_pretrained(path, dtype="auto", **options)
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, adapter)
+        return model.eval()
+
+    return load
+
+
+def _num_labels(adapter: Path) -> int:
+    """Return the number of classes of a classification head that an adapter brings."""
+    from safetensors import safe_open
+
+    with safe_open(adapter / "adapter_model.safetensors", framework="numpy") as tensors:
+        shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    heads = [
+        shape[0]
+        for name, shape in shapes.items()
+        if "lora_" not in name and name.endswith(("classifier.weight", "out_proj.weight"))
+    ]
+    return int(heads[-1])
+
+
+def _prompt(model: nn.Module, request: dict[str, Any]) -> Tensor:
+    """Return random tokens, shape (batch_size, tokens), int64; fewer if the model has less room."""
+    config: Any = model.config
+    room = getattr(config, "max_position_embeddings", None) or request["prompt_tokens"]
+    # Some encoders lose the first positions to padding.
+    tokens = max(1, min(request["prompt_tokens"], room - request["new_tokens"] - FIRST_TOKEN))
+    shape = (request["batch_size"], tokens)
+    return torch.randint(min(FIRST_TOKEN, config.vocab_size - 1), config.vocab_size, shape)
+
+
+def _generation(model: nn.Module, prompt: Tensor, request: dict[str, Any]) -> float | None:
+    """Return generated tokens per second after the first one; None for a model that writes none."""
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return None
+    whole: Any = model
+    count = request["new_tokens"]
+
+    def generate(number: int) -> Callable[[], Any]:
+        options = {"max_new_tokens": number, "min_new_tokens": number, "do_sample": False}
+        return lambda: whole.generate(
+            input_ids=prompt, attention_mask=torch.ones_like(prompt), **options
+        )
+
+    # The first token also takes the pass over the prompt, which is measured apart.
+    one = _seconds(generate(1), request["repetitions"])
+    all_of_them = _seconds(generate(count), request["repetitions"])
+    seconds = all_of_them - one
+    return request["batch_size"] * (count - 1) / seconds if seconds > 0 else None
+
+
+def _seconds(work: Callable[[], Any], repetitions: int) -> float:
+    """Return the median of the seconds that the work takes."""
+    found = []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+if __name__ == "__main__":
+    main()

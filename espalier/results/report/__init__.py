@@ -1,0 +1,1 @@
+"""Report of one run: a single HTML page, with its figures, that needs no network."""

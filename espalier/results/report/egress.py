@@ -1,0 +1,110 @@
+"""What left each site, from its egress log, and whether the chain of hashes of the log is intact."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.results.finished_run import FinishedRun
+from espalier.storage.hash_chain import chain_check
+
+FOLDER = "egress"
+FIRST_ENTRIES = 3
+"""Number of entries at the beginning of a log that the report shows."""
+
+
+@dataclass
+class Replies:
+    """Replies of one kind that left a site."""
+
+    kind: str
+    number: int = 0
+    num_bytes: int = 0
+    fields: set[str] = field(default_factory=set)
+    """Names of the fields."""
+    tensors: int = 0
+    dtypes: set[str] = field(default_factory=set)
+
+
+@dataclass
+class SiteLog:
+    """Egress log of one site."""
+
+    site: str
+    file: str
+    fault: str
+    """First fault of the chain of hashes; empty if it is intact."""
+    head: str = ""
+    """Hash of the last entry."""
+    first: str = ""
+    last: str = ""
+    """Time of the first and of the last entry."""
+    kinds: dict[str, Replies] = field(default_factory=dict)
+    others: int = 0
+    """Number of entries that are not replies: held, released or refused ones."""
+    beginning: list[str] = field(default_factory=list)
+    """First entries of the log, as they are."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all replies."""
+        return sum(kind.num_bytes for kind in self.kinds.values())
+
+    @property
+    def number(self) -> int:
+        """Number of replies."""
+        return sum(kind.number for kind in self.kinds.values())
+
+
+def site_logs(run: FinishedRun) -> list[SiteLog]:
+    """Return the egress logs in the run directory, which only a simulation has.
+
+    Raises
+    ------
+    InputError
+        A log cannot be read.
+    """
+    return [_site_log(path) for path in sorted((run.path / FOLDER).glob("*.jsonl"))]
+
+
+def _site_log(path: Path) -> SiteLog:
+    log = SiteLog(path.stem, path.name, chain_check(path).fault)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        log.beginning = [line.strip() for line in islice(file, FIRST_ENTRIES)]
+    for entry in _entries(path):
+        log.site = str(entry.get("site", log.site))
+        log.head = str(entry.get("sha256", ""))
+        log.last = str(entry.get("time", ""))
+        log.first = log.first or log.last
+        if entry.get("entry") == "reply":
+            _count(log.kinds, entry)
+        else:
+            log.others += 1
+    return log
+
+
+def _entries(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a log; a line that is no entry shows in the check of the chain."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                entry = read_json(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _count(kinds: dict[str, Replies], entry: Mapping[str, Any]) -> None:
+    """Add a reply; keys that a changed entry lacks count as nothing, and the check tells of it."""
+    kind = str(entry.get("kind"))
+    replies = kinds.setdefault(kind, Replies(kind))
+    replies.number += 1
+    replies.num_bytes += entry.get("bytes", 0)
+    replies.fields |= set(entry.get("fields", ()))
+    for blob in entry.get("blobs", ()):
+        tensors = blob.get("tensors", {})
+        replies.tensors += len(tensors)
+        replies.dtypes |= {str(tensor.get("dtype")) for tensor in tensors.values()}

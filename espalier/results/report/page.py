@@ -1,0 +1,220 @@
+"""The report as one HTML page: texts of a run are escaped, and nothing is loaded from elsewhere."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from espalier.amounts import count, duration, size
+from espalier.identity.names import without_control
+from espalier.results.finished_run import FinishedRun
+from espalier.results.report import figures
+from espalier.results.report.comparison import COLUMNS, Comparison, comparisons_of
+from espalier.results.report.egress import site_logs
+from espalier.results.report.layers import Layers, layers_of
+from espalier.results.report.page_style import STYLE
+from espalier.results.report.page_template import PAGE
+from espalier.results.report.rounds import curves_of
+from espalier.results.report.run_settings import all_settings, changed_settings
+from espalier.results.report.traffic import bytes_of, estimates_of
+from espalier.results.report.usage import snippets_of
+from espalier.results.report.verdict import status_of, verdict
+from espalier.results.speed import measured_rows
+from espalier.settings.methods import METHODS
+from espalier.storage.atomic import write_bytes
+
+FILE = "report.html"
+SHORT_HASH = 12
+"""Number of digits of a commit that the report shows."""
+SECTIONS = {
+    "verdict": "Verdict",
+    "quality": "Quality",
+    "size": "Size and speed",
+    "rounds": "Rounds",
+    "clients": "Clients",
+    "bytes": "Bytes",
+    "estimate": "Estimate",
+    "layers": "Layers",
+    "egress": "What left the sites",
+    "use": "Use the result",
+    "settings": "Settings",
+}
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """Row of the table of sizes."""
+
+    column: str
+    name: str
+    parameters: float
+    num_bytes: float | None
+    ratio: float | None
+    """Parameters divided by those of the base; None for base and adapter."""
+    on_top: bool
+    """True for an adapter, which is used together with its base."""
+
+
+def write_report(run: FinishedRun, path: Path) -> None:
+    """Write the report of a run as one file.
+
+    Raises
+    ------
+    InputError
+        A file of the run is damaged, or ``path`` cannot be written.
+    """
+    write_bytes(path, report_page(run).encode())
+
+
+def report_page(run: FinishedRun) -> str:
+    """Return the report of a run as the text of an HTML page; InputError for a damaged file."""
+    environment = Environment(
+        loader=DictLoader({FILE: PAGE}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_printable,
+    )
+    environment.filters |= {
+        "brief": _brief,
+        "count": count,
+        "duration": partial(duration, tenths=True),
+        "number": lambda value, digits: f"{value:,.{digits}f}",
+        "percent": lambda value: f"{value:.1%}",
+        "quoted": lambda path: shlex.quote(str(path)),
+        "size": size,
+    }
+    return environment.get_template(FILE).render(_content(run))
+
+
+def _printable(value: Any) -> Any:
+    """Return a value with question marks for control characters, which a site may have sent."""
+    return without_control(value) if type(value) is str else value
+
+
+def _brief(value: Any) -> str:
+    """Return a number with four digits, or another value as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _content(run: FinishedRun) -> dict[str, Any]:
+    """Return the values of the template."""
+    summary = run.summary
+    comparisons = comparisons_of(run)
+    traffic = bytes_of(run)
+    layers = layers_of(run)
+    clients = summary.get("clients") or []
+    method = str(summary["method"])
+    name, _, what = METHODS[method].title.partition(" (") if method in METHODS else (method, "", "")
+    present = {column for one in comparisons for column in one.values}
+    content = {
+        "run": run,
+        "summary": summary,
+        "base_name": _base_name(run),
+        "title": name,
+        "subtitle": what.removesuffix(")"),
+        "missing": _missing(summary),
+        "has_intervals": any(own.interval for one in comparisons for own in one.values.values()),
+        "status": status_of(run),
+        "verdict": verdict(run, comparisons),
+        "columns": {column: name for column, name in COLUMNS.items() if column in present},
+        "comparisons": comparisons,
+        "sizes": [row for row in _sizes(run) if row.column in present | {"dense", "federated"}],
+        "has_result": bool(run.model or run.adapter or run.client_models),
+        "measurements": measured_rows(run),
+        "clients": clients,
+        "client_measures": _measures_of(clients),
+        "traffic": traffic,
+        "estimates": estimates_of(run),
+        "layers": layers,
+        "logs": site_logs(run),
+        "snippets": snippets_of(run),
+        "changed": changed_settings(run),
+        "settings": all_settings(run),
+        "style": Markup(STYLE),
+        "figures": _figures(run, comparisons, traffic.kinds, layers),
+    }
+    return content | {"sections": list(_sections(content))}
+
+
+def _missing(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the sites that are not in the result, by reason."""
+    found: dict[str, list[str]] = {}
+    for one in summary.get("missing") or ():
+        found.setdefault(str(one["reason"]), []).append(str(one["site"]))
+    return found
+
+
+def _base_name(run: FinishedRun) -> str:
+    """Return the name of the base model, with its commit if it comes from the hub."""
+    name = str(run.setting("model"))
+    revision = run.summary.get("model_revision")
+    return f"{name} at {revision[:SHORT_HASH]}" if revision else name
+
+
+def _sections(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield id and name of the sections that the page has."""
+    present = {
+        "quality": content["comparisons"],
+        "size": content["sizes"] or content["measurements"],
+        "rounds": content["figures"]["rounds"],
+        "clients": content["clients"],
+        "bytes": content["traffic"].kinds,
+        "estimate": content["estimates"],
+        "layers": content["layers"].maps or content["layers"].notes,
+    }
+    for name, title in SECTIONS.items():
+        if present.get(name, True):
+            yield name, title
+
+
+def _figures(
+    run: FinishedRun, comparisons: Sequence[Comparison], kinds: Sequence[Any], layers: Layers
+) -> dict[str, Any]:
+    """Return the figures; their texts are escaped by the library that draws them."""
+    sites = {int(one["client"]): str(one["site"]) for one in run.summary.get("clients") or ()}
+    by_client = [
+        one for one in comparisons if any(len(own.clients) > 1 for own in one.values.values())
+    ]
+    curves = curves_of(run)
+    several = [one for one in comparisons if len(one.values) > 1]
+    dense = {one.title: one.values["dense"].value for one in comparisons if "dense" in one.values}
+    drawn = {
+        "models": figures.draw_comparison(several) if several else "",
+        "rounds": figures.draw_rounds(curves, dense) if curves else "",
+        "bytes": figures.draw_bytes(kinds) if kinds else "",
+    }
+    found: dict[str, Any] = {name: Markup(svg) for name, svg in drawn.items()}
+    found["clients"] = [Markup(figures.draw_clients(one, sites)) for one in by_client]
+    found["layers"] = [
+        Markup(figures.draw_heat_map(one, number)) for number, one in enumerate(layers.maps)
+    ]
+    return found
+
+
+def _measures_of(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the clients' own numbers, in the order of their first use."""
+    names = [name for client in clients for name in client["metrics"]]
+    return list(dict.fromkeys(names))
+
+
+def _sizes(run: FinishedRun) -> Iterator[SizeRow]:
+    sizes = run.summary.get("size") or {}
+    base = sizes.get("dense")
+    for column, name in COLUMNS.items():
+        found = sizes.get(column)
+        if found is None or base is None:
+            continue
+        on_top = found["folder"] == "adapter"
+        ratio = None if on_top else found["parameters"] / base["parameters"]
+        what = "adapter" if on_top else name
+        if found["folder"] == "clients":
+            what += " (mean of the clients' models)"
+        yield SizeRow(column, what, found["parameters"], found["bytes"], ratio, on_top)

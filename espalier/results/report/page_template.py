@@ -1,0 +1,200 @@
+"""Template of the report in Jinja2; every value is escaped except the figures.
+
+It is a module because Flower's bundle of the app carries no HTML files.
+"""
+
+PAGE = """\
+{% macro head(names) %}<thead><tr>{% for name in names %}<th
+{%- if name == "fields" %} class="text"{% endif %}>{{ name }}</th>{% endfor %}</tr></thead>
+{%- endmacro %}
+{% macro scores(one, column) %}
+{%- if column in one.values %}{% set value = one.values[column] -%}
+{{ value.value | number(one.digits) }}
+{%- if value.spread %}<span class="small">{{ value.spread[0] | number(one.digits) }} to
+{{ value.spread[1] | number(one.digits) }}, {{ value.clients | length }} clients</span>
+{%- elif value.interval %}<span class="small">95%: {{ value.interval[0] | number(one.digits) }} to
+{{ value.interval[1] | number(one.digits) }}</span>{% endif %}
+{%- else %}-{% endif %}
+{%- endmacro %}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ run.name }}: report</title>
+<style>{{ style }}</style>
+</head>
+<body>
+<header>
+<h1>{{ title }}</h1>
+{% if subtitle %}<p>{{ subtitle }}</p>{% endif %}
+<p class="soft"><span class="status {{ status }}">{{ status }}</span>
+{{ run.name }}, base model {{ base_name }}, seed {{ summary.seed }}</p>
+<nav>{% for id, name in sections %}<a href="#{{ id }}">{{ name }}</a>{% endfor %}</nav>
+</header>
+<main>
+<section id="verdict" class="verdict {{ status }}">
+{% for sentence in verdict %}<p>{{ sentence }}</p>
+{% endfor %}
+{% for warning in summary.get("warnings") or () %}<p class="warning">Warning: {{ warning }}</p>
+{% endfor %}
+{% for reason, sites in missing.items() %}<p class="warning">Not in the result: {{ sites | join(", ") }}
+({{ reason }})</p>
+{% endfor %}
+{% for site, reason in (summary.get("refused") or {}).items() %}<p class="warning">{{ site }} was refused:
+{{ reason }}</p>
+{% endfor %}
+{% if "\\n" in (summary.reason or "") and status == "failed" %}<details><summary>The whole reason</summary>
+<pre>{{ summary.reason }}</pre></details>{% endif %}
+</section>
+{% if comparisons %}
+<section id="quality"><h2>Quality</h2>
+<div class="figures pair">
+{% if figures.models %}<figure>{{ figures.models }}</figure>{% endif %}
+<div>
+<div class="scroll"><table>
+{{ head([""] + columns.values() | list) }}
+<tbody>{% for one in comparisons %}<tr>
+<td>{{ one.title }}<span class="small">{{ "lower" if one.lower_is_better else "higher" }} is better
+{%- if one.chance is not none %}; chance {{ one.chance | number(one.digits) }}{% endif %}</span></td>
+{% for column in columns %}<td>{{ scores(one, column) }}</td>{% endfor %}
+</tr>{% endfor %}</tbody>
+</table></div>
+<p class="soft">Dense is the base model. The local baseline is what a client gets without the others,
+the centralized baseline what one party gets that has all data. A value of several clients is their
+mean; below it stand the lowest and the highest one.
+{%- if has_intervals %} Scores are of {{ summary.test_items.number }} items; their intervals contain
+the score on all such items with 95% confidence (Wilson).{% endif %}</p>
+</div></div>
+</section>
+{% endif %}
+{% if sizes or measurements %}
+<section id="size"><h2>Size and speed</h2>
+{% if sizes %}<div class="scroll"><table>
+{{ head(["", "parameters", "of the base", "on disk"]) }}
+<tbody>{% for row in sizes %}<tr class="{{ row.column }}"><td>{{ row.name }}</td>
+<td>{{ "+" if row.on_top }}{{ row.parameters | number(0) }}</td>
+<td>{{ "-" if row.ratio is none else row.ratio | percent }}</td>
+<td>{{ "-" if row.num_bytes is none else row.num_bytes | size }}</td></tr>{% endfor %}</tbody>
+</table></div>{% endif %}
+{% if measurements %}
+<div class="scroll"><table>
+{{ head(["measured", "memory", "peak", "load", "prompt", "generation"]) }}
+<tbody>{% for row in measurements.models %}<tr><td>{{ row.name }}</td>
+<td>{{ row.model_memory | size }}</td><td>{{ row.peak_memory | size }}</td>
+<td>{{ row.load_seconds | number(2) }} s</td>
+<td>{{ row.prompt_tokens_per_second | number(1) }} tokens/s</td>
+<td>{% if row.new_tokens_per_second is none %}-{% else -%}
+{{ row.new_tokens_per_second | number(1) }} tokens/s{% endif %}</td></tr>{% endfor %}</tbody>
+</table></div>
+<p class="soft">{{ measurements.conditions }}</p>
+{% elif has_result %}
+<p>Load memory and tokens per second of this result were not measured. To measure the base model and
+the result in a process each, and add the figures to this page:</p>
+<pre>espalier report --measure {{ run.path | quoted }}</pre>
+{% endif %}
+</section>
+{% endif %}
+{% if figures.rounds %}
+<section id="rounds"><h2>Quality by round</h2><figure>{{ figures.rounds }}</figure></section>
+{% endif %}
+{% if clients %}
+<section id="clients"><h2>Clients</h2>
+{% if figures.clients %}<div class="figures pair">{% for one in figures.clients %}
+<figure>{{ one }}</figure>{% endfor %}</div>{% endif %}
+<div class="scroll"><table>
+{{ head(["site", "status", "sent", "received", "work"] + client_measures) }}
+<tbody>{% for client in clients %}<tr><td>{{ client.site }}
+{%- if client.reason %}<span class="small">{{ client.reason | truncate(80) }}</span>{% endif %}
+{%- if client.capped %}<span class="small">limited: {{ client.capped | join(", ") }}</span>{% endif %}
+</td><td>{{ client.status }}</td>
+<td>{{ client.bytes_up | size }}</td><td>{{ client.bytes_down | size }}</td>
+<td>{{ client.seconds | duration }}</td>
+{% for name in client_measures %}<td>{% if client.metrics.get(name) is none %}-{% else -%}
+{{ client.metrics[name] | brief }}{% endif %}</td>{% endfor %}
+</tr>{% endfor %}</tbody>
+</table></div>
+</section>
+{% endif %}
+{% if traffic.kinds %}
+<section id="bytes"><h2>Bytes between sites and server</h2>
+<div class="figures pair"><figure>{{ figures.bytes }}</figure>
+<div class="scroll"><table>
+{{ head(["message", "up", "down", "messages"]) }}
+<tbody>{% for kind in traffic.kinds %}<tr><td>{{ kind.name }}
+<span class="small">{{ kind.meaning }}</span></td>
+<td>{{ kind.up | size }}</td><td>{{ kind.down | size }}</td><td>{{ kind.messages }}</td></tr>
+{%- endfor %}
+<tr class="federated"><td>all</td><td>{{ traffic.up | size }}</td><td>{{ traffic.down | size }}</td>
+<td></td></tr></tbody>
+</table></div></div>
+</section>
+{% endif %}
+{% if estimates %}
+<section id="estimate"><h2>Estimated and measured</h2>
+<div class="scroll"><table>
+{{ head(["", "estimate", "measured", "measured / estimate"]) }}
+<tbody>{% for row in estimates %}<tr><td>{{ row.what }}</td><td>{{ row.estimate }}</td>
+<td>{{ row.measured }}</td><td>{{ "-" if row.ratio is none else row.ratio | percent }}</td></tr>
+{%- endfor %}</tbody></table></div>
+<p class="soft">Bytes are without the enrolment. A client's measured time includes reading and
+tokenization, which the estimate of its computing does not. Clients do not report their memory.</p>
+</section>
+{% endif %}
+{% if layers.maps or layers.notes %}
+<section id="layers"><h2>What was changed in each layer</h2>
+{% for note in layers.notes %}<p>{{ note }}</p>{% endfor %}
+<div class="figures pair">{% for one in figures.layers %}<figure>{{ one }}</figure>{% endfor %}</div>
+</section>
+{% endif %}
+<section id="egress"><h2>What left each site</h2>
+{% if logs %}
+<p>Each site logs what leaves it: names, shapes, bytes and hashes, but no values.</p>
+{% for log in logs %}
+<details{% if logs | length <= 2 %} open{% endif %}>
+<summary>{{ log.site }}: {{ log.number | count("reply", "replies") }}, {{ log.num_bytes | size }},
+{{ "log is intact" if not log.fault else "LOG IS BROKEN" }}</summary>
+{% if log.fault %}<p class="warning">{{ log.file }}: {{ log.fault }}</p>{% endif %}
+<div class="scroll"><table>
+{{ head(["message", "replies", "bytes", "tensors", "fields"]) }}
+<tbody>{% for kind in log.kinds.values() %}<tr><td>{{ kind.kind }}</td><td>{{ kind.number }}</td>
+<td>{{ kind.num_bytes | size }}</td><td>{{ kind.tensors }}
+{%- if kind.dtypes %}<span class="small">{{ kind.dtypes | sort | join(", ") }}</span>{% endif %}</td>
+<td class="text">{{ kind.fields | sort | join(", ") }}</td></tr>{% endfor %}</tbody></table></div>
+<p class="soft">From {{ log.first }} to {{ log.last }}
+{%- if log.others %}, with {{ log.others | count("entry", "entries") }} on approval{% endif %}.
+Last hash: <code>{{ log.head }}</code></p>
+<details><summary>The first {{ log.beginning | length | count("entry", "entries") }}</summary>
+<pre>{{ log.beginning | join("\\n") }}</pre></details>
+</details>
+{% endfor %}
+<pre>espalier check-log {{ (run.path / "egress") | quoted }}</pre>
+{% else %}
+<p>The logs of what left the sites are at the sites, in <code>egress/</code> of their state-dir; a
+simulation copies them to its run directory at the end. Each site verifies its own with
+<code>espalier check-log STATE-DIR</code>. The table of bytes above is the server's count.</p>
+{% endif %}
+</section>
+<section id="use"><h2>Use the result</h2>
+{% for snippet in snippets %}<h3>{{ snippet.title }}</h3>
+{% if snippet.note %}<p>{{ snippet.note }}</p>{% endif %}
+{% if snippet.text %}<pre>{{ snippet.text }}</pre>{% endif %}
+{% else %}<p>This run has written no model and no adapter
+{{- " yet" if status in ("running", "interrupted") }}.</p>
+{% endfor %}
+</section>
+<section id="settings"><h2>Settings</h2>
+<p>Settings that differ from the defaults. The same settings and seed give the same result.</p>
+<div class="scroll"><table><thead><tr><th>key</th><th class="text">value</th>
+<th class="text">default</th></tr></thead>
+<tbody>{% for one in changed %}<tr><td class="key"><code>{{ one.key }}</code></td>
+<td class="text"><code>{{ one.value }}</code></td>
+<td class="text"><code>{{ one.default }}</code></td></tr>{% endfor %}</tbody></table></div>
+<details><summary>All settings</summary><pre>{{ settings }}</pre></details>
+<p class="soft">{% for name, number in (summary.get("versions") or {}).items() %}{{ name }} {{ number }}
+{{- ", " if not loop.last }}{% endfor %}; {{ summary.threads }} threads, {{ summary.device }}</p>
+</section>
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,50 @@
+"""Settings of a run: those that differ from the defaults, and all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from espalier.results.finished_run import FinishedRun
+from espalier.settings.reference.schema import as_text
+from espalier.settings.run import default_values
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Setting that differs from its default."""
+
+    key: str
+    value: str
+    default: str
+
+
+def changed_settings(run: FinishedRun) -> list[Changed]:
+    """Return the settings that differ from the defaults, in the order of ``settings.toml``."""
+    defaults = default_values()
+    return [
+        Changed(key, _shown(value), _shown(defaults.get(key, "")))
+        for key, value in _flat(run.settings).items()
+        if key not in defaults or value != defaults[key]
+    ]
+
+
+def all_settings(run: FinishedRun) -> str:
+    """Return all settings as TOML."""
+    return tomli_w.dumps(run.settings)
+
+
+def _shown(value: Any) -> str:
+    return as_text(value) or "empty"
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            found[key] = value
+    return found

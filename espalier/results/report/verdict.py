@@ -1,0 +1,140 @@
+"""Verdict on a run in a few sentences: what the result costs and what it gains."""
+
+from collections.abc import Iterator, Sequence
+
+from espalier.amounts import count, duration, size
+from espalier.results.finished_run import FinishedRun
+from espalier.results.report.comparison import Comparison
+from espalier.storage.directory_lock import holder_of
+
+TOLERANCE = 0.005
+"""Relative difference up to which two sizes are called equal."""
+
+
+def status_of(run: FinishedRun) -> str:
+    """Return ``running``, ``interrupted``, ``failed`` or ``completed``.
+
+    The summary of a server that was killed still says ``running``, but nobody holds the lock of its
+    directory.
+    """
+    status = str(run.summary.get("status"))
+    return "interrupted" if status == "running" and not holder_of(run.path) else status
+
+
+def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
+    """Return the sentences of the verdict; the first one says how the run ended, if it failed."""
+    status = status_of(run)
+    sentences = []
+    if status == "failed":
+        reason = str(run.summary.get("reason") or "without a reason").partition("\n")[0]
+        sentences.append(f"The run failed: {reason}")
+    elif status == "interrupted":
+        sentences.append(f"The run was interrupted; continue it with resume-from={run.path}.")
+    elif status == "running":
+        sentences.append("The run is still at work; what follows is not its final result.")
+    measured = [one for one in comparisons if one.change is not None]
+    if measured:
+        sentences += [_quality(measured), *_beside_baselines(main_of(measured))]
+    return [*sentences, *_size(run), *_participants(run)]
+
+
+def main_of(comparisons: Sequence[Comparison]) -> Comparison:
+    """Return the measure that the report names first: a score of the task, if there is one."""
+    scores = [one for one in comparisons if one.measure != "perplexity"]
+    return [*scores, *comparisons][0]
+
+
+def _quality(measured: Sequence[Comparison]) -> str:
+    first = main_of(measured)
+    before, after = (first.values[column].value for column in ("dense", "federated"))
+    words = {True: "better", False: "worse", None: "unchanged"}[first.is_better]
+    shown = [f"{value:,.{first.digits}f}" for value in (before, after)]
+    sentence = (
+        f"{first.title} is {shown[1]} with the federated result and {shown[0]} with the dense"
+        f" model: {words}"
+    )
+    if before and first.is_better is not None:
+        sentence += f" by {abs(after / before - 1):.1%}"
+    if _overlap(first):
+        sentence += ", but the intervals of both overlap"
+    if len(measured) > 1:
+        better = sum(one.is_better is True for one in measured)
+        sentence += f" (better on {better} of {count(len(measured), 'measure')})"
+    return f"{sentence}."
+
+
+def _overlap(comparison: Comparison) -> bool:
+    """Return whether the intervals of the dense and the federated value have a common part."""
+    intervals = [comparison.values[column].interval for column in ("dense", "federated")]
+    known = [interval for interval in intervals if interval is not None]
+    return len(known) == len(intervals) and max(low for low, _ in known) <= min(
+        high for _, high in known
+    )
+
+
+def _beside_baselines(main: Comparison) -> Iterator[str]:
+    """Yield a sentence for each baseline that was computed."""
+    federated = main.values["federated"].value
+    for column, what in (
+        ("local_baseline", "clients get without the others"),
+        ("centralized", "one party gets that has all clients' data"),
+    ):
+        if column not in main.values:
+            continue
+        value = main.values[column].value
+        if value == federated:
+            words = "equal to"
+        else:
+            words = "better than" if (federated < value) == main.lower_is_better else "worse than"
+        yield f"It is {words} what {what} ({value:,.{main.digits}f})."
+
+
+def _size(run: FinishedRun) -> Iterator[str]:
+    sizes = run.summary.get("size") or {}
+    base = sizes.get("dense")
+    result = sizes.get("federated")
+    if base is None or result is None:
+        return
+    if result["folder"] == "adapter":
+        yield (
+            f"The adapter adds {result['parameters']:,.0f} parameters ({size(result['bytes'])}) to"
+            f" the base model's {base['parameters']:,.0f}."
+        )
+        return
+    ratio = result["parameters"] / base["parameters"]
+    what = "Each client's model has" if result["folder"] == "clients" else "The model has"
+    mean = " on average" if result["folder"] == "clients" else ""
+    sentence = f"{what} {result['parameters']:,.0f} parameters{mean}"
+    if ratio < 1 - TOLERANCE:
+        sentence += f", {1 - ratio:.1%} fewer than its base"
+    elif ratio > 1 + TOLERANCE:
+        sentence += f", {ratio - 1:.1%} more than its base"
+    else:
+        sentence += ", as many as its base"
+    if result["bytes"] is not None:
+        now = size(result["bytes"])
+        before = size(base["bytes"])
+        same = now == before
+        sentence += f", and takes {now} on disk" + (
+            ", like it" if same else f" instead of {before}"
+        )
+    yield f"{sentence}."
+    sparsity = (run.summary.get("sparsity") or {}).get("achieved")
+    if abs(ratio - 1) <= TOLERANCE and sparsity:
+        yield (
+            f"{sparsity:.1%} of the prunable weights are zero. Zeros make a model neither smaller"
+            " nor faster."
+        )
+
+
+def _participants(run: FinishedRun) -> Iterator[str]:
+    """Yield a sentence on clients, bytes and time."""
+    finished = run.summary.get("finished")
+    if finished is None:
+        return
+    asked = run.summary["num_clients"]
+    sent = run.summary["bytes_up"] / max(1, asked)
+    yield (
+        f"{finished} of {count(asked, 'client')} took part to the end; a client sent {size(sent)}"
+        f" on average, and the run took {duration(run.summary['seconds'])}."
+    )

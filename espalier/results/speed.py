@@ -1,0 +1,117 @@
+"""Memory and speed of a run's result and of its base model, each measured in a process of its own.
+
+The figures are stored in the run directory (``measurements.json``). They belong to the machine, to
+its load at that time and to the number of threads, which the file names.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import InputError
+from espalier.hf.opening.opened import open_model
+from espalier.results.finished_run import FinishedRun
+from espalier.storage.atomic import write_json
+
+FILE = "measurements.json"
+PROCESS = "espalier.results.measured_model"
+"""Module that loads one model, and prints its figures as JSON."""
+CONDITIONS = {"prompt_tokens": 128, "new_tokens": 32, "repetitions": 3, "batch_size": 1}
+
+
+def measure(run: FinishedRun) -> None:
+    """Measure the base model and every result of a run, and store the figures.
+
+    Raises
+    ------
+    InputError
+        The run has no result, its base model is not on this machine or is another one, or a model
+        cannot be loaded.
+    """
+    results = _results_of(run)
+    base = _base_of(run)
+    threads = int(run.summary["threads"])
+    models = []
+    for name, paths in {"dense": {"model": base}, **results}.items():
+        print(f"measuring    {name}", flush=True)
+        figures = _measured(paths, threads)
+        models.append({"name": name, **figures})
+    document = {
+        **CONDITIONS,
+        "threads": threads,
+        "machine": platform.processor() or platform.machine(),
+        "models": models,
+    }
+    write_json(run.path / FILE, document)
+
+
+def measured_rows(run: FinishedRun) -> Mapping[str, Any]:
+    """Return the stored figures, with a sentence on their ``conditions``; empty if there are none."""
+    document = run.json(FILE)
+    if not document:
+        return {}
+    dtypes = ", ".join(dict.fromkeys(str(model["dtype"]) for model in document["models"]))
+    conditions = (
+        "Memory is what the loaded model adds to its process; the peak includes the libraries."
+        f" Medians of {document['repetitions']} repetitions at batch size {document['batch_size']}:"
+        f" a prompt of {document['prompt_tokens']} tokens, and {document['new_tokens']} generated"
+        f" tokens. {dtypes}, {document['threads']} CPU threads, {document['machine']}."
+    )
+    return {**document, "conditions": conditions}
+
+
+def _results_of(run: FinishedRun) -> dict[str, dict[str, Path]]:
+    """Return the directories of each result: ``model``, or ``adapter`` for the base model."""
+    if run.client_models:
+        return {name: {"model": path} for name, path in run.client_models.items()}
+    if run.model is not None:
+        return {"federated": {"model": run.model}}
+    if run.adapter is not None:
+        return {"federated": {"model": _base_of(run), "adapter": run.adapter}}
+    raise InputError(
+        f"{run.path}: the run has written no model and no adapter, so there is nothing to measure;"
+        " leave out --measure"
+    )
+
+
+def _base_of(run: FinishedRun) -> Path:
+    """Return the directory of the base model, which must be the one of the run."""
+    name = str(run.setting("model"))
+    model = open_model(name)
+    if model.sha256 != run.summary["model_sha256"]:
+        raise InputError(
+            f"{model.directory}: is not the base model of {run.name}, because its files have"
+            f" changed since; restore the model with the hash {run.summary['model_sha256']}"
+        )
+    return model.directory
+
+
+def _measured(paths: Mapping[str, Path], threads: int) -> dict[str, Any]:
+    """Measure one model in a new process."""
+    document = {key: str(path) for key, path in paths.items()} | CONDITIONS | {"threads": threads}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", PROCESS],
+        input=json.dumps(document),
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = list(_printed(done.stdout))
+    if done.returncode or not lines:
+        why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise InputError(
+            f"{' with '.join(map(str, paths.values()))}: cannot be measured ({why}); check that"
+            " transformers loads it"
+        )
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return figures
+
+
+def _printed(text: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if line.startswith("{"))

@@ -1,0 +1,75 @@
+"""Record of a run's estimate (``plan.json``), to compare it with what the run needed.
+
+All values are bytes, except ``seconds`` and speeds. ``left_open`` says on what the bytes of
+messages depend apart from the settings; the file then has the most and the least of them.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json_object
+from espalier.hf.machine.machine_memory import peak_resident
+from espalier.storage.atomic import write_json
+from server_app.estimate.estimate import Plan, Speeds
+
+FILE = "plan.json"
+
+
+def record_plan(plan: Plan, speeds: Speeds, folder: Path) -> None:
+    """Write ``plan.json``, unless an earlier part of a resumed run has written it.
+
+    Raises
+    ------
+    InputError
+        The file system refused.
+    """
+    if not (folder / FILE).exists():
+        write_json(folder / FILE, _document(plan, speeds))
+
+
+def record_peak(folder: Path) -> None:
+    """Add the highest resident memory of this process to ``plan.json``, if there is one.
+
+    Raises
+    ------
+    InputError
+        The file is damaged, or the file system refused.
+    """
+    if not (folder / FILE).exists():
+        return
+    document = read_json_object(folder / FILE)
+    before = document.get("measured", {}).get("server_memory", 0)
+    measured = {"server_memory": max(before, peak_resident())}
+    write_json(folder / FILE, {**document, "measured": measured})
+
+
+def _document(plan: Plan, speeds: Speeds) -> dict[str, Any]:
+    most = plan.traffic.total()
+    least = plan.traffic.total("least")
+    return {
+        "bytes_up": most.up,
+        "bytes_down": most.down,
+        "least_bytes_up": least.up,
+        "least_bytes_down": least.down,
+        "left_open": plan.traffic.open_questions,
+        "bytes_by_kind": _by_kind(plan),
+        "client_memory": plan.client.peak,
+        "server_memory": plan.server.peak,
+        "server_disk": sum(plan.server_disk.values()),
+        "client_disk": sum(plan.client_disk.values()),
+        "seconds": {
+            "round_of_a_client": speeds.seconds(plan.work.operations()),
+            "teraflops": speeds.teraflops,
+            "measured": speeds.measured,
+        },
+    }
+
+
+def _by_kind(plan: Plan) -> dict[str, dict[str, int]]:
+    """Return the bytes of all clients in each direction, by kind of message."""
+    found: dict[str, Counter[str]] = {}
+    for exchanges in plan.traffic.exchanges().values():
+        for one in exchanges:
+            found.setdefault(one.kind, Counter()).update({"up": one.up, "down": one.down})
+    return {kind: {"up": sums["up"], "down": sums["down"]} for kind, sums in found.items()}

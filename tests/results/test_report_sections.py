@@ -1,0 +1,379 @@
+"""Sections of the report, from run directories that are written by hand."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from safetensors.numpy import save_file
+
+from espalier.results.finished_run import FinishedRun, open_run
+from espalier.results.report.command import main
+from espalier.results.report.comparison import comparisons_of, wilson_interval
+from espalier.results.report.egress import site_logs
+from espalier.results.report.layers import layers_of
+from espalier.results.report.page import report_page
+from espalier.results.report.rounds import curves_of
+from espalier.results.report.run_settings import changed_settings
+from espalier.results.report.traffic import bytes_of, estimates_of
+from espalier.results.report.usage import snippets_of
+from espalier.results.report.verdict import status_of, verdict
+from espalier.storage.hash_chain import HashChain
+
+HOSTILE = '<script>alert("x")</script> $a_b$ & {{ 7 * 7 }}'
+
+
+def client(number: int, **metrics: float) -> dict[str, Any]:
+    """Return the entry of a client in ``summary.json``."""
+    return {
+        "client": number, "site": f"site-{number}", "status": "completed", "reason": None,
+        "capped": {}, "bytes_up": 100, "bytes_down": 50, "seconds": 1.5, "metrics": metrics,
+    }  # fmt: skip
+
+
+def metric(name: str, dataset: str, direction: str = "lower", **values: float) -> dict[str, Any]:
+    """Return the entry of a measure in ``summary.json``."""
+    columns = ("dense", "local_baseline", "centralized", "federated")
+    return {
+        "name": name, "dataset": dataset, "direction": direction,
+        "values": {column: values.get(column) for column in columns},
+        "medians_of_clients": {}, "worst_of_clients": {},
+    }  # fmt: skip
+
+
+def size(parameters: float, num_bytes: float, folder: str | None = None) -> dict[str, Any]:
+    return {"parameters": parameters, "bytes": num_bytes, "folder": folder}
+
+
+def write_run(folder: Path, settings: dict[str, Any] | None = None, **changes: Any) -> FinishedRun:
+    """Write a run directory, and return the run."""
+    folder.mkdir(exist_ok=True)
+    document = {
+        "schema_version": 2, "status": "completed", "reason": None, "method": "flap", "seed": 0,
+        "num_clients": 2, "clients": [client(0), client(1)], "finished": 2, "missing": [],
+        "refused": {}, "rounds": 1, "sparsity": {"achieved": 0.2}, "size": {}, "warnings": [],
+        "report": {}, "metrics": [], "test_items": None, "bytes_up": 200, "bytes_down": 100,
+        "seconds": 61.0, "model": "base", "model_revision": None, "model_sha256": "0" * 64,
+        "versions": {"espalier": "0.1.0"}, "threads": 1, "device": "cpu",
+    } | changes  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(document))
+    given = {"method": "flap", "model": "nowhere/", **(settings or {})}
+    (folder / "settings.toml").write_text(tomli_w.dumps(given))
+    return open_run(folder)
+
+
+def sentences(run: FinishedRun) -> str:
+    return " ".join(verdict(run, comparisons_of(run)))
+
+
+# ----- verdict ------------------------------------------------------------------------------------
+
+
+def test_verdict_on_a_smaller_model(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        metrics=[
+            metric("perplexity", "wiki", dense=40.0, federated=50.0, local_baseline=60.0),
+            metric("perplexity", "code", dense=10.0, federated=9.0),
+        ],
+        size={"dense": size(1000, 4000), "federated": size(800, 3200, "model")},
+    )
+    text = sentences(run)
+    assert (
+        "Perplexity on wiki is 50.00 with the federated result and 40.00 with the dense model:"
+        " worse by 25.0% (better on 1 of 2 measures)." in text
+    )
+    assert "It is better than what clients get without the others (60.00)." in text
+    assert "The model has 800 parameters, 20.0% fewer than its base, and takes 3.2 kB" in text
+    assert "Zeros" not in text
+    assert "2 of 2 clients took part to the end; a client sent 100 B on average" in text
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (size(1000, 4000, "model"), "Zeros make a model neither smaller nor faster."),
+        (size(1050, 4200, "model"), "5.0% more than its base"),
+        (size(64, 256, "adapter"), "The adapter adds 64 parameters (256 B)"),
+        (size(900.0, 3600.0, "clients"), "Each client's model has 900 parameters on average"),
+    ],
+)
+def test_verdict_on_sizes(tmp_path: Path, now: dict[str, Any], expected: str) -> None:
+    run = write_run(tmp_path / "run", size={"dense": size(1000, 4000), "federated": now})
+    assert expected in sentences(run)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "overlap"), [((0.50, 0.52), True), ((0.20, 0.90), False), ((0.5, 0.5), True)]
+)
+def test_verdict_says_that_intervals_overlap(
+    tmp_path: Path, accuracy: tuple[float, float], overlap: bool
+) -> None:
+    before, after = accuracy
+    run = write_run(
+        tmp_path / "run",
+        metrics=[metric("acc", "boolq", "higher", dense=before, federated=after)],
+        test_items={"number": 100, "cut": 0},
+    )
+    assert ("the intervals of both overlap" in sentences(run)) is overlap
+    words = "unchanged" if before == after else "better by"
+    assert words in sentences(run)
+
+
+def test_status(tmp_path: Path) -> None:
+    assert status_of(write_run(tmp_path / "run", status="running")) == "interrupted"
+    failed = write_run(tmp_path / "run", status="failed", reason="RunFailed: no\nsite-0: why")
+    assert sentences(failed).startswith("The run failed: RunFailed: no ")
+    assert "site-0: why" in report_page(failed)
+
+
+# ----- quality ------------------------------------------------------------------------------------
+
+
+def test_wilson_interval() -> None:
+    """Values of R's ``binom::binom.confint(methods = "wilson")``."""
+    assert wilson_interval(0.5, 100) == pytest.approx((0.4038315, 0.5961685), abs=1e-6)
+    assert wilson_interval(0.0, 20) == pytest.approx((0.0, 0.1611252), abs=1e-6)
+    assert wilson_interval(1.0, 20)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("column", ["local_baseline", "federated"])
+def test_values_of_clients_have_a_spread(tmp_path: Path, column: str) -> None:
+    name = "loss/dolly"
+    entry = metric("loss", "dolly", dense=2.0, **{column: 1.5})
+    entry["medians_of_clients"] = {column: 1.0}
+    run = write_run(
+        tmp_path / "run",
+        metrics=[entry],
+        clients=[client(0, **{name: 1.0}), client(1, **{name: 2})],
+    )
+    (comparison,) = comparisons_of(run)
+    assert comparison.values[column].clients == {0: 1.0, 1: 2.0}
+    assert comparison.values[column].spread == (1.0, 2.0)
+    assert comparison.values["dense"].clients == {}
+
+
+def test_own_text_has_values_of_clients_for_each_model(tmp_path: Path) -> None:
+    entry = metric("perplexity", "own-text", dense=11.0, federated=9.0)
+    entry["medians_of_clients"] = {"dense": 10.0, "federated": 8.0}
+    clients = [
+        client(0, **{"perplexity/own-text/dense": 10.0, "perplexity/own-text/federated": 8.0}),
+        client(1, **{"perplexity/own-text/dense": 12.0, "perplexity/own-text/federated": 10.0}),
+    ]
+    run = write_run(tmp_path / "run", metrics=[entry], clients=clients)
+    (comparison,) = comparisons_of(run)
+    assert comparison.values["federated"].clients == {0: 8.0, 1: 10.0}
+    assert "Perplexity on the clients&#39; own text" in report_page(run)
+
+
+def test_rounds_of_one_model_and_of_each_client(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rounds = [
+        {"round": 1, "perplexity": {"wiki": 9.0}},
+        {"round": 2, "perplexity": {"wiki": None}, "scores": {"acc": {"0": 0.5, "1": 0.25}}},
+    ]
+    (tmp_path / "run" / "rounds.json").write_text(json.dumps({"rounds": rounds}))
+    one, several = curves_of(run)
+    assert (one.title, one.points) == ("Perplexity on wiki", {"federated": {1: 9.0}})
+    assert several.points == {"client 0": {2: 0.5}, "client 1": {2: 0.25}}
+
+
+# ----- bytes and estimates ------------------------------------------------------------------------
+
+
+def test_bytes_by_kind(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    entries = [
+        ("train", "down", None, 10), ("train", "up", None, 20), ("train", "up", "block-0000", 300),
+        ("enrol", "up", None, 4), ("round", None, None, 0),
+    ]  # fmt: skip
+    lines = [
+        {"kind": kind, "direction": direction, "block": block, "wire_bytes": number}
+        for kind, direction, block, number in entries
+    ]
+    (tmp_path / "run" / "ledger.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    found = bytes_of(run)
+    assert [(kind.name, kind.up, kind.down, kind.messages) for kind in found.kinds] == [
+        ("enrol", 4, 0, 1),
+        ("train", 320, 10, 2),
+    ]
+    assert (found.up, found.down) == (324, 10)
+
+
+def test_estimates_are_compared_with_measurements(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", bytes_up=300, bytes_down=50)
+    assert estimates_of(run) == []
+    plan = {
+        "bytes_up": 400, "least_bytes_up": 200, "bytes_down": 50, "least_bytes_down": 50,
+        "server_memory": 1000, "client_memory": 2000, "server_disk": 10**6, "client_disk": 1,
+        "seconds": {"round_of_a_client": 2.0, "teraflops": 0.05, "measured": True},
+        "measured": {"server_memory": 1500},
+    }  # fmt: skip
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    times = {"run": 9.0, "clients": {"0": [6.0, 2.0], "1": [10.0, 2.0]}}
+    (tmp_path / "run" / "seconds.json").write_text(json.dumps(times))
+    rows = {row.what.partition(",")[0]: row for row in estimates_of(run)}
+    assert (rows["bytes up"].estimate, rows["bytes up"].ratio) == ("200 B to 400 B", 0.75)
+    assert rows["bytes down"].ratio == 1.0
+    assert rows["memory of the server"].ratio == 1.5
+    assert rows["memory of a client"].measured == "not recorded"
+    assert rows["computing of a client in a round"].ratio == 2.0
+    assert "Estimated and measured" in report_page(run)
+
+
+# ----- layers -------------------------------------------------------------------------------------
+
+
+def test_zeros_of_each_matrix(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    name = "model.layers.3.self_attn.q_proj.weight"
+    save_file({name: np.zeros((5, 2))}, tmp_path / "run" / "model" / "model.safetensors")
+    save_file({name: np.array([0b0111], np.uint64)}, tmp_path / "run" / "masks.safetensors")
+    (heat,) = layers_of(run).maps
+    assert (heat.columns, heat.rows) == (["q"], {3: [0.3]})
+
+
+def test_removed_blocks_and_widths_are_told(tmp_path: Path) -> None:
+    report = {"blocks_that_went": [2, 3], "width": 48, "width_of_the_base": 64}
+    notes = " ".join(layers_of(write_run(tmp_path / "run", report=report)).notes)
+    assert "removed: 2, 3." in notes
+    assert "has 48 dimensions, where the base model has 64." in notes
+
+
+def test_missing_base_is_told(tmp_path: Path) -> None:
+    units = {"units_of_blocks": [{"groups": 1, "channels": 2}]}
+    layers = layers_of(write_run(tmp_path / "run", report=units))
+    assert layers.maps == []
+    assert "nowhere" in layers.notes[0]
+
+
+# ----- what left the sites ------------------------------------------------------------------------
+
+
+def test_logs_are_counted_and_verified(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "run" / "egress").mkdir()
+    path = tmp_path / "run" / "egress" / "egress-a.jsonl"
+    log = HashChain(path, {"lineage": "20260131-093000-0123456789ab", "site": "hospital"})
+    tensors = {"x": {"dtype": "F32", "shape": [2]}, "y": {"dtype": "BF16", "shape": [2]}}
+    reply = {"entry": "reply", "kind": "train", "time": "2026-01-31T09:30:00+00:00"}
+    log.append({**reply, "bytes": 30, "fields": ["tokens"], "blobs": [{"tensors": tensors}]})
+    head = log.append({**reply, "bytes": 12, "fields": ["seconds"], "blobs": []})
+    (found,) = site_logs(run)
+    assert (found.site, found.fault, found.head) == ("hospital", "", head)
+    assert (found.number, found.num_bytes) == (2, 42)
+    assert found.kinds["train"].fields == {"tokens", "seconds"}
+    assert (found.kinds["train"].tensors, found.kinds["train"].dtypes) == (2, {"F32", "BF16"})
+    assert head in report_page(run)
+    path.write_text(path.read_text().replace('"bytes":12', '"bytes":13'))
+    assert site_logs(run)[0].fault
+    assert "LOG IS BROKEN" in report_page(run)
+
+
+# ----- settings and use ---------------------------------------------------------------------------
+
+
+def test_settings_that_differ(tmp_path: Path) -> None:
+    settings = {"seed": 0, "num-clients": 8, "flap": {"pruning-ratio": 0.4, "selection": "global"}}
+    run = write_run(tmp_path / "run", settings)
+    changed = {one.key: (one.value, one.default) for one in changed_settings(run)}
+    assert changed == {
+        "method": ("flap", "fedprllm"),
+        "model": ("nowhere/", "demo"),
+        "flap.pruning-ratio": ("0.4", "0.2"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "lines"),
+    [
+        ({}, ["AutoModelForCausalLM.from_pretrained(path)"]),
+        ({"auto_map": {}}, ["(path, trust_remote_code=True)", ",trust_remote_code=True' --tasks"]),
+        (
+            {"architectures": ["BertForSequenceClassification"]},
+            ["AutoModelForSequenceClassification", "argmax(-1)"],
+        ),
+    ],
+)
+def test_lines_for_each_kind_of_model(
+    tmp_path: Path, config: dict[str, Any], lines: list[str]
+) -> None:
+    run = write_run(tmp_path / "it's a run")
+    (run.path / "model").mkdir()
+    (run.path / "model" / "config.json").write_text(json.dumps(config))
+    snippets = snippets_of(run)
+    text = "\n".join(one.text for one in snippets)
+    assert all(line in text for line in lines)
+    compile(snippets[0].text, "snippet", "exec")
+
+
+def test_lines_for_an_adapter_of_a_hub_model_and_of_a_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"model": "owner/name@abc"})
+    (run.path / "adapter").mkdir()
+    (run.path / "adapter" / "adapter_config.json").write_text('{"task_type": "CAUSAL_LM"}')
+    assert "from_pretrained(base, revision='abc')" in snippets_of(run)[0].text
+    pruned = tmp_path / "pruned"
+    (pruned / "model").mkdir(parents=True)
+    (pruned / "run.json").write_text("{}")
+    (pruned / "model" / "config.json").write_text('{"auto_map": {}}')
+    (run.path / "settings.toml").write_text(tomli_w.dumps({"model": str(pruned)}))
+    text = snippets_of(open_run(run.path))[0].text
+    assert f"base = {str(pruned / 'model')!r}" in text
+    assert "from_pretrained(base, trust_remote_code=True)" in text
+
+
+# ----- the page -----------------------------------------------------------------------------------
+
+
+def test_texts_from_outside_are_escaped(tmp_path: Path) -> None:
+    entry = metric("perplexity", HOSTILE, dense=2.0, federated=1.0)
+    entry["medians_of_clients"] = {"federated": 1.0}
+    clients = [
+        client(number, **{f"perplexity/{HOSTILE}/federated": 1.0 + number}) for number in (0, 1)
+    ]
+    for one in clients:
+        one |= {"site": HOSTILE, "reason": f"{HOSTILE}\x1b[31m", "capped": {HOSTILE: {}}}
+    run = write_run(
+        tmp_path / "run",
+        {"flap": {"form": HOSTILE}},
+        metrics=[entry],
+        clients=clients,
+        warnings=[HOSTILE],
+        missing=[{"site": HOSTILE, "reason": HOSTILE}],
+        refused={HOSTILE: HOSTILE},
+        status="failed",
+        reason=f"{HOSTILE}\n{HOSTILE}",
+    )
+    page = report_page(run)
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(page)
+    assert "script" not in tags
+    assert "\x1b" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert page.count("&lt;script&gt;") > 10
+
+
+def test_wrong_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    where = str(run.path)
+    for directories, out, message in (
+        ([str(tmp_path)], None, "is not a run directory"),
+        ([where, where], "x.html", "each has a report of its own"),
+        ([where], str(tmp_path), "is a directory; name a file in it"),
+        ([where], "/proc/none/x.html", "/proc/none"),
+    ):
+        assert main({"directories": directories, "out": out, "measure": False}) == 2
+        assert message in capsys.readouterr().err
+    assert not (run.path / "report.html").exists()
+    out = tmp_path / "page.html"
+    assert main({"directories": [where], "out": str(out), "measure": False}) == 0
+    assert out.exists()
+    assert main({"directories": [where], "out": None, "measure": True}) == 2
+    assert "no model and no adapter" in capsys.readouterr().err

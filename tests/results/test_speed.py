@@ -1,0 +1,116 @@
+"""Measurements of models: tiny ones, whose figures are compared with what is known of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, Home, home
+from tiny_model import save_tiny_llama, save_tiny_roberta
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from espalier.errors import InputError
+from espalier.results.finished_run import open_run
+from espalier.results.measured_model import measured
+from espalier.results.report.page import report_page
+from espalier.results.speed import FILE, measure, measured_rows
+
+FEW = {"prompt_tokens": 8, "new_tokens": 3, "repetitions": 1, "batch_size": 1}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+
+
+def figures_of(**paths: Path) -> dict[str, Any]:
+    return measured(FEW | {key: str(path) for key, path in paths.items()})
+
+
+def parameters(path: Path) -> int:
+    return int(AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True).num_parameters())
+
+
+def test_decoder_writes_tokens(shared: Home) -> None:
+    figures = figures_of(model=shared.model)
+    assert figures["parameters"] == parameters(shared.model)
+    assert figures["dtype"] == "bfloat16"
+    for name in ("prompt_tokens_per_second", "load_seconds", "peak_memory"):
+        assert figures[name] > 0
+
+
+def test_encoder_writes_none(tmp_path: Path) -> None:
+    encoder = save_tiny_roberta(tmp_path / "encoder")
+    AutoModelForSequenceClassification.from_pretrained(encoder).save_pretrained(encoder)
+    assert figures_of(model=encoder)["new_tokens_per_second"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("flap", {"flap.pruning-ratio": 0.4}),
+        ("fedpetuning", {"training.steps": 1, "federation.rounds": 1, "lora.rank": 2}),
+    ],
+)
+def test_results_of_runs_are_loaded(
+    tmp_path: Path, shared: Home, method: str, settings: dict[str, Any]
+) -> None:
+    """The model of a directory is built without running code that lies in it."""
+    folder = Bench(tmp_path, method, settings, num_clients=2, home=shared).run()
+    run = open_run(folder)
+    if run.model is not None:
+        (run.model / "modeling_structured.py").write_text("raise SystemExit")
+        figures = figures_of(model=run.model)
+        assert figures["parameters"] == run.summary["size"]["federated"]["parameters"]
+    else:
+        assert run.adapter is not None
+        figures = figures_of(model=shared.model, adapter=run.adapter)
+        added = run.summary["size"]["federated"]["parameters"]
+        assert figures["parameters"] == parameters(shared.model) + added
+    assert figures["new_tokens_per_second"] is None or figures["new_tokens_per_second"] > 0
+
+
+def test_other_base_is_refused(tmp_path: Path, shared: Home) -> None:
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    other = save_tiny_llama(tmp_path / "other", seed=1)
+    settings = (folder / "settings.toml").read_text()
+    (folder / "settings.toml").write_text(settings.replace(str(shared.model), str(other)))
+    with pytest.raises(InputError, match="is not the base model"):
+        measure(open_run(folder))
+
+
+def test_figures_are_on_the_page(tmp_path: Path, shared: Home) -> None:
+    folder = Bench(tmp_path, "flap", {}, num_clients=2, home=shared).run()
+    run = open_run(folder)
+    assert measured_rows(run) == {}
+    assert "espalier report --measure" in report_page(run)
+    model = {
+        "name": "dense", "model_memory": 5e8, "peak_memory": 9e8, "load_seconds": 1.25,
+        "prompt_tokens_per_second": 1234.5, "new_tokens_per_second": None, "dtype": "bfloat16",
+        "parameters": 10,
+    }  # fmt: skip
+    document = FEW | {"threads": 1, "machine": "x86", "models": [model]}
+    (folder / FILE).write_text(json.dumps(document))
+    page = report_page(run)
+    assert "1,234.5 tokens/s" in page
+    assert "bfloat16, 1 CPU threads, x86." in page
+    assert "--measure" not in page
+
+
+@pytest.mark.slow
+def test_each_model_is_measured_in_its_own_process(tmp_path: Path, shared: Home) -> None:
+    folder = Bench(tmp_path, "flap", {"flap.pruning-ratio": 0.4}, num_clients=2, home=shared).run()
+    run = open_run(folder)
+    measure(run)
+    models = json.loads((folder / FILE).read_text())["models"]
+    assert [model["name"] for model in models] == ["dense", "federated"]
+    assert models[0]["parameters"] > models[1]["parameters"]
+    assert run.model is not None
+    (run.model / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be measured"):
+        measure(run)
