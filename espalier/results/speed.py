@@ -85,8 +85,9 @@ def _base_of(run: FinishedRun) -> Path:
     model = open_model(name)
     if model.sha256 != run.summary["model_sha256"]:
         raise InputError(
-            f"{model.directory}: is not the base model of {run.name}, because its files have"
-            f" changed since; restore the model with the hash {run.summary['model_sha256']}"
+            f"{model.directory}: does not have the hash that {run.name} recorded for its base model"
+            f" ({run.summary['model_sha256']}): its files have changed, or another version of"
+            " Espalier made the run; restore the model, or repeat the run"
         )
     return model.directory
 

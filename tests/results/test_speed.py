@@ -80,7 +80,7 @@ def test_other_base_is_refused(tmp_path: Path, shared: Home) -> None:
     other = save_tiny_llama(tmp_path / "other", seed=1)
     settings = (folder / "settings.toml").read_text()
     (folder / "settings.toml").write_text(settings.replace(str(shared.model), str(other)))
-    with pytest.raises(InputError, match="is not the base model"):
+    with pytest.raises(InputError, match="does not have the hash"):
         measure(open_run(folder))
 
 
