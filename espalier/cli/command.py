@@ -11,10 +11,9 @@
                                                   run a grid of settings and compare the results
     espalier eval RUN --tasks arc_easy            evaluate a result with lm-evaluation-harness
     espalier chat RUN --compare                   talk to a result and to its base model
-    espalier status runs/*                        show the state of runs
-    espalier report runs/...                      write a page on a run (report.html)
-    espalier tasks                                show what the records of each task need
+    espalier report RUN                           write a page on a run (report.html)
     espalier export RUN --to gguf --out DIR       write a result for transformers, llama.cpp, the hub
+    espalier tasks                                show what the records of each task need
     espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   check a --node-config for a run

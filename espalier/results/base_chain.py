@@ -116,8 +116,10 @@ def _model_setting(run: Path) -> str:
 
 def read_chain(links: Sequence[Mapping[str, Any]]) -> list[Base]:
     """Return a chain from its JSON form; unknown keys are ignored."""
-    known = Base.__dataclass_fields__
-    return [Base(**{key: link.get(key) for key in known}) for link in links]
+    return [
+        Base(*(link.get(key) for key in Base.__dataclass_fields__))  # type: ignore[arg-type]
+        for link in links
+    ]
 
 
 def printable(name: str) -> str:

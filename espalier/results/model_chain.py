@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from espalier.errors import EspalierError
-from espalier.results.finished_run import CLIENTS, MODEL, FinishedRun, open_run
+from espalier.results.base_chain import KEY
+from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.run_status import is_run
 
 
 def chain_of(run: FinishedRun) -> list[FinishedRun]:
     """Return the runs that led to a result, the oldest first and ``run`` last.
 
-    A run belongs to the chain if its directory is still where the settings name it.
+    A run belongs to the chain if its directory is still where the summary of the next names it.
     """
     chain = [run]
     seen = {run.path.resolve()}
@@ -21,17 +22,10 @@ def chain_of(run: FinishedRun) -> list[FinishedRun]:
 
 
 def _run_before(run: FinishedRun) -> FinishedRun | None:
-    """Return the run that wrote the base model of a run; None if no run did."""
-    path = Path(str(run.setting("model")))
-    # A relative path starts at a directory that nobody recorded.
-    if not path.is_absolute():
-        return None
-    folder = path
-    if path.name == MODEL:
-        folder = path.parent
-    elif path.parent.name == CLIENTS:
-        folder = path.parent.parent
-    if not is_run(folder):
+    """Return the run that wrote the base model of a run; None if no run did, or it is gone."""
+    chain = run.summary.get(KEY) or [{}]
+    folder = chain[0].get("run")
+    if not folder or not is_run(Path(folder)):
         return None
     try:
         return open_run(folder)

@@ -4,17 +4,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from espalier.settings.methods import METHODS
+from espalier.results.style import BLACK, GREY, STUDY_WIDTH, look_of, new_figure
 
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of Okabe and Ito that colour-blind people can tell apart, without yellow."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-OTHER = ("#555555", "o")
-INCHES = (9.0, 5.4)
-DOTS_PER_INCH = 100
+HEIGHT = 540
 MAX_IN_LEGEND = 14
 """Maximum number of runs that the legend names; the table names all."""
 MAX_CHARACTERS = 44
@@ -42,15 +36,6 @@ class Plot:
     """Quality of the model without changes, as a horizontal line."""
 
 
-def style_of(method: str) -> tuple[str, str]:
-    """Return the colour and the marker of a method, which are the same in all plots."""
-    known = list(METHODS)
-    if method not in known:
-        return OTHER
-    place = known.index(method)
-    return OKABE_ITO[place % len(OKABE_ITO)], MARKERS[place % len(MARKERS)]
-
-
 def front_of(
     costs: Sequence[float], qualities: Sequence[float], *, lower_is_better: bool
 ) -> list[int]:
@@ -74,42 +59,41 @@ def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def draw(plot: Plot, form: str) -> bytes:
     """Return the plot as a ``png`` or ``svg`` file; equal plots have equal bytes."""
-    with rc_context({"svg.hashsalt": "espalier", "svg.fonttype": "none", "font.size": 11}):
-        figure = _figure(plot)
+    with new_figure(HEIGHT, STUDY_WIDTH) as figure:
+        _draw(plot, figure)
         file = io.BytesIO()
         # Without a date, the file does not depend on when it is drawn.
         metadata = {"Date": None} if form == "svg" else {}
-        figure.savefig(file, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+        figure.savefig(file, format=form, metadata=metadata)
     return file.getvalue()
 
 
-def _figure(plot: Plot) -> Figure:
-    figure = Figure(figsize=INCHES, layout="constrained")
+def _draw(plot: Plot, figure: Figure) -> None:
     axes = figure.add_subplot()
     costs = [point.cost for point in plot.points]
     values = [point.quality for point in plot.points]
     front = front_of(costs, values, lower_is_better=plot.lower_is_better)
     if plot.reference is not None:
-        axes.axhline(plot.reference, color="#777777", linestyle=":", label="original model")
+        axes.axhline(plot.reference, color=GREY, linestyle=":", label="original model")
     axes.plot(
         [costs[index] for index in front],
         [values[index] for index in front],
         drawstyle="steps-post",
-        color="#777777",
+        color=GREY,
         linewidth=1,
         label="Pareto front",
         zorder=1,
     )
     for index, point in enumerate(plot.points):
-        colour, marker = style_of(point.method)
+        look = look_of(point.method)
         text = f"{index + 1}  {_short(point.label)}"
         axes.scatter(
             [point.cost],
             [point.quality],
             s=60,
-            color=colour,
-            marker=marker,
-            edgecolors="white" if index not in front else "black",
+            color=look.colour,
+            marker=look.marker,
+            edgecolors="white" if index not in front else BLACK,
             label=text if index < MAX_IN_LEGEND else None,
             zorder=2,
         )
@@ -117,15 +101,11 @@ def _figure(plot: Plot) -> Figure:
             str(index + 1), (point.cost, point.quality), (6, 5), textcoords="offset points"
         )
     better = "lower" if plot.lower_is_better else "higher"
-    axes.set_title(f"{plot.quality_title} against {plot.cost_title.split(' (')[0]}", loc="left")
+    axes.set_title(f"{plot.quality_title} against {plot.cost_title.split(' (')[0]}")
     axes.set_ylabel(f"{plot.quality_title} ({better} is better)")
     axes.set_xlabel(plot.cost_title)
     axes.margins(0.08)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    return figure
+    figure.legend(loc="outside right upper", fontsize=9)
 
 
 def _short(label: str) -> str:

@@ -22,7 +22,10 @@ def metric(
 def save_run(folder: Path, settings: dict[str, Any] | None = None, **summary: Any) -> Path:
     """Write a run directory and return it; a key of ``summary`` replaces a default."""
     folder.mkdir(parents=True)
+    before = Path((settings or {}).get("model", "demo"))
+    maker = before.parent if before.name == "model" else before
     document = {
+        "base": [{"model": "base", "run": str(maker) if before.is_absolute() else None}],
         "status": "completed",
         "reason": None,
         "method": "flap",

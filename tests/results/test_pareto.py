@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 
-from espalier.results.pareto import Plot, Point, draw, front_of, style_of
-from espalier.settings.methods import METHODS
+from espalier.results.pareto import Plot, Point, draw, front_of
 
 
 def test_front_by_hand() -> None:
@@ -31,10 +30,6 @@ def test_front_is_what_no_other_point_beats(lower_is_better: bool) -> None:
         if costs[other] <= costs[one] and gain >= 0 and (costs[other] < costs[one] or gain > 0):
             expected.discard(one)
     assert set(front_of(costs, values, lower_is_better=lower_is_better)) == expected
-
-
-def test_each_method_has_its_own_style() -> None:
-    assert len({style_of(method) for method in METHODS}) == len(METHODS)
 
 
 def test_equal_plots_have_equal_bytes() -> None:

@@ -68,6 +68,6 @@ def show_table(scores: Sequence[Score]) -> None:
         row = (score.task, score.metric, str(score.items), str(score.num_fewshot))
         error = "" if score.stderr is None else f" ±{score.stderr:.4f}"
         rows.setdefault(row, {})[score.model] = f"{score.value:.4f}{error}"
-    for row, cells in rows.items():
-        table.add_row(*row, *(cells.get(model, "") for model in models))
+    for titles, cells in rows.items():
+        table.add_row(*titles, *(cells.get(model, "") for model in models))
     Console().print(table)

@@ -37,6 +37,7 @@ class RunKeywords(TypedDict, total=False):
     activations: Literal["memory", "disk"]
     out_dir: Text
     resume_from: Text
+    tracking: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
     part_bytes: int
     site_keys: Text
     enrol_seconds: float
