@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3": ("llama", LLAMA_3),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": None}),
-    "qwen2": ("qwen2", {"use_sliding_window": False}),
+    "qwen2": ("qwen2", {"use_sliding_window": False, "head_dim": 4}),
     "qwen3": ("qwen3", {"head_dim": 16}),
 }
 SIZES: dict[str, Any] = {

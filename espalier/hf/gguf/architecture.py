@@ -117,7 +117,7 @@ def architecture_of(model: OpenedModel) -> Architecture:
         raise InputError(f"{where}: hidden_act = {activation!r}: llama.cpp computes silu here")
     sizes = tuple(sizes_of(model.plan, block) for block in model.plan.blocks)
     name = EVEN[kind]
-    if len(set(sizes)) > 1 or not _may_have_biases(model, name):
+    if len(set(sizes)) > 1 or not (_may_have_biases(model, name) and _fits(model, name, sizes[0])):
         if kind not in UNEVEN:
             raise InputError(
                 f"{where}: model_type = {kind!r}: its blocks differ in width or have additional"
@@ -143,6 +143,15 @@ def _require_no_own_code(model: OpenedModel, where: str) -> None:
         )
     if model.family.kind != "decoder":
         raise InputError(f"{where}: is an encoder, and GGUF files are written only of decoders")
+
+
+def _fits(model: OpenedModel, name: str, sizes: Sizes) -> bool:
+    """Return whether an architecture has heads of this number and width.
+
+    ``qwen2`` needs heads that are together as wide as the residual stream.
+    """
+    heads = sizes.groups * model.plan.heads_per_group
+    return name != "qwen2" or heads * model.plan.head_dim == model.configured("hidden_size")
 
 
 def _may_have_biases(model: OpenedModel, name: str) -> bool:
