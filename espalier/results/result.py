@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.environment.paths import at_home
@@ -104,6 +105,14 @@ class Result:
         from espalier.results.use.loading import load_source_tokenizer
 
         return load_source_tokenizer(self._source(client, base))
+
+    def report(self) -> Path:
+        """Write ``report.html`` into the run directory and return its path."""
+        from espalier.results.report.page import FILE, write_report
+
+        path = self.path / FILE
+        write_report(self.run, path)
+        return path
 
     def _source(self, client: str | None, base: str | None) -> "Source":
         from espalier.results.use.sources import client_of, result_of
