@@ -292,8 +292,8 @@ def test_settings_that_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "lines"),
     [
-        ({}, ["AutoModelForCausalLM.from_pretrained(path)"]),
-        ({"auto_map": {}}, ["(path, trust_remote_code=True)", ",trust_remote_code=True' --tasks"]),
+        ({}, ["AutoModelForCausalLM.from_pretrained(path)", "espalier chat '", "espalier eval '"]),
+        ({"auto_map": {}}, ["(path, trust_remote_code=True)", "espalier export '"]),
         (
             {"architectures": ["BertForSequenceClassification"]},
             ["AutoModelForSequenceClassification", "argmax(-1)"],
@@ -312,19 +312,22 @@ def test_lines_for_each_kind_of_model(
     compile(snippets[0].text, "snippet", "exec")
 
 
-def test_lines_for_an_adapter_of_a_hub_model_and_of_a_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", {"model": "owner/name@abc"})
+def test_lines_for_an_adapter(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    pruned = tmp_path / "pruned" / "model"
+    pruned.mkdir(parents=True)
+    (pruned / "config.json").write_text('{"auto_map": {}}')
     (run.path / "adapter").mkdir()
-    (run.path / "adapter" / "adapter_config.json").write_text('{"task_type": "CAUSAL_LM"}')
-    assert "from_pretrained(base, revision='abc')" in snippets_of(run)[0].text
-    pruned = tmp_path / "pruned"
-    (pruned / "model").mkdir(parents=True)
-    (pruned / "run.json").write_text("{}")
-    (pruned / "model" / "config.json").write_text('{"auto_map": {}}')
-    (run.path / "settings.toml").write_text(tomli_w.dumps({"model": str(pruned)}))
-    text = snippets_of(open_run(run.path))[0].text
-    assert f"base = {str(pruned / 'model')!r}" in text
-    assert "from_pretrained(base, trust_remote_code=True)" in text
+    for base, kind, line in (
+        ("owner/name", "CAUSAL_LM", "AutoPeftModelForCausalLM.from_pretrained(path)"),
+        (str(pruned), "CAUSAL_LM", "from_pretrained(path, trust_remote_code=True)"),
+        ("owner/name", "SEQ_CLS", "AutoPeftModelForSequenceClassification.from_pretrained(path, "),
+    ):
+        config = {"task_type": kind, "base_model_name_or_path": base}
+        (run.path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+        text = snippets_of(run)[0].text
+        assert line in text
+        assert f"AutoTokenizer.from_pretrained({base!r})" in text
 
 
 # ----- the page -----------------------------------------------------------------------------------
