@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from espalier.cli.command import _parser
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import configuration
+from espalier.launch.sweep_grid import cells_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
 
@@ -130,7 +131,11 @@ def test_espalier_takes_the_words(command: list[str]) -> None:
         return
     if not given.takes_settings:
         return
-    configuration(ROOT, given.words, on_this_machine=False)
+    runs = [given.words]
+    if given.command == "sweep":
+        runs = [list(cell.words) for cell in cells_of(given.words)]
+    for words in runs:
+        configuration(ROOT, words, on_this_machine=False)
     if given.command == "check-node":
         assert NodeSettings.model_validate(read_node_config(given.node_config)).site
 

@@ -101,6 +101,7 @@ class Outside:
 FOLDERS = {"superlink.py": ("keys", "public", "sites"), "site.py": ("site", "outbox", "public")}
 
 
+@pytest.mark.slow
 def test_compose_services_complete_a_run(tmp_path: Path) -> None:
     """All services start at once, and each waits for what it needs from the others."""
     outside = Outside(tmp_path)

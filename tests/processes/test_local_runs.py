@@ -178,14 +178,8 @@ def test_other_checkout_s_superlink_is_refused(tmp_path: Path, config: dict[str,
     assert not (stranger / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "there",
-    [
-        pytest.param((), marks=pytest.mark.slow),
-        ("server_app",),
-        pytest.param(("server_app", "client_app"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [(), ("server_app",), ("server_app", "client_app")])
 def test_incomplete_bundle_is_installed_again(
     tmp_path: Path, config: dict[str, object], there: tuple[str, ...]
 ) -> None:
