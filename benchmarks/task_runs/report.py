@@ -7,7 +7,9 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.paired import BySeed, Pair, paired_table
+from benchmarks.task_runs.arms import ARMS
 from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
+from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
 
 LABELS = {
     "loss": "loss, nats per answer token",
@@ -20,6 +22,7 @@ LABELS = {
     "client_seconds": "seconds of all clients",
 }
 BASE = "FedPETuning"
+HEIGHT = 540
 PAIRS = (
     *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
     *(
@@ -91,33 +94,23 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
 
 
 def _plot(task: str, rows: Rows, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 5), dpi=100)
-    for name, style in ((DENSE, "--"), (CHANCE, ":")):
-        if values := [float(row["loss"]) for row in rows.rows if row["arm"] == name]:
-            axes.axhline(fmean(values), linestyle=style, color="grey", label=name)
-    arms = dict.fromkeys(row["arm"] for row in rows.rows if row["megabytes_up"])
-    for arm in arms:
-        own = [row for row in rows.rows if row["arm"] == arm]
-        axes.scatter(
-            fmean(float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own),
-            fmean(float(row["loss"]) for row in own),
-        )
-        axes.annotate(
-            arm,
-            (
-                fmean(float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own),
-                fmean(float(row["loss"]) for row in own),
-            ),
-            textcoords="offset points", xytext=(6, 3), fontsize=8,
-        )  # fmt: skip
-    axes.set_xlabel("MB per client, both ways")
-    axes.set_ylabel(LABELS["loss"])
-    axes.set_title(f"Tuning methods on {task}: loss against bytes, equal steps")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    with new_figure(HEIGHT, STUDY_WIDTH) as figure:
+        axes = figure.add_subplot()
+        for name, line in ((DENSE, "--"), (CHANCE, ":")):
+            if values := [float(row["loss"]) for row in rows.rows if row["arm"] == name]:
+                axes.axhline(fmean(values), linestyle=line, color=GREY, label=name)
+        arms = dict.fromkeys(row["arm"] for row in rows.rows if row["megabytes_up"])
+        for arm in arms:
+            own = [row for row in rows.rows if row["arm"] == arm]
+            megabytes = fmean(
+                float(row["megabytes_up"]) + float(row["megabytes_down"]) for row in own
+            )
+            loss = fmean(float(row["loss"]) for row in own)
+            look = look_of(ARMS[arm].settings["method"])
+            axes.scatter(megabytes, loss, color=look.colour, marker=look.marker)
+            axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=8)
+        axes.set_xlabel("MB per client, both ways")
+        axes.set_ylabel(f"{LABELS['loss']} (lower is better)")
+        axes.set_title(f"Tuning methods on {task}: loss against bytes, equal steps")
+        axes.legend()
+        save_figure(figure, path)

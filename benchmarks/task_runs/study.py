@@ -88,8 +88,9 @@ def _costs(runs: Sequence[Path]) -> dict[str, float | None]:
     """Return the bytes per client and the seconds of all clients of both runs, and the size."""
     documents = [json.loads((run / "summary.json").read_text()) for run in runs]
     last = documents[-1]
-    size = last["size"]["federated"]["parameters"]
-    dense = last["size"]["dense"]["parameters"]
+    # An adapter is used with its base, which has the size of the dense model.
+    is_adapter = last["size"]["federated"]["folder"] == "adapter"
+    size = last["size"]["dense" if is_adapter else "federated"]["parameters"]
     return {
         **{
             f"megabytes_{way}": sum(
@@ -98,8 +99,7 @@ def _costs(runs: Sequence[Path]) -> dict[str, float | None]:
             / MEGA
             for way in ("up", "down")
         },
-        # An adapter has few parameters; its model is the base.
-        "million_parameters": (dense if size < dense / 4 else size) / MEGA,
+        "million_parameters": size / MEGA,
         "client_seconds": sum(
             client["seconds"] for document in documents for client in document["clients"]
         ),

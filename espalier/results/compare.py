@@ -21,7 +21,7 @@ from espalier.results.comparison_table import (
     results_table,
     settings_table,
 )
-from espalier.results.pareto import Plot, draw
+from espalier.results.report.pareto import Plot, draw
 from espalier.results.run_list import runs_of
 from espalier.storage.atomic import write_bytes
 

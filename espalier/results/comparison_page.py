@@ -5,7 +5,7 @@ from markupsafe import Markup
 
 from espalier.results.comparison import Comparison
 from espalier.results.comparison_table import notes, results_table, settings_table
-from espalier.results.pareto import Plot, draw
+from espalier.results.report.pareto import Plot, draw
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""What left each site, from its egress log, and whether the chain of hashes of the log is intact."""
+"""Replies that left each site, from its egress log, whose chain of hashes is verified."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

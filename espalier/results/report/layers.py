@@ -1,4 +1,4 @@
-"""What a run left of each layer: zeros per matrix, kept groups per block, or the adapter's updates."""
+"""Zeros of each matrix, kept groups of each block, or the updates of an adapter after a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
