@@ -1,4 +1,7 @@
-"""Import the libraries of SuperLink, node and run, so that the image contains their bytecode."""
+"""Import the libraries of SuperLink, node and run, so that the image contains their bytecode.
+
+A library that the build damaged fails here.
+"""
 
 import importlib
 
@@ -11,6 +14,8 @@ LIBRARIES = (
     "tokenizers",
     "safetensors.torch",
     "rich.progress",
+    "jinja2",
+    "matplotlib.backends.backend_svg",
 )
 FLOWER = (
     "flwr.cli.app",
