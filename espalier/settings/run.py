@@ -414,7 +414,12 @@ class RunSettings(Table):
         ),
     )
     enrol_seconds: float = Field(
-        120.0, gt=0, description="Seconds to wait for the next client to connect."
+        120.0,
+        gt=0,
+        description=(
+            "Seconds to wait for the next client to connect. The first answer of a connected client"
+            " is waited for up to `deadline-seconds`."
+        ),
     )
     deadline_seconds: float = Field(
         900.0, gt=0, description="Seconds until a message without a reply is sent again."

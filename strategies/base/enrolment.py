@@ -4,7 +4,8 @@ Covers: the first node that enrols under a site's name holds the seat as long as
 answers. Another node with the same name is only remembered. It receives the seat when the first
 node is gone or has let the deadlines of all attempts pass: Flower lists a dead node for a while
 longer, and a restarted site has a new node id. One missed deadline, or an error that Flower reports
-for a connected node, does not free a seat. Refused nodes do not make the others wait longer.
+for a connected node, does not free a seat. Refused nodes do not make the others wait longer. While
+seats are free, the answer of a connected node is waited for as long as that of any other message.
 With the sites' public keys (``site-keys``), a node must sign the request with its site's key. A
 node without a valid signature, or with a name that has no key, is refused before it counts for
 anything, also when a seat is reassigned.
@@ -39,8 +40,21 @@ TELL_SECONDS = 10.0
 
 
 START_SECONDS = 3600.0
-"""Seconds that a simulation waits for the answers of connected nodes, at least."""
+"""Seconds that a simulation waits for the answer of a connected node, at least.
+
+On a busy machine minutes may pass before a simulated client's worker has started.
+"""
 SECOND = "a second node with this site name; give each node its own site name"
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Request for a node's name."""
+
+    node_id: int
+    request: MessageBody
+    since: float
+    """Time at which it was sent."""
 
 
 @dataclass
@@ -58,7 +72,8 @@ class Enroller:
     _asked: set[int] = field(default_factory=set)
     _tries: Counter[int] = field(default_factory=Counter)
     """Number of times that each node was asked."""
-    _waiting: dict[str, tuple[int, MessageBody]] = field(default_factory=dict)
+    _waiting: dict[str, "_Question"] = field(default_factory=dict)
+    """Questions that nodes have not answered yet, by message id."""
     _untold: dict[str, tuple[int, MessageBody]] = field(default_factory=dict)
     """Refusals sent to nodes that have not confirmed them yet, by message id."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
@@ -76,8 +91,6 @@ class Enroller:
         settings = rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
-        # On a busy machine minutes may pass before a simulated client's worker has started.
-        last_start = rounds.clock.now() + (START_SECONDS if rounds.shared_workers else 0)
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
@@ -92,15 +105,15 @@ class Enroller:
             # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
-            elif self._waiting:
-                end = max(end, last_start)
             found = len(sites if clients is None else sites.keys() & clients.keys())
+            waits = found < wanted or rounds.shared_workers
+            last = max(end, self._last_answer()) if waits else end
             now = rounds.clock.now()
             if found != reported or now - reported_at >= TELL_SECONDS:
                 reported = found
                 reported_at = now
-                self._tell(found, wanted, end - now)
-            if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
+                self._tell(found, wanted, last - now)
+            if (found >= wanted and not self._waiting) or rounds.clock.now() >= last:
                 break
             rounds.clock.sleep(POLL_SECONDS)
         if clients is None:
@@ -124,10 +137,22 @@ class Enroller:
         for site in sorted(sites.keys() - clients.keys()) if free else ():
             why = "the run began without it, and a resumed run keeps its clients; start a new run"
             self._refuse(site, why, sites[site][0])
-        waited = duration(self.rounds.settings.enrol_seconds)
-        for node_id, _ in self._waiting.values():
-            why = f"connected, but did not answer within {waited}; raise enrol-seconds"
-            self._refuse(f"node {node_id}", why)
+        now = self.rounds.clock.now()
+        for question in self._waiting.values():
+            waited = duration(now - question.since)
+            why = f"connected, but did not answer within {waited}; read the log of the node"
+            self._refuse(f"node {question.node_id}", why)
+
+    def _last_answer(self) -> float:
+        """Return the time until which connected nodes may answer, 0 if none is asked.
+
+        A node that starts on a busy machine may need minutes for its first answer.
+        """
+        connected = set(self.rounds.grid.get_node_ids())
+        asked = [one.since for one in self._waiting.values() if one.node_id in connected]
+        simulated = self.rounds.shared_workers
+        patience = START_SECONDS if simulated else self.rounds.settings.deadline_seconds
+        return max(asked, default=-patience) + patience
 
     def look_for_nodes(self) -> None:
         """Ask newly connected nodes for their names; remember those that claim a seated site."""
@@ -211,14 +236,16 @@ class Enroller:
             asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
             request = self.rounds.request("enrol", seat, 0, asked)
             if (message_id := self.rounds.push(request, seat)) is not None:
-                self._waiting[message_id] = (node_id, request)
-        for message_id, (node_id, request) in list(self._waiting.items()):
+                since = self.rounds.clock.now()
+                self._waiting[message_id] = _Question(node_id, request, since)
+        for message_id, question in list(self._waiting.items()):
+            node_id = question.node_id
             if (reply := self.rounds.pull(message_id)) is not None:
                 del self._waiting[message_id]
                 if could_not_load(reply) and self._tries[node_id] < TRIES:
                     self._asked.discard(node_id)
                     continue
-                if (enrolment := self._read(reply, node_id, request)) is not None:
+                if (enrolment := self._read(reply, node_id, question.request)) is not None:
                     yield node_id, enrolment
 
     def _read(self, reply: Message, node_id: int, request: MessageBody) -> Enrolment | None:

@@ -173,7 +173,7 @@ def test_out_of_memory_site_is_reported(
     settings = [
         "seed=2",
         "quorum=0.5",
-        "enrol-seconds=60.0",
+        "enrol-seconds=180.0",
         "evaluation.max-samples=4",
         "site-keys=/public/sites",
     ]

@@ -1,6 +1,7 @@
 """Enrolment: nodes that claim a name, nodes that return, and the lines shown meanwhile."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,11 +72,14 @@ class Nodes:
         self.time = time
         self.silent: set[int] = set()
         self.broken: set[int] = set()
+        self.enrol_seconds: dict[int, float] = {}
+        """Seconds that the first answer of a node takes; 0 if it is not here."""
         self.joining: dict[float, tuple[int, str]] = {}
         self.leaving: dict[float, int] = {}
         self.asked: list[tuple[str, int]] = []
         self.replies: dict[str, RecordDict] = {}
         self._waiting: dict[str, Message] = {}
+        self._ready: dict[str, float] = {}
 
     def get_node_ids(self) -> list[int]:
         for at in [at for at in self.joining if at <= self.time.seconds]:
@@ -99,6 +103,8 @@ class Nodes:
             own = write(self._answer(read(message.content), node_id))
             content = self.replies.get(f"{header.kind} {node_id}") or own
             self._waiting[name] = Message(content, reply_to=message)
+            if header.kind == "enrol":
+                self._ready[name] = self.time.seconds + self.enrol_seconds.get(node_id, 0.0)
         return [name]
 
     def _answer(self, request: MessageBody, node_id: int) -> MessageBody:
@@ -115,7 +121,11 @@ class Nodes:
         return MessageBody(header, report.model_dump(), {block_key(0): BLOB})
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._waiting.pop(name) for name in message_ids if name in self._waiting]
+        return [
+            self._waiting.pop(name)
+            for name in message_ids
+            if name in self._waiting and self.time.seconds >= self._ready.get(name, 0.0)
+        ]
 
 
 class Server:
@@ -128,10 +138,11 @@ class Server:
         attempts: int = 2,
         quorum: float = 1.0,
         keys: PublicKeys | None = None,
+        deadline_seconds: float = 5.0,
     ) -> None:
         given = {
             "num-clients": 2,
-            "deadline-seconds": 5.0,
+            "deadline-seconds": deadline_seconds,
             "enrol-seconds": 30.0,
             "attempts": attempts,
             "quorum": quorum,
@@ -566,6 +577,34 @@ def test_surplus_sites_are_counted_apart(tmp_path: Path) -> None:
 
 
 # ----- progress lines -----------------------------------------------------------------------------
+
+
+def test_first_answer_of_a_connected_node_may_take_a_deadline(tmp_path: Path) -> None:
+    """A node that starts on a busy machine answers long after ``enrol-seconds``."""
+    server = Server(tmp_path, {1: "a", 2: "b"}, deadline_seconds=200.0)
+    server.nodes.enrol_seconds[2] = 190.0
+    server.enrol()
+    assert [seat.site for seat in server.rounds.roster.active()] == ["a", "b"]
+    assert server.time.seconds < 200.0
+
+
+def test_node_that_left_is_not_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5, deadline_seconds=200.0)
+    server.nodes.enrol_seconds[2] = 190.0
+    server.nodes.leaving[10.0] = 2
+    server.enrol()
+    assert [seat.site for seat in server.rounds.roster.active()] == ["a"]
+    assert 30.0 <= server.time.seconds < 32.0
+
+
+def test_silent_node_ends_after_a_deadline(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5, deadline_seconds=200.0)
+    server.nodes.enrol_seconds[2] = math.inf
+    server.enrol()
+    (line,) = [line for line in server.shown if line.startswith("refused")]
+    assert line.endswith(
+        "node 2: connected, but did not answer within 3 min 20 s; read the log of the node"
+    )
 
 
 def test_waiting_shows_connected_sites(tmp_path: Path) -> None:
