@@ -5,6 +5,10 @@ is half of a short round. It checks for its reply twice a second. Both intervals
 its code. Here they are shorter for a while after each message. At idle nodes they are Flower's own,
 so that these do not burden the SuperLink.
 
+Flower's SuperNode sends a reply only after it received a message, and then the first reply that is
+ready. If a run ends while the node receives one of its messages, the reply to it is left over. From
+then on each reply would wait for the next message. Here replies are also sent between messages.
+
     python -m espalier.flower.supernode OPTIONS        options of flower-supernode
 
 Flower says that a SuperLink refused a node, but not why or what to do. A sentence follows its line.
@@ -13,8 +17,9 @@ Flower says that a SuperLink refused a node, but not why or what to do. A senten
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from espalier.flower.pulls import ask_again_soon
@@ -25,6 +30,8 @@ REPLY_SECONDS = 0.05
 """Seconds between two checks for a reply, which is on this machine."""
 BUSY_SECONDS = 120.0
 """Seconds after the last message for which a node counts as busy."""
+IDLE_SECONDS = 3.0
+"""Seconds between two requests for a message at an idle node, as in Flower's loop."""
 LONG = 1.0
 """Limit between Flower's waits: shorter ones are for a reply, longer ones for a message."""
 
@@ -52,13 +59,73 @@ class Waits:
             self._sleep(min(seconds, ASK_SECONDS) if self._now() < self._busy_until else seconds)
 
 
+class NothingToSend(Exception):
+    """No reply is ready."""
+
+
+class ReadyReplies:
+    """Node state that Flower's function for sending does not wait for."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._state, name)
+        return (
+            partial(_at_once, found) if name in ("get_messages", "get_messages_legacy") else found
+        )
+
+
+def _at_once(get_messages: Callable[..., Sequence[Any]], **filters: Any) -> Sequence[Any]:
+    """Return the messages, or raise NothingToSend if there are none."""
+    if not (found := get_messages(**filters)):
+        raise NothingToSend
+    return found
+
+
+class Steps:
+    """The two steps of Flower's loop, receiving and sending; sending is never left out."""
+
+    def __init__(
+        self,
+        receive: Callable[..., int | None],
+        send: Callable[..., None],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._sleep = sleep
+        self._received = False
+
+    def receive(self, **arguments: Any) -> int:
+        """Receive a message if there is one. Flower's loop goes on to sending in any case."""
+        run_id = self._receive(**arguments)
+        self._received = run_id is not None
+        return run_id or 0
+
+    def send(self, *, state: Any, **arguments: Any) -> None:
+        """Send the reply to the message that was received, or the replies that are left over."""
+        if self._received:
+            self._send(state=state, **arguments)
+            return
+        try:
+            self._send(state=ReadyReplies(state), **arguments)
+        except NothingToSend:
+            self._sleep(IDLE_SECONDS)
+
+
 def main() -> None:
-    """Run Flower's program with these waits."""
+    """Run Flower's program with these waits and steps."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    # The module looks ``time`` up in its own namespace, so only Flower's loop is affected.
-    vars(start_client_internal)["time"] = Waits()
+    # The module looks names up in its own namespace, so only Flower's loop is affected.
+    loop = vars(start_client_internal)
+    waits = Waits()
+    steps = Steps(loop["_pull_and_store_message"], loop["_push_messages"], waits.sleep)
+    loop["time"] = waits
+    loop["_pull_and_store_message"] = steps.receive
+    loop["_push_messages"] = steps.send
     ask_again_soon()
     # Flower's messages name the program by this argument.
     sys.argv[0] = "flower-supernode"
