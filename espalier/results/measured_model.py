@@ -38,7 +38,7 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     request : ``model`` and, optionally, ``adapter``; ``prompt_tokens``, ``new_tokens``,
-        ``repetitions`` and ``batch_size``
+        ``repetitions`` and ``batch_size``; optionally ``dtype`` of the weights
     """
     # Imports of the libraries must not count as memory of the model.
     load = _loader(request)
@@ -76,6 +76,7 @@ def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
     path = request["model"]
     config = load_config(Path(path))
     adapter = request.get("adapter")
+    dtype = request.get("dtype", "auto")
     of_adapter: dict[str, Any] = {}
     if adapter is not None:
         from peft import PeftModel
@@ -92,7 +93,7 @@ def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
         config.num_labels = _num_labels(Path(adapter))
 
     def load() -> nn.Module:
-        model = kind.from_pretrained(path, config=config, dtype="auto")
+        model = kind.from_pretrained(path, config=config, dtype=dtype)
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
         return model.eval()

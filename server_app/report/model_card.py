@@ -58,8 +58,7 @@ def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
     }
     if report["form"] == "compact":
         rows["to load it"] = (
-            "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier"
-            " installed"
+            "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`"
         )
     what = "pruned: a smaller model"
     own_code = report["form"] == "compact"

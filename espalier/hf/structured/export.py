@@ -238,12 +238,12 @@ def architecture_of(name: str, config: Mapping[str, Any]) -> str:
 def specs_of(model: OpenedModel) -> Specs:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
-    tensors = model.checkpoint.tensors | _zero_biases(model)
+    tensors = model.checkpoint.tensors | zero_biases(model)
     ordered = sorted(tensors.items(), key=lambda entry: shards.index(entry[1].shard))
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
 
 
-def _zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
+def zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
     """Return biases of zeros that a configuration key adds along with those of a pruned model.
 
     For example, ``attention_bias`` of LLaMA adds a bias to four matrices, of which pruning with
@@ -266,7 +266,7 @@ def _zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
 
 def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of ``specs_of``."""
-    zeros = _zero_biases(model)
+    zeros = zero_biases(model)
     read = weight_reader(model, edits)
     for name in beats(list(specs_of(model)), "writing tensor"):
         if name in zeros:
