@@ -5,8 +5,11 @@
 
 Each result is measured next to the dense model, in turns: memory in a process of its own each time,
 speed in one process that holds both. An adapter is merged first. Perplexities are those that the
-run measured. Measures go into a CSV file one by one; the same command with more results continues,
-and rewrites table and plot. llama.cpp comes with the npm package node-llama-cpp.
+run measured. A result with the shapes of an earlier one, such as a tuned one, needs the same memory
+and time, so only its files and its quality are read.
+
+Measures go into a CSV file one program after the other. The same command with more results
+continues, and rewrites table and plot. llama.cpp comes with the npm package node-llama-cpp.
 """
 
 import argparse
@@ -18,7 +21,13 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.size_and_speed.programs import FILES, LLAMA_CPP, PROGRAMS, Job, measured, refusal
-from benchmarks.size_and_speed.report import FIGURES, KEYS, write_report
+from benchmarks.size_and_speed.report import (
+    FIGURES,
+    KEYS,
+    NOT_SUPPORTED,
+    SAME_SHAPES,
+    write_report,
+)
 from benchmarks.size_and_speed.subjects import Subject, open_dense, open_subject
 from espalier.environment.bounded_json import read_json_object
 from espalier.errors import EspalierError, InputError
@@ -42,8 +51,8 @@ def main() -> int:
         )
         conditions = _conditions(dense, job)
         rows = Rows(given.out.with_suffix(".csv"), KEYS, FIGURES, conditions)
-        for subject in subjects:
-            _measure(subject, dense, job, rows)
+        for place, subject in enumerate(subjects):
+            _measure(subject, dense, job, rows, _twin_of(subject, subjects[:place]))
         write_report(rows, given.out)
     except EspalierError as error:
         print(error, file=sys.stderr)
@@ -106,18 +115,36 @@ def _processor() -> str:
     return names[0] if names else "unknown"
 
 
-def _measure(subject: Subject, dense: Subject, job: Job, rows: Rows) -> None:
+def _twin_of(subject: Subject, before: list[Subject]) -> str:
+    """Return the label of an earlier result with the same shapes; empty if there is none.
+
+    Programs need the same memory and time for both, such as a pruned model before and after tuning.
+    """
+    same = (
+        other.label
+        for other in before
+        if other.shapes == subject.shapes
+        and other.model.config["model_type"] == subject.model.config["model_type"]
+    )
+    return next(same, "")
+
+
+def _measure(subject: Subject, dense: Subject, job: Job, rows: Rows, twin: str) -> None:
     """Measure a result in each program that was not measured yet."""
     for program in (FILES, *PROGRAMS):
         if program == LLAMA_CPP and not job.node_modules:
             continue
-        reason = refusal(subject, program)
         cell = {"result": subject.label, "method": subject.method, "program": program}
         known = {(row["result"], row["program"]) for row in rows.rows}
         if (subject.label, program) in known:
             continue
-        if reason:
-            absent = {"measure": "", "note": f"not supported: {reason}"}
+        note = ""
+        if twin and program != FILES:
+            note = f"{SAME_SHAPES}{twin}"
+        elif reason := refusal(subject, program, job):
+            note = f"{NOT_SUPPORTED}: {reason}"
+        if note:
+            absent = {"measure": "", "note": note}
             rows.add(cell | absent, value=None, dense=None, ratio=None, load=None)
             continue
         # Rows are added together: an interrupted measurement of a program is repeated as a whole.

@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.size_and_speed.subjects import Subject
 from espalier.errors import InputError
-from espalier.hf.gguf.architecture import architecture_of
 from espalier.hf.gguf.model_file import write_model
 from espalier.hf.stream.edits import dense as unchanged
 from espalier.results.figures import PERPLEXITY
@@ -61,12 +60,15 @@ class Job:
     """Folder of GGUF files, each written once."""
 
 
-def refusal(subject: Subject, program: str) -> str:
-    """Return why a program cannot load a model; empty if it can."""
+def refusal(subject: Subject, program: str, job: Job) -> str:
+    """Return why a program cannot load a model; empty if it can.
+
+    A file for llama.cpp is written to find out.
+    """
     if program != LLAMA_CPP:
         return ""
     try:
-        architecture_of(subject.model)
+        _gguf(subject, job)
     except InputError as error:
         # The directory stands before the first colon.
         return str(error).removeprefix(f"{subject.model.directory}: ")

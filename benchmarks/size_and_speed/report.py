@@ -19,6 +19,9 @@ from espalier.results.style import GREY, STUDY_WIDTH, new_figure, save_figure, s
 
 KEYS = ("result", "method", "program", "measure", "note")
 FIGURES = ("value", "dense", "ratio", "load")
+NOT_SUPPORTED = "not supported"
+SAME_SHAPES = "as "
+"""Beginnings of notes of programs in which a result was not measured."""
 TITLE = "Size, memory and speed of smaller models"
 Found = Mapping[tuple[str, str], Row]
 """Rows of one result by program and measure."""
@@ -42,8 +45,9 @@ def write_report(rows: Rows, path: Path) -> None:
     """Write ``<path>.md``, and ``<path>.svg`` and ``.png`` if there are rows."""
     results = _by_result(rows)
     path.with_suffix(".md").write_text("\n".join([*_page(rows, results, path), ""]))
-    if results:
-        _draw(results, path)
+    measured = {label: found for label, found in results.items() if (PROGRAMS[0], MEMORY) in found}
+    if measured:
+        _draw(measured, path)
 
 
 def _by_result(rows: Rows) -> dict[str, Found]:
@@ -89,7 +93,7 @@ def _page(rows: Rows, results: Mapping[str, Found], path: Path) -> Iterator[str]
         (row["result"], row["program"]): row["note"]
         for found in results.values()
         for row in found.values()
-        if row["note"]
+        if row["note"].startswith(NOT_SUPPORTED)
     }
     if notes:
         yield ""
@@ -120,7 +124,8 @@ def _line(label: str, found: Found, texts: list[str], results: Mapping[str, Foun
 def _cell(found: Found, program: str, measure: str) -> str:
     row = found.get((program, measure))
     if row is None:
-        return "not supported" if (program, "") in found else "not measured"
+        note = found[program, ""]["note"] if (program, "") in found else "not measured"
+        return note.partition(":")[0]
     if not row["ratio"]:
         return f"{float(row['value']):.1f}"
     return f"{float(row['value']):.1f} ({float(row['ratio']):.2f})"
@@ -166,7 +171,7 @@ def _draw(results: Mapping[str, Found], path: Path) -> None:
                 fontsize=8,
             )  # fmt: skip
         for place, label in enumerate(labels):
-            if any(row["note"] for row in results[label].values()):
+            if any(row["note"].startswith(NOT_SUPPORTED) for row in results[label].values()):
                 axes[1].annotate(
                     "llama.cpp: not supported", (1, place), xytext=(4, 6),
                     textcoords="offset points", fontsize=8, color=GREY,

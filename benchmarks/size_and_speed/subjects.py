@@ -8,6 +8,7 @@ from espalier.hf.opening.opened import OpenedModel, opened_in
 from espalier.results.export.source import Source, open_source
 from espalier.results.export.transformers_export import export_model
 from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, qualities
+from espalier.results.finished_run import FinishedRun
 from espalier.results.style import METHODS
 
 
@@ -28,6 +29,11 @@ class Subject:
     def parameters(self) -> int:
         """Number of parameters."""
         return self.model.plan.num_parameters
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor in the files, by name."""
+        return {name: own.shape for name, own in self.model.checkpoint.tensors.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -67,13 +73,21 @@ def open_subject(given: str, dense: Subject, work: Path, threads: int) -> Subjec
         for column, value in quality.values.items():
             if quality.metric == PERPLEXITY and value is not None:
                 perplexities.setdefault(column, {})[quality.dataset] = value
-    from_dense = source.run.summary.get("model_sha256") == dense.model.sha256
     return Subject(
         label,
         _method_of(source),
         model,
         perplexities.get(FEDERATED, {}),
-        perplexities.get(DENSE, {}) if from_dense else {},
+        perplexities.get(DENSE, {}) if _started_from(source.run, dense.model) else {},
+    )
+
+
+def _started_from(run: FinishedRun, model: OpenedModel) -> bool:
+    """Return whether a model is the base model of a run."""
+    # Releases may hash a model in another way, but then its directory tells.
+    named = Path(str(run.setting("model")))
+    return run.summary.get("model_sha256") == model.sha256 or (
+        named.is_dir() and named.samefile(model.directory)
     )
 
 

@@ -182,7 +182,7 @@ def keys_of(paths: dict[str, str]) -> tuple[str, str, str]:
 
 def overrides_of(config: Any) -> dict[int, dict[str, Any]]:
     """Return ``per_layer_config`` by index of the block."""
-    # transformers before 5.15 does not know the key, and keeps the text of the file.
+    # Releases before 5 do not know the key, and keep the text of the file.
     given = config.to_dict().get("per_layer_config") or {}
     return {int(index): dict(own) for index, own in given.items()}
 
