@@ -137,7 +137,7 @@ def test_tokenizer_loads_without_warnings(
     }
     settings.write_text(json.dumps(kept))
     with caplog.at_level("WARNING"):
-        assert len(OpenedModel(tmp_path / "model").tokenizer) == 96
+        assert type(OpenedModel(tmp_path / "model").tokenizer).__name__ == "GemmaTokenizer"
     assert "per-layer" not in caplog.text
 
 
