@@ -29,12 +29,12 @@ Found = Mapping[tuple[str, str], Row]
 SMALLER: tuple[tuple[str, str, str], ...] = (
     ("parameters", FILES, PARAMETERS),
     ("weights on disk", FILES, DISK),
-    ("load memory, bfloat16", "transformers bfloat16", MEMORY),
-    ("load memory, llama.cpp", LLAMA_CPP, MEMORY),
+    ("memory, bfloat16", "transformers bfloat16", MEMORY),
+    ("memory, llama.cpp", LLAMA_CPP, MEMORY),
 )
 """Name, program and measure of the left panel, in which less is better."""
 FASTER: tuple[tuple[str, str, str], ...] = tuple(
-    (f"{what}, {program}", program, measure)
+    (f"{what}, {program.removeprefix('transformers ').partition(' ')[0]}", program, measure)
     for program in PROGRAMS
     for what, measure in (("prompt", PREFILL), ("new tokens", DECODE))
 )
@@ -167,8 +167,7 @@ def _draw(results: Mapping[str, Found], path: Path) -> None:
             panel.set_title(title)
             panel.set_xlabel("relative to the dense model")
             panel.legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.16 - 0.25 / len(labels)), ncols=2,
-                fontsize=8,
+                loc="upper center", bbox_to_anchor=(0.5, -0.2 - 0.3 / len(labels)), ncols=2, fontsize=9
             )  # fmt: skip
         for place, label in enumerate(labels):
             if any(row["note"].startswith(NOT_SUPPORTED) for row in results[label].values()):
