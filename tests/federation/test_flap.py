@@ -150,9 +150,7 @@ class TestFlap(Promises):
         document = summary(plain.folder)
         small = OpenedModel(plain.folder / "model")
         base = OpenedModel(plain.bench.model)
-        built = AutoModelForCausalLM.from_pretrained(
-            plain.folder / "model", trust_remote_code=True
-        )
+        built = AutoModelForCausalLM.from_pretrained(plain.folder / "model", trust_remote_code=True)
         counted = sum(parameter.numel() for parameter in built.parameters())
         report = document["report"]
         assert report["parameters"] == small.plan.num_parameters == counted
