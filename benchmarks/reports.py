@@ -19,6 +19,7 @@ from benchmarks.fedspine import task_report as fedspine_task_report
 from benchmarks.fedspine import task_study as fedspine_task_study
 from benchmarks.fedspine.report import write_report as write_regret
 from benchmarks.sft_p import studies as sft_p_studies
+from benchmarks.size_and_speed import report as size_and_speed
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
 from benchmarks.studies import report as fedprllm
@@ -84,6 +85,10 @@ def write_again(csv: Path) -> bool:
     elif csv.stem == "fedsoda-memory":
         fedsoda_memory.write_table(
             by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path
+        )
+    elif csv.stem == "size-and-speed":
+        size_and_speed.write_report(
+            by_columns.Rows(csv, size_and_speed.KEYS, size_and_speed.FIGURES, conditions), path
         )
     elif family == "fedsoda" and name in fedsoda_studies.STUDIES:
         soda = fedsoda_studies.STUDIES[name]

@@ -38,7 +38,7 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     request : ``model`` and, optionally, ``adapter``; ``prompt_tokens``, ``new_tokens``,
-        ``repetitions`` and ``batch_size``
+        ``repetitions`` and ``batch_size``; optionally ``dtype`` of the weights
     """
     # Imports of the libraries must not count as memory of the model.
     load = _loader(request)
@@ -64,22 +64,19 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
 def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return a function that loads the model, with everything imported that it needs."""
     from transformers import (
-        AutoConfig,
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
         PreTrainedModel,
     )
     from transformers.utils import logging
 
-    # These modules register the classes of pruned models.
-    import espalier.hf.sliced.modeling_sliced
-    import espalier.hf.structured.modeling_structured  # noqa: F401
+    from espalier.hf.structured.configuration import load_config
 
     logging.set_verbosity_error()
     path = request["model"]
-    config = AutoConfig.from_pretrained(path)
+    config = load_config(Path(path))
     adapter = request.get("adapter")
-    options: dict[str, Any] = {}
+    dtype = request.get("dtype", "auto")
     of_adapter: dict[str, Any] = {}
     if adapter is not None:
         from peft import PeftModel
@@ -93,10 +90,10 @@ def _loader(request: dict[str, Any]) -> Callable[[], nn.Module]:
         AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     )
     if is_classifier and adapter is not None:
-        options["num_labels"] = _num_labels(Path(adapter))
+        config.num_labels = _num_labels(Path(adapter))
 
     def load() -> nn.Module:
-        model = kind.from_pretrained(path, dtype="auto", **options)
+        model = kind.from_pretrained(path, config=config, dtype=dtype)
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
         return model.eval()

@@ -39,7 +39,7 @@ def measure(run: FinishedRun) -> None:
     models = []
     for name, paths in {"dense": {"model": base}, **results}.items():
         print(f"measuring    {name}", flush=True)
-        figures = _measured(paths, threads)
+        figures = measured_apart(paths, CONDITIONS, threads)
         models.append({"name": name, **figures})
     document = {
         **CONDITIONS,
@@ -92,9 +92,25 @@ def _base_of(run: FinishedRun) -> Path:
     return model.directory
 
 
-def _measured(paths: Mapping[str, Path], threads: int) -> dict[str, Any]:
-    """Measure one model in a new process."""
-    document = {key: str(path) for key, path in paths.items()} | CONDITIONS | {"threads": threads}
+def measured_apart(
+    paths: Mapping[str, str | Path], conditions: Mapping[str, Any], threads: int
+) -> dict[str, Any]:
+    """Measure one model in a new process.
+
+    Parameters
+    ----------
+    paths : ``model`` and, optionally, ``adapter``
+    conditions : the keys of ``CONDITIONS``, and optionally ``dtype`` of the weights, by default that
+        of the files
+    threads : number of CPU threads
+
+    Raises
+    ------
+    InputError
+        The model cannot be loaded.
+    """
+    own = {key: str(path) for key, path in paths.items()}
+    document = {**own, **conditions, "threads": threads}
     done = subprocess.run(
         [sys.executable, "-P", "-m", PROCESS],
         input=json.dumps(document),

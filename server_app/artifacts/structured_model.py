@@ -1,5 +1,6 @@
 """Smaller models (``model/``): their form on disk, their size, and comparisons."""
 
+import math
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from espalier.hf.structured.export import (
     best_form,
     check_structured,
     export_structured,
+    zero_biases,
 )
 from espalier.settings.pruning import SmallerSettings
 from server_app.artifacts.outcome import Model, Outcome
@@ -60,9 +62,16 @@ class StructuredOutcome(Outcome[SmallerResult]):
         run = self.run
         small = result.model
         form = self._form(small)
+        zeros = {} if form == "zero-filled" else zero_biases(small)
+        parameters = small.plan.num_parameters + sum(
+            math.prod(bias.shape) for bias in zeros.values()
+        )
+        tensors = (*small.checkpoint.tensors.values(), *zeros.values())
         size = {
             "form": form,
-            "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values()),
+            "parameters": parameters,
+            "share_of_the_base": parameters / run.model.plan.num_parameters,
+            "bytes": sum(stored.num_bytes for stored in tensors),
         }
         self.summary.report = result.report() | size
         self.summary.zeroed = form == "zero-filled"

@@ -57,10 +57,7 @@ def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
         )
     }
     if report["form"] == "compact":
-        rows["to load it"] = (
-            "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier"
-            " installed"
-        )
+        rows["to load it"] = "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`"
     what = "pruned: a smaller model"
     own_code = report["form"] == "compact"
     return _card(settings, model, what, rows, "transformers", ("pruning",), own_code=own_code)

@@ -150,7 +150,9 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
     """
     models = {"dense": bench.model, "federated": folder / "model"}
     loaded = {
-        name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        name: AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=True
+        )
         for name, path in models.items()
     }
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
@@ -792,7 +794,9 @@ class Promises(Federations):
     def test_exported_model_has_reported_perplexity(self, whole: Uninterrupted) -> None:
         text = whole.bench.public
         folder = whole.folder
-        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder / "model", dtype=torch.float32, trust_remote_code=True
+        )
         tokens = torch.tensor(
             AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"]
         )

@@ -89,7 +89,8 @@ def test_equal_blocks_are_written_in_plain_form(
     export_structured(small, dense, tmp_path / "plain", "plain")
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert config["model_type"] == base.config["model_type"]
-    assert "structure" not in config
+    assert not config.keys() & {"structure", "per_layer_config", "auto_map"}
+    assert not list((tmp_path / "plain").glob("*.py"))
     torch.testing.assert_close(
         whole_model(tmp_path / "plain")(input_ids=SAMPLES).logits,
         logits(small),
@@ -104,12 +105,10 @@ def test_exported_code_knows_family_paths() -> None:
     by_type = {
         name: family for family in FAMILIES if not family.experts for name in family.model_types
     }
-    assert {
-        cls.config_class.model_type.removeprefix("structured-")
-        for cls in modeling_structured.CLASSES
-    } == by_type.keys()
-    for cls in modeling_structured.CLASSES:
-        family = by_type[cls.config_class.model_type.removeprefix("structured-")]
+    kinds = modeling_structured.CLASSES.keys()
+    assert kinds == by_type.keys() | {f"structured-{kind}" for kind in by_type}
+    for kind, cls in modeling_structured.CLASSES.items():
+        family = by_type[kind.removeprefix("structured-")]
         assert (cls.paths, cls.blocks) == (dict(family.linears), family.blocks)
 
 

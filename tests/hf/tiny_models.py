@@ -1,5 +1,6 @@
 """Tiny random models on disk with a tokenizer; no network, a few milliseconds each."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,12 @@ def save_tokenizer(directory: Path) -> None:
 def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return the model as any user of transformers loads it, on the CPU.
 
-    Without ``device_map`` transformers puts a model in NF4 on a CUDA device.
+    Code of the directory runs if its configuration names some. Without ``device_map`` transformers
+    puts a model in NF4 on a CUDA device.
     """
+    remote = "auto_map" in json.loads((directory / "config.json").read_text())
     return AutoModelForCausalLM.from_pretrained(
-        directory, local_files_only=True, dtype=dtype, device_map="cpu"
+        directory, local_files_only=True, dtype=dtype, device_map="cpu", trust_remote_code=remote
     ).eval()
 
 

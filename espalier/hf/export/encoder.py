@@ -20,8 +20,7 @@ from espalier.hf.files.checkpoint import INDEX, SINGLE, Checkpoint, write_shard
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import Edits
-from espalier.hf.structured.configuration import STRUCTURED_CLASS
-from espalier.hf.structured.export import best_form, config_of, write_beside
+from espalier.hf.structured.export import architecture_of, best_form, config_of, write_beside
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.storage.atomic import write_json
 
@@ -75,8 +74,8 @@ def export_encoder(
             write_json(unfinished / "config.json", _labelled(model.config, name, classes))
         else:
             form = best_form(model)
-            name = name.removeprefix(STRUCTURED_CLASS) if form == "plain" else name
-            config = _labelled(config_of(model, form), name, classes)
+            config = config_of(model, form)
+            config = _labelled(config, architecture_of(name, config), classes)
             write_beside(model, unfinished, form, config)
         write_card(unfinished, card)
 

@@ -7,8 +7,10 @@ from espalier.errors import InputError
 from espalier.hf.families.family import Family
 from espalier.hf.families.table import FAMILIES
 
+PER_LAYER = "per_layer_config"
+"""Key of ``config.json`` for values of single blocks; it is one of transformers."""
 STRUCTURED = "structured-"
-"""Prefix of ``model_type`` for a pruned model with block widths of its own.
+"""Prefix of ``model_type`` for a pruned model that transformers has no words for.
 
 Its family is that of its base.
 """
@@ -19,8 +21,9 @@ EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_inte
 
 
 def has_own_code(config: Mapping[str, Any]) -> bool:
-    """Return whether Espalier's code builds the model; transformers needs it to be imported."""
-    return str(config.get("model_type")).startswith((STRUCTURED, SLICED))
+    """Return whether Espalier's code builds the model, and not transformers alone."""
+    has_own_type = str(config.get("model_type")).startswith((STRUCTURED, SLICED))
+    return has_own_type or bool(config.get(PER_LAYER))
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:

@@ -97,7 +97,8 @@ def quantised_config(model: OpenedModel, double_quantisation: bool = True) -> di
     config: dict[str, Any] | None = model.config
     if model.structure is not None:
         config = plain_config(model.config, model.family, model.plan, model.structure)
-    if config is None:
+    # Biases of zeros would have to be written along with added ones.
+    if config is None or (model.cut is not None and model.cut.added_biases):
         raise InputError(
             f"{model.directory}: the smaller model cannot be written in NF4, because its blocks"
             " differ, or transformers cannot describe their shape; drop only whole blocks"

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from espalier.errors import InputError
-from espalier.hf.families import family_of
+from espalier.hf.families import family_of, has_own_code
 from espalier.hf.files.checkpoint import INDEX, SINGLE, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.opening.model_files import copy_beside
@@ -43,13 +43,13 @@ def described(directory: Path) -> Iterator[Path]:
     if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
         yield directory
         return
-    if (directory / STRUCTURE_FILE).exists():
+    path = directory / CONFIG
+    config = read_config(path)
+    if (directory / STRUCTURE_FILE).exists() or has_own_code(config):
         raise InputError(
             f"{directory}: contains a smaller model without its weights; copy the weights there,"
             " or name the model from which it was made"
         )
-    path = directory / CONFIG
-    config = read_config(path)
     family = family_of(config, str(path))
     from transformers import AutoConfig
 

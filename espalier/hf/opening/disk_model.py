@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.opening.opened import OpenedModel, forget_named_code
+from espalier.hf.structured.configuration import load_config
 
 ANY_LABELS = 2
 """Number of classes of a skeleton from which only module names are taken."""
@@ -65,7 +66,7 @@ def _from_pretrained(model: OpenedModel, num_labels: int | None, **options: Any)
 
     known = {"local_files_only": True, "trust_remote_code": False}
     labels = {} if num_labels is None else {"num_labels": num_labels}
-    config = transformers.AutoConfig.from_pretrained(model.directory, **known, **labels)
+    config = load_config(model.directory, **labels)
     forget_named_code(config)
     auto_class = getattr(transformers, model.family.auto_class)
     return auto_class.from_pretrained(

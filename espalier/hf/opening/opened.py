@@ -19,7 +19,7 @@ from espalier.environment.hub_models import cached_model, is_on_hub
 from espalier.environment.imports import importing
 from espalier.environment.paths import at_home, require_model
 from espalier.errors import InputError
-from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
+from espalier.hf.families import PER_LAYER, SLICED, Family, family_of, has_own_code
 from espalier.hf.files.checkpoint import FLOATING, INDEX, SINGLE, Checkpoint
 from espalier.hf.files.expert_checkpoint import ExpertCheckpoint
 from espalier.hf.files.tensor_names import (
@@ -32,8 +32,8 @@ from espalier.hf.nf4.checkpoint import CONFIG_KEY, QuantisedCheckpoint, is_doubl
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
 from espalier.hf.structured.configuration import (
     STRUCTURE_FILE,
-    WIDTHS,
     build_config,
+    load_config,
     structured_config,
 )
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
@@ -158,9 +158,12 @@ class OpenedModel:
 
     def _own_structure(self) -> Structure | None:
         """Return the structure of a pruned model in the directory; None for other models."""
-        if not str(self.config["model_type"]).startswith(STRUCTURED):
-            return None
         path = self.directory / STRUCTURE_FILE
+        if str(self.config["model_type"]).startswith(SLICED):
+            return None
+        # A compact export whose blocks are alike has the configuration of a model of the family.
+        if not has_own_code(self.config) and not path.exists():
+            return None
         structure = Structure.from_json(read_json_object(path), str(path))
         if [block.sizes for block in structure.blocks] != [
             sizes_of(self.plan, block) for block in self.plan.blocks
@@ -245,11 +248,8 @@ class OpenedModel:
 
     def _heads(self, block: BlockPlan) -> tuple[int, int]:
         """Return the width of an attention head and the number of query heads per group."""
-        # The number of heads differs between the blocks of a pruned model.
-        if isinstance(widths := self.config.get(WIDTHS), dict):
-            return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
         key = self.family.query_heads_key
-        heads = self._count_of(key)
+        heads = self._first_of(key)
         names = {linear.name for linear in block.linears}
         query, keys = ("attn.q", "attn.k") if "attn.q" in names else ("attn.qkv", "attn.qkv")
         rows = block.linear(query).shape[0]
@@ -266,6 +266,14 @@ class OpenedModel:
                 " value in training"
             )
         return head_dim, heads // (key_rows // head_dim)
+
+    def _first_of(self, key: str) -> int:
+        """Return a number of the first block, which may differ from that of the model."""
+        overrides = self.config.get(PER_LAYER)
+        for index, own in overrides.items() if isinstance(overrides, dict) else ():
+            if isinstance(own, dict) and str(index).isdecimal() and int(index) == 0 and key in own:
+                return self._positive(own, key)
+        return self._count_of(key)
 
     def _count_of(self, key: str) -> int:
         said = self.config.get(key)
@@ -329,11 +337,7 @@ class OpenedModel:
         with explained(str(self.directory / CONFIG)):
             if self.cut is not None or has_own_code(self.config):
                 return build_config(self.config)
-            from transformers import AutoConfig
-
-            config = AutoConfig.from_pretrained(
-                self.directory, local_files_only=True, trust_remote_code=False
-            )
+            config = load_config(self.directory)
             # The modules are built without quantisation, so the configuration must not ask for it.
             vars(config).pop(CONFIG_KEY, None)
             # transformers must not tie two different matrices.

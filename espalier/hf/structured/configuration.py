@@ -1,17 +1,30 @@
-"""``config.json`` of a pruned model, for Espalier's classes or for the classes of the family."""
+"""``config.json`` of a pruned model, for Espalier's classes or for the classes of the family.
+
+transformers describes blocks of different widths by ``per_layer_config``: a sparse map from the
+index of a block to the values that differ from those of the whole model. Indices are text, padded
+with zeros, as in ``PreTrainedConfig.to_dict`` of transformers 5.24.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.hf.families import SLICED, STRUCTURED, Family
+from espalier.hf.families import PER_LAYER, SLICED, STRUCTURED, Family, has_own_code
+from espalier.hf.opening.config_file import CONFIG, read_config
 from espalier.models.plan import ModelPlan
-from espalier.models.structure import RESIDUAL_KINDS, Structure, as_ranges, sizes_of
+from espalier.models.structure import RESIDUAL_KINDS, Sizes, Structure, as_ranges, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-WIDTHS = "structure"
-"""Key of ``config.json`` for the widths of the blocks."""
+STRUCTURE = "structure"
+"""Key of ``config.json`` for what transformers has no words for."""
+GLOBAL_ACCESS = "allow_global_per_layer_attribute_access"
+"""Key of ``config.json`` that lets transformers read values of the whole model.
+
+Up to 5.24 the configurations of some families check the number of heads of the whole model and
+would refuse a file whose blocks have their own, so that even its tokenizer could not be loaded.
+"""
 STRUCTURE_FILE = "structure.json"
 """File of a compact export that describes what it keeps of its base."""
 
@@ -19,13 +32,37 @@ BLOCK_KEYS = ("layer_types", "no_rope_layers")
 """Keys of ``config.json`` for lists with one value per block."""
 
 STRUCTURED_CLASS = "Structured"
-"""Prefix of the class names of pruned models."""
+"""Prefix of the class names of models that transformers has no words for."""
+UNEVEN_CLASS = "Uneven"
+"""Prefix of the class names of models that ``per_layer_config`` describes."""
+
+BIAS_KEYS = {
+    ("llama", "attn.o"): "attention_bias",
+    ("llama", "mlp.down"): "mlp_bias",
+    ("qwen3", "attn.o"): "attention_bias",
+    ("granite", "attn.o"): "attention_bias",
+    ("granite", "mlp.down"): "mlp_bias",
+    ("smollm3", "attn.o"): "attention_bias",
+    ("smollm3", "mlp.down"): "mlp_bias",
+    ("gemma2", "attn.o"): "attention_bias",
+    ("gemma3", "attn.o"): "attention_bias",
+}
+"""Configuration keys that add biases to matrices, for families that have none by default."""
+WITH_BIASES = ("opt", "bert", "roberta")
+"""Families that have biases without a key."""
+BIASED = {
+    "attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"),
+    "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down"),
+}
+"""Matrices that get a bias by each key."""
 
 
 def structured_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, cut: Structure, structure: Structure
 ) -> dict[str, Any]:
-    """Return the configuration of a model whose blocks have different widths.
+    """Return the configuration of a model whose blocks have different widths, for Espalier.
+
+    ``plain_config`` and ``uneven_config`` make configurations of transformers from it.
 
     Parameters
     ----------
@@ -35,7 +72,7 @@ def structured_config(
     cut : structure relative to the base
     structure : structure relative to the original, uncut model
     """
-    config = dict(base)
+    config = _of_the_family(base)
     sources = [block.source for block in cut.blocks]
     for key in BLOCK_KEYS:
         # Otherwise transformers derives the values from the new block numbers. Without sliding
@@ -45,25 +82,117 @@ def structured_config(
             config[key] = list(getattr(build_config(base), key))
         if isinstance(values := config.get(key), list) and len(values) == len(cut.base):
             config[key] = [values[source] for source in sources]
-    sizes = [sizes_of(plan, block) for block in plan.blocks]
-    lanes = [
-        {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS} for block in structure.blocks
-    ]
-    widths = {
-        "head_dim": plan.head_dim,
-        "heads_per_group": plan.heads_per_group,
-        "groups": [own.groups for own in sizes],
-        "channels": [own.channels for own in sizes],
-        "biases": list(structure.added_biases),
-        "lanes": lanes if structure.cuts_residual else None,
-    }
-    if structure.cuts_residual and structure.norm_of_read:
-        widths["norm_of_read"] = True
-    return config | {
+    config |= {
         family.num_blocks_key: len(sources),
-        "model_type": STRUCTURED + str(base["model_type"]).removeprefix(STRUCTURED),
-        WIDTHS: widths,
+        "model_type": STRUCTURED + config["model_type"],
+        **_per_layer(family, plan, structure),
     }
+    if rest := _rest(family, plan, structure):
+        config[STRUCTURE] = rest
+    return config
+
+
+def _of_the_family(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without widths of blocks, and for the classes of the family."""
+    own = (PER_LAYER, STRUCTURE, GLOBAL_ACCESS, "auto_map")
+    config = {key: value for key, value in document.items() if key not in own}
+    # The base may be a pruned model itself.
+    if architectures := config.get("architectures"):
+        config["architectures"] = [
+            name.removeprefix(STRUCTURED_CLASS).removeprefix(UNEVEN_CLASS) for name in architectures
+        ]
+    config["model_type"] = str(config["model_type"]).removeprefix(STRUCTURED)
+    return config
+
+
+def _per_layer(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
+    """Return the widths of the original model, and under ``per_layer_config`` those that differ.
+
+    The result is empty if only whole blocks were removed.
+    """
+    whole = _widths(family, plan, structure.base[0])
+    sizes = [sizes_of(plan, block) for block in plan.blocks]
+    digits = len(str(len(sizes) - 1))
+    overrides = dict[str, dict[str, int]]()
+    for index, own in enumerate(sizes):
+        widths = _widths(family, plan, own).items()
+        if differing := {key: value for key, value in widths if whole[key] != value}:
+            overrides[str(index).zfill(digits)] = differing
+    if not overrides:
+        return {}
+    config: dict[str, Any] = whole | {PER_LAYER: overrides}
+    if any(family.query_heads_key in own for own in overrides.values()):
+        config[GLOBAL_ACCESS] = True
+        # Without such a key the heads share the width of the model among them.
+        if family.kv_heads_key:
+            config["head_dim"] = plan.head_dim
+    return config
+
+
+def _widths(family: Family, plan: ModelPlan, sizes: Sizes) -> dict[str, int]:
+    """Return the widths of a block by configuration key."""
+    groups = {family.kv_heads_key: sizes.groups} if family.kv_heads_key else {}
+    return {
+        family.query_heads_key: sizes.groups * plan.heads_per_group,
+        **groups,
+        family.channels_key: sizes.channels,
+    }
+
+
+def _rest(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
+    """Return what transformers has no words for, for the key ``structure``."""
+    rest: dict[str, Any] = {}
+    if not family.kv_heads_key and _cuts_heads(plan, structure):
+        rest["head_dim"] = plan.head_dim
+    if structure.added_biases:
+        rest["biases"] = list(structure.added_biases)
+    if structure.cuts_residual:
+        rest["lanes"] = [
+            {kind: as_ranges(block.kept(kind)) for kind in RESIDUAL_KINDS}
+            for block in structure.blocks
+        ]
+        if structure.norm_of_read:
+            rest["norm_of_read"] = True
+    return rest
+
+
+def _cuts_heads(plan: ModelPlan, structure: Structure) -> bool:
+    whole = structure.base[0].groups
+    return any(sizes_of(plan, block).groups != whole for block in plan.blocks)
+
+
+def bias_key(family: Family, linear: str) -> str | None:
+    """Return the configuration key that gives a matrix a bias.
+
+    The result is empty if the family needs no key, and None if it has none.
+    """
+    return "" if family.name in WITH_BIASES else BIAS_KEYS.get((family.name, linear))
+
+
+def _words_of_the_family(
+    document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
+) -> dict[str, Any] | None:
+    """Return a pruned model's configuration without widths, with the keys of added biases.
+
+    Returns None if the family has no words for something else than widths.
+    """
+    keys = [bias_key(family, name) for name in structure.added_biases]
+    without_head_dim = not family.kv_heads_key and _cuts_heads(plan, structure)
+    if structure.cuts_residual or without_head_dim or None in keys:
+        return None
+    return _of_the_family(document) | {key: True for key in keys if key}
+
+
+def uneven_config(
+    document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
+) -> dict[str, Any] | None:
+    """Return the configuration of a pruned model in the words of transformers.
+
+    Blocks may have different widths. Returns None if transformers has no words for the rest. The
+    document is a result of ``structured_config``; plan and structure are those given to it.
+    """
+    config = _words_of_the_family(document, family, plan, structure)
+    return None if config is None else config | _per_layer(family, plan, structure)
 
 
 def plain_config(
@@ -75,18 +204,10 @@ def plain_config(
     document is a result of ``structured_config``; plan and structure are those given to it.
     """
     sizes, *others = {sizes_of(plan, block) for block in plan.blocks}
-    was = structure.base[0]
-    if others or structure.cuts_residual or structure.added_biases:
+    config = _words_of_the_family(document, family, plan, structure)
+    if others or config is None:
         return None
-    config = {key: value for key, value in document.items() if key not in (WIDTHS, "auto_map")}
-    # The base may be a pruned model itself.
-    if architectures := config.get("architectures"):
-        config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
-    config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
-    if sizes.groups != was.groups:
-        # Without such a key the heads share the width of the model among them.
-        if not family.kv_heads_key:
-            return None
+    if _cuts_heads(plan, structure):
         heads = sizes.groups * plan.heads_per_group
         # transformers requires this of some families even if head_dim is given.
         if family.name in ("llama", "gemma2", "gemma3") and sizes.attn_reads % heads:
@@ -95,24 +216,47 @@ def plain_config(
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if family.name == "phi3" and "short_factor" in rope:
             return None
-        config |= {
-            "head_dim": plan.head_dim,
-            family.query_heads_key: heads,
-            family.kv_heads_key: sizes.groups,
-        }
-    if sizes.channels != was.channels:
-        config[family.channels_key] = sizes.channels
-    return config
+        config["head_dim"] = plan.head_dim
+    was = _widths(family, plan, structure.base[0])
+    widths = _widths(family, plan, sizes)
+    return config | {key: value for key, value in widths.items() if was[key] != value}
 
 
 def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
     """Return the configuration object of transformers, also for a pruned model."""
-    from transformers import AutoConfig
-
     kind = str(document.get("model_type"))
-    if kind.startswith(STRUCTURED):
-        import espalier.hf.structured.modeling_structured
-    elif kind.startswith(SLICED):
+    if has_own_code(document) and not kind.startswith(SLICED):
+        from espalier.hf.structured.modeling_structured import CLASSES
+
+        own = {key: value for key, value in document.items() if key != "model_type"}
+        built: PretrainedConfig = CLASSES[kind].config_class(**own)
+        return built
+    if kind.startswith(SLICED):
         import espalier.hf.sliced.modeling_sliced  # noqa: F401 - registers its classes
 
+    from transformers import AutoConfig
+
     return AutoConfig.for_model(**document)
+
+
+def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
+    """Load the configuration object of a directory; no code of the directory runs.
+
+    Parameters
+    ----------
+    directory : model directory, also of a pruned model
+    options : values that replace those of the file
+    """
+    document = read_config(directory / CONFIG)
+    known = {"local_files_only": True, **options}
+    kind = str(document.get("model_type"))
+    if has_own_code(document):
+        build_config(document)
+    if document.get(PER_LAYER) and not kind.startswith((STRUCTURED, SLICED)):
+        from espalier.hf.structured.modeling_structured import CLASSES
+
+        loaded: PretrainedConfig = CLASSES[kind].config_class.from_pretrained(directory, **known)
+        return loaded
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(directory, trust_remote_code=False, **known)

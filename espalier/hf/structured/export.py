@@ -1,8 +1,9 @@
 """Export of a pruned model in a form that others can read, and a check that reloads it.
 
-- ``compact``: the kept parts of the tensors, ``structure.json``, and the code that builds blocks of
-  different widths (``modeling_structured.py``). transformers runs the code with
-  ``trust_remote_code=True``. If Espalier is installed, it is enough to import that module.
+- ``compact``: the kept parts of the tensors, ``structure.json``, and, unless blocks are alike, the
+  code that builds blocks of different widths (``modeling_structured.py``). transformers runs the
+  code with ``trust_remote_code=True``. If transformers has words for the model, ``config.json`` is
+  in its words (``uneven_config``), and releases whose layers read them need no remote code.
 - ``plain``: the same parts, for transformers without additional code. All blocks must be alike:
   blocks were dropped, or all have the same widths.
 - ``zero-filled``: the base's shapes with zeros for everything that was cut, for transformers
@@ -21,24 +22,33 @@ from espalier.errors import InputError
 from espalier.hf.export.model import (
     check_export,
     check_logits,
-    edited_tensors,
     made_whole,
     require_written,
     weight_reader,
     write_card,
 )
-from espalier.hf.files.checkpoint import INDEX, write_shard
+from espalier.hf.families import STRUCTURED
+from espalier.hf.files.checkpoint import INDEX, StoredTensor, write_shard
 from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
 from espalier.hf.structured import modeling_structured
-from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
+from espalier.hf.structured.configuration import (
+    BIASED,
+    STRUCTURE_FILE,
+    STRUCTURED_CLASS,
+    UNEVEN_CLASS,
+    bias_key,
+    plain_config,
+    uneven_config,
+)
 from espalier.hf.structured.cut_checkpoint import CutCheckpoint
 from espalier.hf.structured.selection import lowest
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.groups import Groups
+from espalier.progress import beats
 from espalier.settings.pruning import StructuredSettings
 from espalier.storage.atomic import write_json
 
@@ -47,25 +57,6 @@ FORMS = get_args(Form)
 
 CODE = Path(modeling_structured.__file__)
 """Module that is copied into a compact export."""
-
-BIAS_KEYS = {
-    ("llama", "attn.o"): "attention_bias",
-    ("llama", "mlp.down"): "mlp_bias",
-    ("qwen3", "attn.o"): "attention_bias",
-    ("granite", "attn.o"): "attention_bias",
-    ("granite", "mlp.down"): "mlp_bias",
-    ("smollm3", "attn.o"): "attention_bias",
-    ("smollm3", "mlp.down"): "mlp_bias",
-    ("gemma2", "attn.o"): "attention_bias",
-    ("gemma3", "attn.o"): "attention_bias",
-}
-"""Configuration keys that add biases to matrices, for families that have none by default."""
-WITH_BIASES = ("opt", "bert", "roberta")
-PARTS = {
-    "attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"),
-    "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down"),
-}
-"""Matrices that get a bias by each key."""
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
@@ -79,7 +70,7 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
         )
     if plain_config(model.config, model.family, model.plan, structure) is None:
         refused["plain"] = "its blocks are not alike, or transformers has no words for their shape"
-    if missing := [name for name in structure.added_biases if _bias_key(model, name) is None]:
+    if missing := [name for name in structure.added_biases if bias_key(model.family, name) is None]:
         refused["zero-filled"] = (
             f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
         )
@@ -152,8 +143,7 @@ def export_structured(
         if form == "zero-filled":
             write_shards(_filled_specs(model), _filled(model, edits), unfinished)
         else:
-            specs = specs_of(model)
-            write_shards(specs, edited_tensors(model, list(specs), edits, "writing"), unfinished)
+            write_shards(specs_of(model), _cut(model, edits), unfinished)
         write_beside(model, unfinished, form, config_of(model, form))
         write_card(unfinished, card)
 
@@ -161,13 +151,15 @@ def export_structured(
 def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]) -> None:
     """Write the files of a pruned model other than its weights.
 
-    These are configuration, tokenizer and licence, and with ``compact`` the structure and the code.
+    These are configuration, tokenizer and licence, and with ``compact`` the structure and the code,
+    if the configuration names it.
     """
     copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
     write_json(folder / "config.json", dict(config))
     if form == "compact":
         assert model.structure is not None
         write_json(folder / STRUCTURE_FILE, model.structure.to_json())
+    if form == "compact" and "auto_map" in config:
         shutil.copyfile(CODE, folder / CODE.name)
 
 
@@ -217,28 +209,70 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     if form == "zero-filled":
         base = OpenedModel(model.directory)
         return base.config | {
-            key: True for name in structure.added_biases if (key := _bias_key(model, name))
+            key: True for name in structure.added_biases if (key := bias_key(model.family, name))
         }
-    if form == "plain":
-        config = plain_config(model.config, model.family, model.plan, structure)
-        assert config is not None
-        return config
-    classes = {cls.config_class.model_type: cls for cls in modeling_structured.CLASSES}
-    cls = classes[model.config["model_type"]]
+    words = (model.config, model.family, model.plan, structure)
+    if (plain := plain_config(*words)) is not None:
+        return plain
+    assert form == "compact"
+    config = uneven_config(*words) or model.config
+    cls = modeling_structured.CLASSES[config["model_type"]]
     auto = {
         "AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}",
         model.family.auto_class: f"{CODE.stem}.{cls.__name__}",
     }
-    return model.config | {"architectures": [cls.__name__], "auto_map": auto}
+    return config | {"architectures": [architecture_of(cls.__name__, config)], "auto_map": auto}
+
+
+def architecture_of(name: str, config: Mapping[str, Any]) -> str:
+    """Return the class name of a pruned model for ``architectures`` of its configuration.
+
+    ``name`` is that of Espalier's class. It is that of the family if transformers has words for the
+    model.
+    """
+    if str(config["model_type"]).startswith(STRUCTURED):
+        return name
+    return name.removeprefix(STRUCTURED_CLASS).removeprefix(UNEVEN_CLASS)
 
 
 def specs_of(model: OpenedModel) -> Specs:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
-    ordered = sorted(
-        model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard)
-    )
+    tensors = model.checkpoint.tensors | zero_biases(model)
+    ordered = sorted(tensors.items(), key=lambda entry: shards.index(entry[1].shard))
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
+
+
+def zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
+    """Return biases of zeros that a configuration key adds along with those of a pruned model.
+
+    For example, ``attention_bias`` of LLaMA adds a bias to four matrices, of which pruning with
+    compensation needs one.
+    """
+    structure = model.structure
+    if structure is None or (
+        uneven_config(model.config, model.family, model.plan, structure) is None
+    ):
+        return {}
+    keys = {bias_key(model.family, name) for name in structure.added_biases}
+    found = {}
+    for linear in (linear for block in model.plan.blocks for linear in block.linears):
+        if not linear.bias and any(linear.name in BIASED[key] for key in keys if key):
+            weight = model.checkpoint.tensors[linear.parameter]
+            name = linear.parameter.removesuffix("weight") + "bias"
+            found[name] = StoredTensor(weight.dtype, weight.shape[:1], weight.shard)
+    return found
+
+
+def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of ``specs_of``."""
+    zeros = zero_biases(model)
+    read = weight_reader(model, edits)
+    for name in beats(list(specs_of(model)), "writing tensor"):
+        if name in zeros:
+            yield name, torch.zeros(zeros[name].shape, dtype=TORCH_DTYPES[zeros[name].dtype])
+        else:
+            yield name, read(name)
 
 
 # ----- zeros for everything that was cut -----
@@ -253,9 +287,9 @@ def _filled_specs(model: OpenedModel) -> Specs:
         name: (stored.dtype, stored.shape, stored.shard.name)
         for name, stored in base.checkpoint.tensors.items()
     }
-    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
+    keys = {key for name in structure.added_biases if (key := bias_key(model.family, name))}
     for linear in (linear for block in base.plan.blocks for linear in block.linears):
-        if not linear.bias and any(linear.name in PARTS[key] for key in keys):
+        if not linear.bias and any(linear.name in BIASED[key] for key in keys):
             weight = base.checkpoint.tensors[linear.parameter]
             name = linear.parameter.removesuffix("weight") + "bias"
             found[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
@@ -300,8 +334,3 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
             wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
             value = wide.index_copy_(side, torch.tensor(kept), value)
     return value
-
-
-def _bias_key(model: OpenedModel, name: str) -> str | None:
-    """Return the configuration key that gives a matrix a bias; "" if none is needed, None if none can."""
-    return "" if model.family.name in WITH_BIASES else BIAS_KEYS.get((model.family.name, name))

@@ -1,23 +1,30 @@
 """transformers models whose blocks have different widths.
 
 A compact export contains a copy of this file, so that ``from_pretrained(...,
-trust_remote_code=True)`` finds it. If Espalier is installed, ``import
-espalier.hf.structured.modeling_structured`` has the same effect without remote code. The
-module therefore imports only torch and transformers. ``config.json`` gives the width of each block
-under ``structure``:
+trust_remote_code=True)`` finds it. The module therefore imports only torch and transformers.
+``config.json`` gives the width of each block under ``per_layer_config``, a key of transformers. It
+maps the index of a block to the values that differ from those of the whole model, for example
+``{"03": {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 1210}}``. There
+are two kinds of classes:
 
-- ``head_dim``: rows of a query, key or value matrix per head
-- ``heads_per_group``: query heads per key-value head
-- ``groups``, ``channels``: number of key-value groups and of feed-forward channels of each block
+- ``Uneven...``: the widths are everything that differs from the family. ``model_type`` is that of
+  the family, so that releases of transformers whose layers read the key need no remote code.
+- ``Structured...``: transformers has no words for the rest, which is under ``structure``. The
+  prefix ``structured-`` of ``model_type`` keeps transformers from ignoring it.
+
+Keys of ``structure``, all optional:
+
+- ``head_dim``: rows of a query, key or value matrix per head, in families without such a key
 - ``biases``: matrices that have a bias even if the family gives them none: ``attn.o`` and
   ``mlp.down``
-- ``lanes``: null, or the residual dimensions that attention and feed-forward part of each block
-  read and write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The output
-  is placed in its dimensions, with zeros elsewhere.
+- ``lanes``: the residual dimensions that attention and feed-forward part of each block read and
+  write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The output is placed
+  in its dimensions, with zeros elsewhere.
 - ``norm_of_read``: if true, a norm divides by the root mean square of the dimensions that are read,
   instead of all dimensions
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -148,26 +155,93 @@ class ConfigOfBlock:
         return getattr(self.of_model, name)
 
 
+@dataclass(frozen=True)
+class Widths:
+    """Widths of one block."""
+
+    heads: int
+    """Number of query heads."""
+    groups: int
+    """Number of key-value heads."""
+    head_dim: int
+    """Rows of a query, key or value matrix per head."""
+    channels: int
+    """Width of the feed-forward part."""
+
+
+def keys_of(paths: dict[str, str]) -> tuple[str, str, str]:
+    """Return the keys of query heads, key-value heads and feed-forward width of a family.
+
+    The family has linears at ``paths``. The first two are equal if it has no key-value heads.
+    """
+    # A file may have keys of other families, which transformers ignores.
+    heads = "num_attention_heads"
+    groups = heads if paths in (LIKE_OPT, LIKE_BERT) else "num_key_value_heads"
+    return heads, groups, "ffn_dim" if paths == LIKE_OPT else "intermediate_size"
+
+
+def overrides_of(config: Any) -> dict[int, dict[str, Any]]:
+    """Return ``per_layer_config`` by index of the block."""
+    # Releases before 5 do not know the key, and keep the text of the file.
+    given = config.to_dict().get("per_layer_config") or {}
+    return {int(index): dict(own) for index, own in given.items()}
+
+
+def widths_of(config: Any, paths: dict[str, str]) -> list[Widths]:
+    """Return the widths of each block of a family with linears at ``paths``.
+
+    Raises
+    ------
+    ValueError
+        ``per_layer_config`` has other keys than the widths of a block, or a block does not exist.
+    """
+    whole = config.to_dict()
+    keys = keys_of(paths)
+    overrides = overrides_of(config)
+    for index, own in overrides.items():
+        if unknown := sorted(own.keys() - set(keys)):
+            raise ValueError(
+                f"per_layer_config: block {index} has {', '.join(unknown)}; this code reads only"
+                f" {', '.join(dict.fromkeys(keys))}"
+            )
+        if not 0 <= index < config.num_hidden_layers:
+            raise ValueError(f"per_layer_config: block {index} does not exist")
+    head_dim = (whole.get("structure") or {}).get("head_dim") or whole.get("head_dim")
+    head_dim = head_dim or whole["hidden_size"] // whole[keys[0]]
+    found = []
+    for index in range(config.num_hidden_layers):
+        own = whole | overrides.get(index, {})
+        heads, groups, channels = (own[key] for key in keys)
+        found.append(Widths(heads, groups or heads, head_dim, channels))
+    return found
+
+
 def numbers(text: str) -> list[int]:
     """Return the numbers of a text such as ``"0-3,7"``."""
     parts = (part.split("-") for part in text.split(","))
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]
 
 
-def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width: int) -> None:
-    """Resize the linears of blocks, at ``paths``, to the widths of a structure, without values.
+def narrow(
+    blocks: Any,
+    paths: dict[str, str],
+    widths: list[Widths],
+    structure: dict[str, Any],
+    width: int,
+) -> None:
+    """Resize the linears of blocks, at ``paths``, to the widths of each block, without values.
 
     ``structure`` is that of ``config.json``, and ``width`` the hidden size of the model. Hooks read
     and write the residual dimensions.
     """
     for index, block in enumerate(blocks):
-        heads = structure["groups"][index] * structure["heads_per_group"]
-        key_rows = structure["groups"][index] * structure["head_dim"]
-        query_rows = key_rows * structure["heads_per_group"]
-        channels = structure["channels"][index]
+        own = widths[index]
+        key_rows = own.groups * own.head_dim
+        query_rows = own.heads * own.head_dim
+        channels = own.channels
         lanes = {
             name: numbers(text)
-            for name, text in (structure["lanes"] or [{}] * len(blocks))[index].items()
+            for name, text in (structure.get("lanes") or [{}] * len(blocks))[index].items()
         }
         reads = {part: len(lanes.get(f"{part}_reads", range(width))) for part in LANES_OF}
         writes = {part: len(lanes.get(f"{part}_writes", range(width))) for part in LANES_OF}
@@ -183,7 +257,7 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
         for name, path in paths.items():
             linear = block.get_submodule(path)
             bias = linear.bias is not None
-            wanted = bias or name in structure["biases"]
+            wanted = bias or name in structure.get("biases", ())
             if tuple(linear.weight.shape) != shapes[name] or bias != wanted:
                 rows, columns = shapes[name]
                 like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
@@ -193,11 +267,16 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
         # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
-                setattr(attention, attribute, heads)
+                setattr(attention, attribute, own.heads)
+        for attribute, value in (
+            ("num_key_value_heads", own.groups),
+            ("num_key_value_groups", own.heads // own.groups),
+        ):
+            if hasattr(attention, attribute):
+                setattr(attention, attribute, value)
         if "attn.qkv" in paths:
             # Phi splits the fused matrix by the number of heads in the configuration.
-            attention.config = ConfigOfBlock(attention.config, heads)
-            attention.num_key_value_heads = structure["groups"][index]
+            attention.config = ConfigOfBlock(attention.config, own.heads)
         if not lanes:
             continue
         everything = list(range(width))
@@ -217,10 +296,20 @@ class _Structured:
     blocks: ClassVar[str]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        widths = widths_of(config, self.paths)
+        overrides = overrides_of(config)
+        # The layers of transformers read the widths of the whole model, which it refuses as long
+        # as blocks have their own.
+        if overrides:
+            config.per_layer_config = None
         # The next class in the MRO is the model of transformers.
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        if overrides:
+            config.per_layer_config = overrides
         module: Any = self
-        narrow(module.get_submodule(self.blocks), self.paths, config.structure, config.hidden_size)
+        structure = getattr(config, "structure", None) or {}
+        blocks = module.get_submodule(self.blocks)
+        narrow(blocks, self.paths, widths, structure, config.hidden_size)
 
 
 FAMILIES: tuple[tuple[Any, Any, dict[str, str], str], ...] = (
@@ -241,36 +330,46 @@ FAMILIES: tuple[tuple[Any, Any, dict[str, str], str], ...] = (
 )
 
 
-def _class_of(config: Any, model: Any, paths: dict[str, str], blocks: str) -> Any:
-    """Return the model class of a family, with its configuration class ``config_class``."""
-    own_config = type(
-        f"Structured{config.__name__}",
-        (config,),
-        {
-            "__module__": __name__,
+def _accept(config: Any) -> None:
+    """Skip a check of the family, which compares widths of the whole model."""
+
+
+def _class_of(config: Any, model: Any, paths: dict[str, str], blocks: str, prefix: str) -> Any:
+    """Return the model class of a family, with its configuration class ``config_class``.
+
+    ``prefix`` is that of the names: ``Uneven`` or ``Structured``.
+    """
+    of_config = {"__module__": __name__, "validate_architecture": _accept}
+    if prefix == "Structured":
+        of_config |= {
             "__annotations__": {"structure": dict[str, Any] | None},
             "model_type": f"structured-{config.model_type}",
             "structure": None,
-        },
-    )
+        }
     members = {
         "__module__": __name__,
-        "config_class": own_config,
+        "config_class": type(f"{prefix}{config.__name__}", (config,), of_config),
         "paths": paths,
         "blocks": blocks,
     }
-    return type(f"Structured{model.__name__}", (_Structured, model), members)
+    return type(f"{prefix}{model.__name__}", (_Structured, model), members)
 
 
-CLASSES: tuple[Any, ...] = tuple(_class_of(*family) for family in FAMILIES)
+CLASSES: dict[str, Any] = {
+    cls.config_class.model_type: cls
+    for prefix in ("Uneven", "Structured")
+    for cls in (_class_of(*family, prefix) for family in FAMILIES)
+}
+"""Model class by ``model_type``."""
 
 
 def register() -> None:
     """Register the classes with transformers' Auto classes, and under their names here.
 
-    transformers finds the classes of a compact export by name.
+    transformers finds the classes of a compact export by name. The types of the families stay with
+    transformers' own classes.
     """
-    for model in CLASSES:
+    for kind, model in CLASSES.items():
         globals()[model.__name__] = model
         globals()[model.config_class.__name__] = model.config_class
         auto = (
@@ -278,7 +377,8 @@ def register() -> None:
             if model.__name__.endswith("CausalLM")
             else AutoModelForSequenceClassification
         )
-        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+        if kind.startswith("structured-"):
+            AutoConfig.register(kind, model.config_class, exist_ok=True)
         auto.register(model.config_class, model, exist_ok=True)
 
 

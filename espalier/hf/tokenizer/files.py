@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from espalier.environment.bounded_json import read_json_object
 from espalier.environment.imports import importing
 from espalier.errors import INTERRUPTS, EspalierError, InputError
+from espalier.hf.families import PER_LAYER, SLICED, STRUCTURED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CONFIG = "config.json"
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 OTHER_FILES = (SETTINGS_FILE, "special_tokens_map.json", "added_tokens.json")
@@ -56,7 +58,10 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
+                directory,
+                local_files_only=True,
+                trust_remote_code=False,
+                **own_configuration(directory),
             )
     except INTERRUPTS:
         raise
@@ -72,6 +77,24 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
     ):
         raise _refused(directory, NOTHING_THERE)
     return tokenizer
+
+
+def own_configuration(directory: Path) -> dict[str, Any]:
+    """Return ``config`` for ``AutoTokenizer`` if blocks of the model have their own widths.
+
+    It has no such widths, about which transformers would warn, and which no tokenizer needs.
+    """
+    path = directory / CONFIG
+    if not path.exists():
+        return {}
+    document = read_json_object(path)
+    kind = str(document.get("model_type"))
+    if not document.get(PER_LAYER) or kind.startswith((STRUCTURED, SLICED)):
+        return {}
+    from transformers import AutoConfig
+
+    even = {key: value for key, value in document.items() if key not in (PER_LAYER, "auto_map")}
+    return {"config": AutoConfig.for_model(**even)}
 
 
 def stored_template(directory: Path) -> str:

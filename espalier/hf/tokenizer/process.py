@@ -57,6 +57,7 @@ def load(directory: Path) -> Any:
 
     from espalier.environment.bounded_json import read_json
     from espalier.hf.families import has_own_code
+    from espalier.hf.tokenizer.files import own_configuration
     from espalier.hf.tokenizer.rules import require_known_parts, require_known_tokenizer
 
     limit_memory()
@@ -68,7 +69,7 @@ def load(directory: Path) -> Any:
 
         build_config(config)
     tokenizer = AutoTokenizer.from_pretrained(
-        directory, local_files_only=True, trust_remote_code=False
+        directory, local_files_only=True, trust_remote_code=False, **own_configuration(directory)
     )
     # transformers may have built another tokenizer than the file describes.
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -51,17 +51,16 @@ def load_model(source: Source, device: str = "auto") -> "PreTrainedModel | PeftM
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    # These modules register the classes of pruned models.
-    import espalier.hf.sliced.modeling_sliced
-    import espalier.hf.structured.modeling_structured  # noqa: F401
+    from espalier.hf.structured.configuration import load_config
 
     place = device_named(device)
     is_decoder = opened_in(source.directory).family.kind == "decoder"
     kind = AutoModelForCausalLM if is_decoder else AutoModelForSequenceClassification
     labels = {} if is_decoder or source.adapter is None else {"num_labels": _labels(source.adapter)}
     try:
+        config = load_config(source.directory, **labels)
         model = kind.from_pretrained(
-            source.directory, local_files_only=True, dtype="auto", **labels
+            source.directory, config=config, local_files_only=True, dtype="auto"
         )
         if source.adapter is not None:
             from peft import PeftModel

@@ -1,0 +1,1 @@
+"""Size, memory, speed and quality of results of runs, relative to their dense model."""

@@ -1,0 +1,180 @@
+"""Table and plot of sizes and speeds."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.size_and_speed.programs import (
+    DECODE,
+    DISK,
+    FILES,
+    LLAMA_CPP,
+    MEMORY,
+    PARAMETERS,
+    PREFILL,
+    PROGRAMS,
+)
+from espalier.results.figures import PERPLEXITY
+from espalier.results.style import GREY, STUDY_WIDTH, new_figure, save_figure, series_look
+
+KEYS = ("result", "method", "program", "measure", "note")
+FIGURES = ("value", "dense", "ratio", "load")
+NOT_SUPPORTED = "not supported"
+SAME_SHAPES = "as "
+"""Beginnings of notes of programs in which a result was not measured."""
+TITLE = "Size, memory and speed of smaller models"
+Found = Mapping[tuple[str, str], Row]
+"""Rows of one result by program and measure."""
+
+SMALLER: tuple[tuple[str, str, str], ...] = (
+    ("parameters", FILES, PARAMETERS),
+    ("weights on disk", FILES, DISK),
+    ("memory, bfloat16", "transformers bfloat16", MEMORY),
+    ("memory, llama.cpp", LLAMA_CPP, MEMORY),
+)
+"""Name, program and measure of the left panel, in which less is better."""
+FASTER: tuple[tuple[str, str, str], ...] = tuple(
+    (f"{what}, {program.removeprefix('transformers ').partition(' ')[0]}", program, measure)
+    for program in PROGRAMS
+    for what, measure in (("prompt", PREFILL), ("new tokens", DECODE))
+)
+"""The same of the right panel, in which more is better."""
+
+
+def write_report(rows: Rows, path: Path) -> None:
+    """Write ``<path>.md``, and ``<path>.svg`` and ``.png`` if there are rows."""
+    results = _by_result(rows)
+    path.with_suffix(".md").write_text("\n".join([*_page(rows, results, path), ""]))
+    measured = {label: found for label, found in results.items() if (PROGRAMS[0], MEMORY) in found}
+    if measured:
+        _draw(measured, path)
+
+
+def _by_result(rows: Rows) -> dict[str, Found]:
+    results: dict[str, dict[tuple[str, str], Row]] = {}
+    for row in rows.rows:
+        results.setdefault(row["result"], {})[row["program"], row["measure"]] = row
+    return dict(results)
+
+
+def _page(rows: Rows, results: Mapping[str, Found], path: Path) -> Iterator[str]:
+    given = rows.conditions
+    versions = ", ".join(f"{name} {number}" for name, number in given["versions"].items())
+    loads = [float(row["load"]) for row in rows.rows if row["load"]]
+    yield f"# {TITLE}"
+    yield ""
+    yield (
+        f"Dense model `{given['model']['name']}`. Speeds are tokens per second at batch size 1:"
+        f" a prompt of {given['prompt_tokens']} tokens, and {given['new_tokens']} tokens after it."
+        f" In brackets: relative to the dense model, which took turns with the result in the same"
+        f" process; medians of {given['turns']} turns. Load memory is what the loaded model adds to"
+        f" its process. {given['threads']} CPU thread{'s' * (given['threads'] > 1)},"
+        f" {given['processor']}, {versions}."
+        f" Load of the machine when a measurement began: {min(loads, default=0):.1f} to"
+        f" {max(loads, default=0):.1f}."
+        f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+    )
+    yield ""
+    yield f"![{TITLE}](./{path.name}.svg)"
+    yield ""
+    texts = _texts(results)
+    heads = [
+        "result", "parameters, M", "disk, MB", *(f"memory, MB: {name}" for name in PROGRAMS),
+        *(f"{what}: {name}" for name in PROGRAMS for what in ("prompt", "new tokens")),
+        *(f"perplexity {text}" for text in texts),
+    ]  # fmt: skip
+    yield f"| {' | '.join(heads)} |"
+    yield f"|---|{'---:|' * (len(heads) - 1)}"
+    if results:
+        yield _line("dense", next(iter(results.values())), texts, results)
+    for label, found in results.items():
+        yield _line(label, found, texts, None)
+    notes = {
+        (row["result"], row["program"]): row["note"]
+        for found in results.values()
+        for row in found.values()
+        if row["note"].startswith(NOT_SUPPORTED)
+    }
+    if notes:
+        yield ""
+        yield from (f"- {label}, {program}: {note}" for (label, program), note in notes.items())
+
+
+def _texts(results: Mapping[str, Found]) -> list[str]:
+    """Return the names of the texts on which perplexity was measured."""
+    names = {
+        measure.removeprefix(f"{PERPLEXITY} "): None
+        for found in results.values()
+        for program, measure in found
+        if program == FILES and measure.startswith(PERPLEXITY)
+    }
+    return list(names)
+
+
+def _line(label: str, found: Found, texts: list[str], results: Mapping[str, Found] | None) -> str:
+    """Return a line of the table: of the dense model if ``results`` are given."""
+    wanted = [(FILES, PARAMETERS), (FILES, DISK), *((name, MEMORY) for name in PROGRAMS)]
+    wanted += [(name, measure) for name in PROGRAMS for measure in (PREFILL, DECODE)]
+    wanted += [(FILES, f"{PERPLEXITY} {text}") for text in texts]
+    if results is None:
+        return f"| {label} | {' | '.join(_cell(found, *one) for one in wanted)} |"
+    return f"| {label} | {' | '.join(_dense_cell(results, *one) for one in wanted)} |"
+
+
+def _cell(found: Found, program: str, measure: str) -> str:
+    row = found.get((program, measure))
+    if row is None:
+        note = found[program, ""]["note"] if (program, "") in found else "not measured"
+        return note.partition(":")[0]
+    if not row["ratio"]:
+        return f"{float(row['value']):.1f}"
+    return f"{float(row['value']):.1f} ({float(row['ratio']):.2f})"
+
+
+def _dense_cell(results: Mapping[str, Found], program: str, measure: str) -> str:
+    """Return the median of what was measured of the dense model next to each result."""
+    from statistics import median
+
+    rows = (found.get((program, measure)) for found in results.values())
+    values = [float(row["dense"]) for row in rows if row is not None and row["dense"]]
+    return f"{median(values):.1f}" if values else ""
+
+
+def _draw(results: Mapping[str, Found], path: Path) -> None:
+    """Draw the ratios to the dense model: a line of markers for each result."""
+    labels = list(results)
+    with new_figure(190 + 42 * len(labels), STUDY_WIDTH) as figure:
+        axes = figure.subplots(1, 2, sharey=True)
+        panels = (("What it needs: less is better", SMALLER), ("Speed: more is better", FASTER))
+        for panel, (title, series) in zip(axes, panels, strict=True):
+            for number, (name, program, measure) in enumerate(series):
+                points = [
+                    (float(row["ratio"]), place)
+                    for place, label in enumerate(labels)
+                    if (row := results[label].get((program, measure))) and row["ratio"]
+                ]
+                look = series_look(number)
+                panel.plot(
+                    [ratio for ratio, _ in points],
+                    [place for _, place in points],
+                    linestyle="",
+                    marker=look.marker,
+                    color=look.colour,
+                    label=name,
+                    alpha=0.85,
+                )
+            panel.axvline(1, color=GREY, linewidth=1)
+            panel.set_title(title)
+            panel.set_xlabel("relative to the dense model")
+            panel.legend(
+                loc="upper center", bbox_to_anchor=(0.5, -0.2 - 0.3 / len(labels)), ncols=2, fontsize=9
+            )  # fmt: skip
+        for place, label in enumerate(labels):
+            if any(row["note"].startswith(NOT_SUPPORTED) for row in results[label].values()):
+                axes[1].annotate(
+                    "llama.cpp: not supported", (1, place), xytext=(4, 6),
+                    textcoords="offset points", fontsize=8, color=GREY,
+                )  # fmt: skip
+        axes[0].set_yticks(range(len(labels)), labels)
+        axes[0].set_ylim(len(labels) - 0.5, -0.5)
+        save_figure(figure, path)
