@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.footprint import footprint
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
+from benchmarks.reporting.rows import Rows
 from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems

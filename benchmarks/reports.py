@@ -11,13 +11,13 @@ from pathlib import Path
 from benchmarks.fedsoda import memory as fedsoda_memory
 from benchmarks.fedsoda import report as fedsoda_report
 from benchmarks.fedsoda import studies as fedsoda_studies
-from benchmarks.fedspallm import report as fedspallm
-from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
 from benchmarks.fedspine import regret as fedspine_regret
 from benchmarks.fedspine import task_report as fedspine_task_report
 from benchmarks.fedspine import task_study as fedspine_task_study
 from benchmarks.fedspine.report import write_report as write_regret
+from benchmarks.reporting import perplexity_report as fedspallm
+from benchmarks.reporting import rows as by_columns
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times

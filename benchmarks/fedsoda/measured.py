@@ -10,7 +10,7 @@ from benchmarks.fedsoda.report import write_report
 from benchmarks.fedsoda.runs import Bench
 from benchmarks.fedsoda.sources import make_sources
 from benchmarks.fedsoda.studies import STUDIES, work
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.fedsoda.cells import FEDOT
 from benchmarks.fedsoda.studies import BY_ROUND, CHANCE, COSTS, PERPLEXITIES, SCORES, Study
-from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.paired import paired_table
+from benchmarks.reporting.paired import paired_table
+from benchmarks.reporting.rows import Row, Rows
 
 NAMES = {
     "loss": "loss, nats per token of the correct answer",

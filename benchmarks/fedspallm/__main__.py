@@ -16,9 +16,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import SAMPLES, STUDIES, Bench
+from benchmarks.reporting.perplexity_report import write_report
+from benchmarks.reporting.rows import Rows
 from espalier.data.public_text import public_samples
 from espalier.data.samples import samples_sha256
 from espalier.errors import EspalierError, InputError

@@ -15,10 +15,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import steps, task_study
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
+from benchmarks.reporting.rows import Rows
 from espalier.errors import EspalierError
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from statistics import fmean, stdev
 
-from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspine.regret import FIXED, RANDOM, SUCB
+from benchmarks.reporting.rows import Row, Rows
 
 TITLE = "Regret of FedSpine's bandit"
 SHOWN = (100, 200)

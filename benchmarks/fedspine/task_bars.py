@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Row
+from benchmarks.reporting.rows import Row
 
 Bars = Mapping[str, Mapping[str, float]]
 """Heights of bars by group and model."""

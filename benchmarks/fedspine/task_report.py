@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.fedspallm.rows import Row
 from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.tasks import (
@@ -19,7 +18,8 @@ from benchmarks.fedspine.tasks import (
     TUNED,
     Files,
 )
-from benchmarks.paired import Pair, paired_table
+from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.rows import Row
 
 METHODS = (*UNPRUNED, *CHOICES, *BY_SAMPLES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
 UNPRUNED_SHARE = "0.0"

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import tasks
 from benchmarks.fedspine.task_report import found_in, write_report
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items
 from espalier.errors import InputError

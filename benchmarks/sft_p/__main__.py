@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm.report import write_report
+from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.sft_p import tables
 from benchmarks.sft_p.studies import STUDIES, TRAINED
 from benchmarks.smaller.bench import add_arguments, measure

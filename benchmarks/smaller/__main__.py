@@ -12,7 +12,7 @@ by row, and finally to Markdown tables and a plot next to it.
 import argparse
 import sys
 
-from benchmarks.fedspallm.report import write_report
+from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times

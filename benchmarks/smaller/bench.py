@@ -12,8 +12,8 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import Study
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
 from client_app.app import app
 from espalier.data.public_text import public_samples
 from espalier.data.samples import samples_sha256
@@ -220,7 +220,7 @@ def measure(
         "threads": given.threads,
     }
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
-    study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)  # type: ignore[arg-type]
+    study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)
     return rows, conditions
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.paired import Pair, paired_table
+from benchmarks.reporting.paired import Pair, paired_table
 from benchmarks.studies.cells import GROUPS, STRATEGIES, Cell
 from benchmarks.studies.rows import Row, Rows
 

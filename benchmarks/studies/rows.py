@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import together
+from benchmarks.reporting.conditions import together
 from benchmarks.studies.cells import Cell, Setting
 from espalier.errors import InputError
 from espalier.storage.atomic import write_bytes, write_json

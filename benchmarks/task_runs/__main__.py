@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.task_runs.arms import ARMS, COMMON, TASKS
 from benchmarks.task_runs.report import write_report

@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.paired import BySeed, Pair, paired_table
+from benchmarks.reporting.paired import BySeed, Pair, paired_table
+from benchmarks.reporting.rows import Row, Rows
 from benchmarks.task_runs.arms import ARMS
 from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
 from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_plot
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.tuning.report import write_report
 from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.data.partition import Partition

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.paired import Pair, paired_table
+from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.rows import Rows
 
 Cells = dict[tuple[str, str], list[float]]
 

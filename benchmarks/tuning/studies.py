@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.rows import Rows
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.report import Panel
 from espalier.data.client_items import as_tests, public_items

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +35,21 @@ SEQUENTIAL = "cividis"
 
 
 class Look(NamedTuple):
-    """Colour and marker of one thing in figures."""
+    """Colour and marker of one thing in figures, and how variants of it differ."""
 
     colour: str
     marker: str
+    line: str = "-"
+    fill: Literal["full", "none", "bottom"] = "full"
+
+    def variant(self, number: int) -> "Look":
+        """Return the look of a variant: the same colour, another line and fill; 0 is itself."""
+        return self._replace(line=LINES[number], fill=FILLS[number])
+
+
+LINES = ("-", "--", ":")
+FILLS: tuple[Literal["full", "none", "bottom"], ...] = ("full", "none", "bottom")
+"""Lines and fills of variants, in their order."""
 
 
 METHODS = {
@@ -125,8 +136,14 @@ def new_figure(height: float, width: float = REPORT_WIDTH) -> Iterator["Figure"]
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write ``path`` with the suffixes ``.svg`` and ``.png``; equal figures give equal bytes."""
-    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
-        figure.savefig(path.with_suffix(suffix), metadata=metadata)
+    figure.savefig(path.with_suffix(".png"), metadata={"Software": None})
+    drawn = StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    # Matplotlib writes the size in points; a page shall show as many pixels as the PNG has.
+    width, height = (round(side * DPI) for side in figure.get_size_inches())
+    size = f'width="{width}" height="{height}"'
+    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', size, drawn.getvalue(), count=1)
+    path.with_suffix(".svg").write_text(text, encoding="utf-8")
 
 
 def inline_svg(figure: "Figure", name: str, title: str) -> str:

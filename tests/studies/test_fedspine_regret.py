@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import regret
 from benchmarks.fedspine.regret import FIGURES, KEYS, known, measure, played
 from benchmarks.fedspine.report import write_report
@@ -19,6 +18,7 @@ from benchmarks.fedspine.surfaces import (
     ridge,
     switching_ridge,
 )
+from benchmarks.reporting.rows import Rows
 from benchmarks.reports import write_again
 from strategies.fedspine.bandit import Exploration
 

@@ -11,12 +11,12 @@ import torch
 from bench import private_text
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, task_report, task_study, tasks
 from benchmarks.fedspine.compared import AT_ONCE_LAST, CHOICES
 from benchmarks.fedspine.other_clock import retimed
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
 from benchmarks.fedspine.task_report import Found, found_in
+from benchmarks.reporting.rows import Rows
 from benchmarks.reports import write_again
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from benchmarks import nf4_base
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.conditions import together
 from benchmarks.fedspallm.studies import FEDERATIONS, FOLDS, SPARSITIES
-from benchmarks.paired import Difference, Pair, difference, paired_table
+from benchmarks.reporting.conditions import together
+from benchmarks.reporting.paired import Difference, Pair, difference, paired_table
 from benchmarks.reports import write_again
 from benchmarks.studies.cells import table_1
 

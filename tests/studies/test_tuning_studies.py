@@ -14,7 +14,7 @@ from bench import Bench as Federated
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_roberta
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.tuning import pretrain_encoder, studies
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.pretrain_encoder import NOT_CHOSEN, Recipe

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import together
+from benchmarks.reporting.conditions import together
 from espalier.errors import InputError
 from espalier.storage.atomic import write_json
 

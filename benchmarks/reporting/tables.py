@@ -1,0 +1,26 @@
+"""Cells of Markdown tables: means and spreads over seeds."""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+
+def mean_and_spread(values: Sequence[float], digits: int) -> str:
+    """Return ``mean ± standard deviation``; a single value has no spread, and none is empty."""
+    if not values:
+        return ""
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def head_of(columns: Sequence[str], numbers: bool = False) -> list[str]:
+    """Return the first two lines of a table whose first column has no title.
+
+    Parameters
+    ----------
+    columns : titles of the other columns
+    numbers : align these columns to the right
+    """
+    return [
+        f"| | {' | '.join(columns)} |",
+        "|---|" + ("---:|" if numbers else "---|") * len(columns),
+    ]
