@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -31,7 +30,9 @@ import torch
 from benchmarks.footprint import footprint
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
+from benchmarks.reporting.panels import Panel, Series, StudyFigure, draw, picture, seeds_note
 from benchmarks.reporting.rows import Rows
+from benchmarks.reporting.tables import mean_and_spread
 from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
@@ -43,12 +44,14 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.results.style import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop
 from espalier.training.sequences import Sequences, encoded_sequences
 
+TITLE = "A base in NF4, bfloat16 and float32"
 RANDOM = Shape(1024, 2816, 18, 16, 16)
 RANDOM_NAME = "random-300m"
 BASES = {
@@ -209,12 +212,12 @@ def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
 
 
 def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write ``<path>.md`` and the figure."""
     seeds = len({row["seed"] for row in rows.rows})
     over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
     clock = "on the wall" if conditions["device"] == "cuda" else "of the process"
     lines = [
-        "# A base in NF4, bfloat16 and float32",
+        f"# {TITLE}",
         "",
         (
             f"{over}. Model `{conditions['model']['name']}`,"
@@ -244,10 +247,8 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     lines += [
         f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES
     ]
-    path.with_suffix(".md").write_text(
-        "\n".join([*lines, "", f"![Memory, time and loss by base](./{path.name}.png)", ""])
-    )
-    _plot(rows, conditions["device"], path.with_suffix(".png"))
+    path.with_suffix(".md").write_text("\n".join([*lines, "", picture(path, TITLE), ""]))
+    draw(_figure(rows, conditions["device"], seeds), path, TITLE)
 
 
 def _values(rows: Rows, base: str, figure: str) -> list[float]:
@@ -255,45 +256,30 @@ def _values(rows: Rows, base: str, figure: str) -> list[float]:
 
 
 def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
-    values = _values(rows, base, figure)
-    if not values:
-        return ""
-    return f"{fmean(values):,.{digits}f}" + (
-        f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    )
+    return mean_and_spread(_values(rows, base, figure), digits)
 
 
-def _plot(rows: Rows, device: str, path: Path) -> None:
-    """Plot memory, seconds and loss next to each other, a dot per base with its spread."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def _figure(rows: Rows, device: str, seeds: int) -> StudyFigure:
+    """Return memory, seconds and loss next to each other, a row per base."""
     memory = "gpu_mib" if device == "cuda" else "peak_mib"
-    panels = {
-        memory: "peak memory, MiB",
-        "step_seconds": "seconds per step",
-        "loss_after": "loss after training, nats",
+    shown = {
+        memory: ("Peak memory", "MiB"),
+        "step_seconds": ("Time of a step", "seconds"),
+        "loss_after": ("Loss after training", "nats per token"),
     }
-    figure = Figure(figsize=(11, 2.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (name, label) in zip(
-        figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
-    ):
-        for place, base in enumerate(BASES):
-            values = _values(rows, base, name)
-            axes.errorbar(
-                fmean(values),
-                place,
-                xerr=stdev(values) if len(values) > 1 else 0,
-                fmt="o",
-                color="C0",
-                capsize=2,
-            )
-        axes.set_yticks(range(len(BASES)), list(BASES))
-        axes.set_ylim(len(BASES) - 0.5, -0.5)
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    panels = [
+        Panel(
+            title,
+            unit,
+            [
+                Series(
+                    "", METHODS["fedpetuning"], {base: _values(rows, base, name) for base in BASES}
+                )
+            ],
+        )
+        for name, (title, unit) in shown.items()
+    ]
+    return StudyFigure(panels, len(panels), seeds_note(seeds), rows=True)
 
 
 def _conditions(

@@ -55,7 +55,7 @@ def write_again(csv: Path) -> bool:
     elif family == "tuning":
         tuned = tuning_studies.STUDIES[name]
         rows = by_columns.Rows(csv, tuning_studies.KEYS, tuning_studies.FIGURES, conditions)
-        tuning.write_report(tuned.title, tuned.panels, rows, conditions, path)
+        tuning.write_report(tuned.title, tuned.tables, rows, conditions, path)
     elif (study_name := csv.stem.partition("-ties-")[0]) in fedprllm.TITLES:
         fedprllm.write_report(study_name, Rows(csv, conditions), path)
     elif (masked := csv.stem.removeprefix("sft-p-")) in sft_p_studies.STUDIES:

@@ -1,7 +1,9 @@
 """Looks of the arms of studies, whose names are those of tables."""
 
-from espalier.results.style import BLUE, METHODS, MODELS, ORANGE, OTHER, PURPLE, SKY, Look
+from espalier.results.style import BLACK, BLUE, GREY, METHODS, MODELS, ORANGE, OTHER, PURPLE, Look
 
+CHANCE = Look(GREY, "x", ":")
+"""Look of guessing."""
 NAMES = {
     "FedPrLLM": METHODS["fedprllm"],
     "FedSpaLLM": METHODS["fedspallm"],
@@ -18,7 +20,12 @@ NAMES = {
     "FedOT": Look(PURPLE, "p"),
     "FedBiOT": Look(ORANGE, "d"),
     "FedAPT": Look(BLUE, "d"),
-    "FedAvg": Look(SKY, "p"),
+    "FedAvg": Look(BLACK, "p"),
+    # FedPETuning and HetLoRA with the two ways of averaging.
+    "ranks 2 to 32": METHODS["hetlora"],
+    "ranks 2 to 32, svd": METHODS["hetlora"].variant(1),
+    "rank 8": METHODS["fedpetuning"],
+    "rank 8, svd": METHODS["fedpetuning"].variant(1),
     # Models that are compared with the result of a method.
     "dense": MODELS["dense"],
     "standalone": MODELS["local_baseline"],
@@ -26,6 +33,7 @@ NAMES = {
     "local baseline": MODELS["local_baseline"],
     "centralized": MODELS["centralized"],
     "federated": MODELS["federated"],
+    "majority": CHANCE,
 }
 """Look by the beginning of a name."""
 

@@ -7,7 +7,7 @@ without an entry there has the title of its study.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
@@ -24,7 +24,9 @@ Place = str | float
 """Row or position of a point: a name, or a number on a numeric axis."""
 TITLES = "titles.toml"
 TITLE_CHARACTERS = 92
-LEGEND_CHARACTERS = 104
+LEGEND_CHARACTERS = 115
+PLACES_CHARACTERS = 104
+"""Number of characters that fit below the panels of a line."""
 ROW_PIXELS = 23
 PANEL_PIXELS = 250
 SMALL = 9
@@ -94,10 +96,10 @@ def seeds_note(number: int) -> str:
 
 
 def title_of(path: Path, default: str) -> str:
-    """Return the title of the figure ``path``, from the file of titles next to it."""
+    """Return the title of the figure ``path`` (no suffix), from the file of titles next to it."""
     file = path.with_name(TITLES)
     titles = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return str(titles.get(path.stem, default))
+    return str(titles.get(path.name, default))
 
 
 def picture(path: Path, default: str) -> str:
@@ -109,8 +111,13 @@ def draw(figure: StudyFigure, path: Path, default: str) -> None:
     """Write the figure as ``<path>.svg`` and ``<path>.png``; ``default`` is the study's title."""
     lines = ceil(len(figure.panels) / figure.columns)
     title = fill(title_of(path, default), TITLE_CHARACTERS)
-    labels = {one.label for panel in figure.panels for one in (*panel.series, *panel.references)}
-    legend = ceil(len(labels) / _legend_columns(labels)) if len(labels) > 1 else 0
+    labels = {
+        one.label
+        for panel in figure.panels
+        for one in (*panel.series, *panel.references)
+        if one.label
+    }
+    legend = ceil(len(labels) / _legend_columns(labels)) if labels else 0
     most = max(len(_places_of(figure, number)) for number in range(len(figure.panels)))
     height = figure.height or (70 + ROW_PIXELS * most if figure.rows else PANEL_PIXELS)
     total = lines * height + 26 * (title.count("\n") + 1) + 22 * legend + 50
@@ -125,10 +132,10 @@ def draw(figure: StudyFigure, path: Path, default: str) -> None:
             if panel is None:
                 axes.remove()
                 continue
-            _draw_panel(axes, panel, _places_of(figure, number), figure.rows, drawn)
+            _draw_panel(axes, panel, _places_of(figure, number), figure, drawn)
             _label(axes, number, figure)
         drawing.suptitle(title, x=0.008, ha="left", weight="bold", size=12)
-        if len(drawn) > 1:
+        if drawn:
             drawing.legend(
                 drawn.values(), drawn.keys(), loc="outside lower center", fontsize=SMALL,
                 ncols=_legend_columns(drawn), title=figure.note, title_fontsize=SMALL,
@@ -139,6 +146,8 @@ def draw(figure: StudyFigure, path: Path, default: str) -> None:
 
 
 def _legend_columns(labels: Any) -> int:
+    if sum(len(label) + 7 for label in labels) <= LEGEND_CHARACTERS:
+        return len(labels)
     return max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
 
 
@@ -174,18 +183,23 @@ def _places(panel: Panel) -> list[Place]:
 
 
 def _draw_panel(
-    axes: "Axes", panel: Panel, places: Sequence[Place], rows: bool, drawn: dict[str, Any]
+    axes: "Axes",
+    panel: Panel,
+    places: Sequence[Place],
+    figure: StudyFigure,
+    drawn: dict[str, Any],
 ) -> None:
+    rows = figure.rows
     named = any(isinstance(place, str) for place in places)
-    loose = [one for one in panel.series if rows or (named and not one.joined)]
-    for one in panel.series:
+    loose = [n for n, one in enumerate(panel.series) if rows or (named and not one.joined)]
+    for number, one in enumerate(panel.series):
         # Points of one place that no line joins are drawn next to each other.
         step = min(0.22, 0.8 / max(1, len(loose)))
-        shift = step * (loose.index(one) - (len(loose) - 1) / 2) if one in loose else 0.0
+        shift = step * (loose.index(number) - (len(loose) - 1) / 2) if number in loose else 0.0
+        if rows and panel.end is not None:
+            one = _within(axes, one, places, panel.end)
         at = [(places.index(place) if named else float(place)) + shift for place in one.values]
         handle = _draw_series(axes, one, at, rows)
-        if rows and panel.end is not None:
-            _write_beyond(axes, one, at, panel.end)
         drawn |= {one.label: handle} if one.label else {}
     for reference in panel.references:
         line = (axes.axvline if rows else axes.axhline)(
@@ -199,7 +213,8 @@ def _draw_panel(
         axes.set_yticks(range(len(places)), list(map(str, places)))
         axes.set_ylim(len(places) - 0.5, -0.5)
     elif named:
-        axes.set_xticks(range(len(places)), list(map(str, places)))
+        width = max(6, int(PLACES_CHARACTERS / figure.columns / len(places)))
+        axes.set_xticks(range(len(places)), [fill(str(place), width) for place in places])
         axes.set_xlim(-0.5, len(places) - 0.5)
     _scale(axes, panel, rows)
 
@@ -218,12 +233,13 @@ def _scale(axes: "Axes", panel: Panel, rows: bool) -> None:
     (axes.set_xlim if rows else axes.set_ylim)(panel.start, panel.end)
 
 
-def _write_beyond(axes: "Axes", one: Series, at: Sequence[float], end: float) -> None:
-    """Write the values that lie beyond the end of the axis."""
-    for row, values in zip(at, one.values.values(), strict=True):
-        if fmean(values) > end:
-            text = f"{fmean(values):,.0f} →"
-            axes.text(end, row, text, ha="right", va="center", size=SMALL)
+def _within(axes: "Axes", one: Series, places: Sequence[Place], end: float) -> Series:
+    """Write the values that lie beyond the end of the axis; return the points that do not."""
+    for place, values in one.values.items():
+        if (mean := fmean(values)) > end:
+            text = f"{mean:,.0f} →"
+            axes.text(end, places.index(place), text, ha="right", va="center", size=SMALL)
+    return replace(one, values={at: own for at, own in one.values.items() if fmean(own) <= end})
 
 
 def _draw_series(axes: "Axes", one: Series, at: Sequence[float], rows: bool) -> Any:

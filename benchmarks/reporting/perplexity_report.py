@@ -51,7 +51,7 @@ class Study:
 
 
 def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
-    """Write ``<path>.md`` and ``the figure``."""
+    """Write ``<path>.md`` and the figure."""
     seeds = sorted({row["seed"] for row in rows.rows})
     lines = [
         f"# {study.title}",

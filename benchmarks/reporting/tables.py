@@ -8,8 +8,8 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
     """Return ``mean ± standard deviation``; a single value has no spread, and none is empty."""
     if not values:
         return ""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}"
+    spread = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):,.{digits}f}{spread}"
 
 
 def head_of(columns: Sequence[str], numbers: bool = False) -> list[str]:

@@ -1,13 +1,24 @@
 """Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.panels import (
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
 from benchmarks.studies.cells import GROUPS, STRATEGIES, Cell
 from benchmarks.studies.rows import Row, Rows
+from espalier.results.style import METHODS
 
 Label = Callable[[Cell], str]
 
@@ -17,8 +28,6 @@ TITLES = {
     "figure-2": "64 to 2 clients with 128 calibration samples in total, 50% (the paper's figure 2)",
     "figure-3": "128 to 4 calibration samples, two per client, 50% (the paper's figure 3)",
 }
-LOG_SCALE_FROM = 5
-"""Ratio of largest to smallest perplexity above which a plot has a logarithmic axis."""
 LABELS: dict[str, tuple[Label, Label]] = {
     "table-1": (lambda cell: _model(cell), lambda cell: f"{cell.setting.sparsity:.0%}"),
     "table-4": (lambda cell: _model(cell), lambda cell: f"local: {cell.setting.local_group}"),
@@ -29,6 +38,8 @@ LABELS: dict[str, tuple[Label, Label]] = {
     ),
 }
 """Functions that return the name of a row and of a column, by study."""
+COLUMNS = {"table-1": "{} sparsity", "table-4": "{} comparison"}
+"""Part of a panel's title, from the name of a column."""
 
 AGAINST_BASELINES = tuple(
     Pair("layer, one-shot", baseline) for baseline in ("local-baseline", "centralized")
@@ -58,9 +69,10 @@ def _model(cell: Cell) -> str:
 
 
 def write_report(study: str, rows: Rows, path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
-    path.with_suffix(".md").write_text(_markdown(study, rows, path.name))
-    _plot(study, rows, path.with_suffix(".png"))
+    """Write ``<path>.md`` and the figure."""
+    path.with_suffix(".md").write_text(_markdown(study, rows, path))
+    figure = _lines(rows) if study.startswith("figure") else _rows(study, rows)
+    draw(figure, path, TITLES[study])
 
 
 def _figures(
@@ -101,7 +113,8 @@ def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
     )
 
 
-def _markdown(study: str, rows: Rows, name: str) -> str:
+def _markdown(study: str, rows: Rows, path: Path) -> str:
+    name = path.name
     conditions: Any = rows.conditions
     seeds = sorted({row.cell.setting.seed for row in rows.rows})
     locals_asked = max(
@@ -128,7 +141,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
             cells = [_cell(figures.get((model, column))) for column in columns]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
         lines += ["", *paired_table(_by_seed(study, rows, text), PAIRS[study], columns, text)]
-    lines += [f"![{TITLES[study]}](./{name}.png)", ""]
+    lines += [picture(path, TITLES[study]), ""]
     return "\n".join(lines)
 
 
@@ -140,69 +153,80 @@ def _cell(figures: tuple[float, float, float] | None) -> str:
     return f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
-def _plot(study: str, rows: Rows, path: Path) -> None:
-    """Plot tables as dots per model with a color per column, and figures as lines per model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+PERPLEXITY = "perplexity (lower is better)"
+BASELINES = {"local-baseline": "local baseline", "centralized": "centralized"}
 
+
+def _values(rows: Sequence[Row], **wanted: Any) -> list[float]:
+    """Return the perplexities of rows whose cells have some values, in order of the seeds."""
+    return [
+        row.perplexity
+        for row in rows
+        if all(getattr(row.cell, key) == value for key, value in wanted.items())
+    ]
+
+
+def _seeds(rows: Rows) -> str:
+    return seeds_note(len({row.cell.setting.seed for row in rows.rows}))
+
+
+def _rows(study: str, rows: Rows) -> StudyFigure:
+    """Return a panel per column of the tables and text: a row per federated model."""
+    column = LABELS[study][1]
     texts = rows.texts()
-    figure = Figure(figsize=(6 * len(texts), 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, text in zip(
-        figure.subplots(1, len(texts), sharey=study.startswith("table"), squeeze=False)[0],
-        texts,
-        strict=True,
+    panels = []
+    for name in dict.fromkeys(column(row.cell) for row in rows.rows):
+        for text in texts:
+            own = [row for row in rows.rows if row.text == text and column(row.cell) == name]
+            panels.append(_panel(f"{text}, {COLUMNS[study].format(name)}", own))
+    return StudyFigure(panels, len(texts), _seeds(rows), rows=True)
+
+
+def _panel(title: str, rows: Sequence[Row]) -> Panel:
+    series = []
+    models = dict.fromkeys(
+        (row.cell.server_group, row.cell.method) for row in rows if row.cell.server_group
+    )
+    for number, (scaled, label) in enumerate(
+        ((False, "mean of the kept weights"), (True, "scaled"))
     ):
-        figures = _figures(study, rows, text)
-        (_dots if study.startswith("table") else _lines)(axes, figures)
-        dense = [mean for (model, _), (mean, _, _) in figures.items() if model == "dense"]
-        axes.set_title(f"{text}, dense {dense[0]:.2f}" if dense else text)
-        axes.grid(alpha=0.3)
-    figure.suptitle(TITLES[study], fontsize=10)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+        found = {
+            f"votes by {group}, {method}": values
+            for group, method in models
+            if (values := _values(rows, server_group=group, method=method, weight_scaling=scaled))
+        }
+        if found:
+            series.append(Series(label, METHODS["fedprllm"].variant(number), found))
+    references = [
+        Reference(
+            label, fmean(_values(rows, method=method)), look_of_arm(method).variant(number + 1)
+        )
+        for number, (method, label) in enumerate(BASELINES.items())
+    ]
+    return Panel(title, PERPLEXITY, series, references)
 
 
-def _dots(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
-    models, columns = _names(figures)
-    for column in columns:
-        found = [
-            (place, figures[model, column])
-            for place, model in enumerate(models)
-            if (model, column) in figures
+def _lines(rows: Rows) -> StudyFigure:
+    """Return a panel per text: a line per model over the number of clients."""
+    panels = []
+    for text in rows.texts():
+        own = [row for row in rows.rows if row.text == text]
+        clients = dict.fromkeys(row.cell.setting.clients for row in own)
+        series = [
+            Series(
+                {**BASELINES, "one-shot": "FedPrLLM (layer, one-shot)"}[method],
+                look_of_arm(method, METHODS["fedprllm"]),
+                {
+                    f"{number}": _values(
+                        [row for row in own if row.cell.setting.clients == number], method=method
+                    )
+                    for number in clients
+                },
+            )
+            for method in (*BASELINES, "one-shot")
         ]
-        means = [mean for _, (mean, _, _) in found]
-        spreads = [spread for _, (_, spread, _) in found]
-        axes.errorbar(
-            means,
-            [place for place, _ in found],
-            xerr=spreads,
-            fmt="o",
-            markersize=5,
-            capsize=2,
-            label=column,
+        dense = fmean(_values(own, method="dense"))
+        panels.append(
+            Panel(f"{text} (dense model {dense:.1f})", PERPLEXITY, series, places="clients")
         )
-    axes.set_yticks(range(len(models)), models)
-    axes.set_ylim(len(models) - 0.5, -0.5)
-    if axes.get_xlim()[1] > LOG_SCALE_FROM * axes.get_xlim()[0]:
-        axes.set_xscale("log")
-    axes.set_xlabel("perplexity (lower is better)")
-    axes.legend()
-
-
-def _lines(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
-    models, columns = _names(figures)
-    for model in (name for name in models if name != "dense"):
-        means, spreads = ([figures[model, column][which] for column in columns] for which in (0, 1))
-        axes.errorbar(
-            range(len(columns)),
-            means,
-            yerr=spreads,
-            marker="o",
-            markersize=4,
-            capsize=2,
-            label=model,
-        )
-    axes.set_xticks(range(len(columns)), [column.split()[0] for column in columns])
-    axes.set_xlabel(columns[0].split()[1])
-    axes.set_ylabel("perplexity (lower is better)")
-    axes.legend()
+    return StudyFigure(panels, 2, _seeds(rows))

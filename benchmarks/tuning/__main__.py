@@ -150,7 +150,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
     path = given.out / f"tuning-{given.study}"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     study.work(bench, rows)
-    write_report(study.title, study.panels, rows, conditions, path)
+    write_report(study.title, study.tables, rows, conditions, path)
     if deals_out:
         _plot_partitions(common, given)
 
