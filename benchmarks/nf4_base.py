@@ -256,7 +256,7 @@ def _values(rows: Rows, base: str, figure: str) -> list[float]:
 
 
 def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
-    return mean_and_spread(_values(rows, base, figure), digits)
+    return mean_and_spread(_values(rows, base, figure), digits, ",")
 
 
 def _figure(rows: Rows, device: str, seeds: int) -> StudyFigure:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fedspine import tasks
-from benchmarks.fedspine.task_report import found_in, write_report
+from benchmarks.fedspine.task_report import write_report
+from benchmarks.fedspine.task_results import found_in
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items

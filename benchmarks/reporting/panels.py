@@ -109,7 +109,7 @@ def picture(path: Path, default: str) -> str:
 
 def draw(figure: StudyFigure, path: Path, default: str) -> None:
     """Write the figure as ``<path>.svg`` and ``<path>.png``; ``default`` is the study's title."""
-    lines = ceil(len(figure.panels) / figure.columns)
+    num_lines = ceil(len(figure.panels) / figure.columns)
     title = fill(title_of(path, default), TITLE_CHARACTERS)
     labels = {
         one.label
@@ -120,28 +120,29 @@ def draw(figure: StudyFigure, path: Path, default: str) -> None:
     legend = ceil(len(labels) / _legend_columns(labels)) if labels else 0
     most = max(len(_places_of(figure, number)) for number in range(len(figure.panels)))
     height = figure.height or (70 + ROW_PIXELS * most if figure.rows else PANEL_PIXELS)
-    total = lines * height + 26 * (title.count("\n") + 1) + 22 * legend + 50
+    total = num_lines * height + 26 * (title.count("\n") + 1) + 22 * legend + 50
     with new_figure(total, STUDY_WIDTH) as drawing:
         all_axes = drawing.subplots(
-            lines, figure.columns, squeeze=False,
+            num_lines, figure.columns, squeeze=False,
             sharex=figure.shared if figure.rows else False,
             sharey="row" if figure.rows else figure.shared,
         )  # fmt: skip
         drawn: dict[str, Any] = {}
+        references: dict[str, Any] = {}
         for number, (axes, panel) in enumerate(zip_longest(all_axes.flat, figure.panels)):
             if panel is None:
                 axes.remove()
                 continue
-            _draw_panel(axes, panel, _places_of(figure, number), figure, drawn)
+            _draw_panel(axes, panel, _places_of(figure, number), figure, drawn, references)
             _label(axes, number, figure)
         drawing.suptitle(title, x=0.008, ha="left", weight="bold", size=12)
-        if drawn:
+        if drawn := drawn | references:
             drawing.legend(
                 drawn.values(), drawn.keys(), loc="outside lower center", fontsize=SMALL,
                 ncols=_legend_columns(drawn), title=figure.note, title_fontsize=SMALL,
             )  # fmt: skip
         elif figure.note:
-            drawing.text(0.008, 0.004, figure.note, size=SMALL, color=GREY)
+            drawing.supxlabel(figure.note, x=0.008, ha="left", size=SMALL, color=GREY)
         save_figure(drawing, path.with_name(f"{path.name}.svg"))
 
 
@@ -188,6 +189,7 @@ def _draw_panel(
     places: Sequence[Place],
     figure: StudyFigure,
     drawn: dict[str, Any],
+    references: dict[str, Any],
 ) -> None:
     rows = figure.rows
     named = any(isinstance(place, str) for place in places)
@@ -206,7 +208,7 @@ def _draw_panel(
             reference.value, color=reference.look.colour, linestyle=reference.look.line,
             linewidth=1.4, zorder=1,
         )  # fmt: skip
-        drawn.setdefault(reference.label, line)
+        references[reference.label] = line
     axes.set_title(panel.title, size=10)
     axes.tick_params(labelsize=SMALL)
     if rows:
@@ -214,9 +216,13 @@ def _draw_panel(
         axes.set_ylim(len(places) - 0.5, -0.5)
     elif named:
         width = max(6, int(PLACES_CHARACTERS / figure.columns / len(places)))
-        axes.set_xticks(range(len(places)), [fill(str(place), width) for place in places])
+        axes.set_xticks(range(len(places)), [_wrapped(str(place), width) for place in places])
         axes.set_xlim(-0.5, len(places) - 0.5)
     _scale(axes, panel, rows)
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(fill(line, width) for line in text.split("\n"))
 
 
 def _scale(axes: "Axes", panel: Panel, rows: bool) -> None:
@@ -252,11 +258,13 @@ def _draw_series(axes: "Axes", one: Series, at: Sequence[float], rows: bool) -> 
     joined = one.joined and not rows and isinstance(one.look, Look)
     if joined and looks:
         axes.plot(at, means, color=looks[0].colour, linestyle=looks[0].line, zorder=2)
-    for place, mean, spread, look in zip(at, means, spreads, looks, strict=True):
-        x, y = (mean, place) if rows else (place, mean)
-        # Several values without any spread have a bar of no length.
+    for look in dict.fromkeys(looks):
+        mine = [number for number, other in enumerate(looks) if other == look]
+        places, values, bars = ([every[n] for n in mine] for every in (at, means, spreads))
+        # A single value has no bar, not one of no length.
+        spread = {"xerr" if rows else "yerr": bars} if any(bars) else {}
         axes.errorbar(
-            [x], [y], **({"xerr" if rows else "yerr": spread} if spread else {}),
+            values if rows else places, places if rows else values, **spread,
             linestyle="", capsize=2.5, elinewidth=1.2, zorder=3, **_marker(look),
         )  # fmt: skip
     shown = one.look if isinstance(one.look, Look) else _in_grey(looks)
@@ -264,11 +272,12 @@ def _draw_series(axes: "Axes", one: Series, at: Sequence[float], rows: bool) -> 
 
 
 def _marker(look: Look) -> dict[str, Any]:
-    empty = look.fill == "none"
+    from matplotlib.colors import to_rgb
+
+    light = tuple(0.35 * part + 0.65 for part in to_rgb(look.colour))
+    face = {"full": look.colour, "none": "white", "light": light}[look.fill]
     return {
-        "marker": look.marker, "color": look.colour, "markersize": 6,
-        "fillstyle": "full" if empty else look.fill, "markerfacecoloralt": "white",
-        "markerfacecolor": "white" if empty else look.colour,
+        "marker": look.marker, "color": look.colour, "markersize": 6, "markerfacecolor": face,
     }  # fmt: skip
 
 

@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 
-def mean_and_spread(values: Sequence[float], digits: int) -> str:
-    """Return ``mean ± standard deviation``; a single value has no spread, and none is empty."""
+def mean_and_spread(values: Sequence[float], digits: int, separator: str = "") -> str:
+    """Return ``mean ± standard deviation``; a single value has no spread, and none is empty.
+
+    Parameters
+    ----------
+    separator : ``","`` between thousands, or nothing
+    """
     if not values:
         return ""
-    spread = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):,.{digits}f}{spread}"
+    form = f"{separator}.{digits}f"
+    spread = f" ± {stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{spread}"
 
 
 def head_of(columns: Sequence[str], numbers: bool = False) -> list[str]:

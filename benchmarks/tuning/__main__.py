@@ -22,6 +22,12 @@ from typing import Any
 
 from benchmarks import partition_plot
 from benchmarks.reporting.rows import Rows
+from benchmarks.tuning.partitions import (
+    PARTITION_FIGURES,
+    PARTITION_KEYS,
+    PARTITIONS,
+    plot_partitions,
+)
 from benchmarks.tuning.report import write_report
 from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.data.partition import Partition
@@ -102,18 +108,23 @@ def _chosen(pairs: list[str]) -> dict[str, Any]:
     return chosen
 
 
-def _plot_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
-    """Plot the distribution of the first seed's classes over the clients, one picture per alpha."""
+def _count_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
+    """Record the first seed's items per client and class for each alpha, and plot them."""
+    seed = given.seeds[0]
+    records = Path(common["data.path"])
+    conditions = {
+        "task": common["task.name"], "seed": seed, "records": sha256(records.read_bytes()),
+    }  # fmt: skip
+    path = given.out / PARTITIONS
+    rows = Rows(path.with_suffix(".csv"), PARTITION_KEYS, PARTITION_FIGURES, conditions)
     for alpha in ALPHAS:
-        partition = Partition("dirichlet", common["num-clients"], alpha, given.seeds[0])
-        counts = partition_plot.counts_per_client(
-            partition, common["data.path"], common["task.name"]
-        )
-        title = (
-            f"{common['task.name']}: {sum(count.total() for count in counts):,} items, alpha"
-            f" {alpha:g}"
-        )
-        partition_plot.plot(counts, title, given.out / f"tuning-encoder-alpha-{alpha:g}.png")
+        partition = Partition("dirichlet", common["num-clients"], alpha, seed)
+        counts = partition_plot.counts_per_client(partition, str(records), common["task.name"])
+        for client, count in enumerate(counts):
+            for label, items in sorted(count.items()):
+                cell = {"alpha": f"{alpha:g}", "client": client, "label": label}
+                rows.add_all([(cell, {"items": items})])
+    plot_partitions(rows, path)
 
 
 def _run(given: argparse.Namespace, scratch: Path) -> None:
@@ -152,7 +163,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
     study.work(bench, rows)
     write_report(study.title, study.tables, rows, conditions, path)
     if deals_out:
-        _plot_partitions(common, given)
+        _count_partitions(common, given)
 
 
 def main() -> int:

@@ -34,21 +34,25 @@ SEQUENTIAL = "cividis"
 """Colour map of heat maps, which looks the same with every kind of colour vision."""
 
 
+Fill = Literal["full", "none", "light"]
+"""Filling of a marker: its colour, nothing, or a light tone of its colour."""
+
+
 class Look(NamedTuple):
     """Colour and marker of one thing in figures, and how variants of it differ."""
 
     colour: str
     marker: str
     line: str = "-"
-    fill: Literal["full", "none", "bottom"] = "full"
+    fill: Fill = "full"
 
     def variant(self, number: int) -> "Look":
         """Return the look of a variant: the same colour, another line and fill; 0 is itself."""
         return self._replace(line=LINES[number], fill=FILLS[number])
 
 
-LINES = ("-", "--", ":")
-FILLS: tuple[Literal["full", "none", "bottom"], ...] = ("full", "none", "bottom")
+LINES = ("-", "--", ":", "-.")
+FILLS: tuple[Fill, ...] = ("full", "none", "light", "full")
 """Lines and fills of variants, in their order."""
 
 
@@ -136,6 +140,9 @@ def new_figure(height: float, width: float = REPORT_WIDTH) -> Iterator["Figure"]
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write ``path`` with the suffixes ``.svg`` and ``.png``; equal figures give equal bytes."""
+    # Both files have one layout, which takes most of the time.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     figure.savefig(path.with_suffix(".png"), metadata={"Software": None})
     drawn = StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})

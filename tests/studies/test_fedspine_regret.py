@@ -98,6 +98,6 @@ def test_a_study_goes_on_and_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     text = path.with_suffix(".md").read_text()
     assert "| uniform random | 156.3 (1.00) |" in text
     path.with_suffix(".png").unlink()
-    assert write_again(path.with_suffix(".csv"))
+    assert write_again(path)
     assert path.with_suffix(".png").exists()
     assert path.with_suffix(".md").read_text() == text
