@@ -241,7 +241,7 @@ def _figure(rows: dict[str, dict[str, float]], repeats: int) -> StudyFigure:
         ]  # fmt: skip
         panels.append(
             Panel(
-                f"{ratio} of the blocks' parameters",
+                f"{ratio} of the blocks' parameters removed",
                 "relative to the dense model (lower is better)",
                 series,
                 [Reference("dense model", 1.0)],

@@ -63,7 +63,9 @@ def _curves(found: Found) -> StudyFigure:
             if any(row["model"] == model for row in rows)
         ]
         panels.append(Panel(head, _score(found), series, places=SECONDS))
-    return StudyFigure(panels, min(2, len(panels) or 1), _seeds(found.rows), shared=True)
+    return StudyFigure(
+        panels, 3 if len(panels) == 3 else min(2, len(panels) or 1), _seeds(found.rows), shared=True
+    )
 
 
 def _seeds(rows: Sequence[Row]) -> str:
@@ -133,7 +135,7 @@ def _fleets(found: Found, conditions: Mapping[str, Any]) -> StudyFigure:
             times = times_by_alpha(found.curves, FLEET, share, alpha, of_loss)
             by_name += [
                 (_score(found), scores),
-                ("seconds to a common score of the alpha", times if scores else {}),
+                ("seconds to a common score", times if scores else {}),
             ]
         panels += [
             _panel(label, values, None if label == _score(found) else 0.0)
@@ -144,18 +146,21 @@ def _fleets(found: Found, conditions: Mapping[str, Any]) -> StudyFigure:
 
 
 def _panel(label: str, values: Values, start: float | None) -> Panel:
+    by_alpha = any(group.startswith("alpha") for group in values)
     series = [
         Series(
             LABELS.get(model, model),
             _look(model),
-            {group: [own[model]] for group, own in values.items() if model in own},
+            {
+                group.removeprefix("alpha "): [own[model]]
+                for group, own in values.items()
+                if model in own
+            },
         )
         for model in DRAWN
         if any(model in own for own in values.values())
     ]
-    places = (
-        "" if any(group.startswith("alpha") for group in values) else "heterogeneity of the fleet"
-    )
+    places = "alpha (smaller: less even classes)" if by_alpha else "heterogeneity of the fleet"
     return Panel("", label, series, places=places, start=start)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Place = str | float
 """Row or position of a point: a name, or a number on a numeric axis."""
 TITLES = "titles.toml"
-TITLE_CHARACTERS = 92
+TITLE_CHARACTERS = 84
 LEGEND_CHARACTERS = 115
 PLACES_CHARACTERS = 104
 """Number of characters that fit below the panels of a line."""
@@ -160,8 +160,7 @@ def _label(axes: "Axes", number: int, figure: StudyFigure) -> None:
     names = ("label", "places") if figure.rows else ("places", "label")
     if not below or getattr(below[0], names[0]) != x:
         axes.set_xlabel(x)
-    first = number - number % figure.columns
-    if number == first or getattr(figure.panels[first], names[1]) != y:
+    if number % figure.columns == 0 or getattr(figure.panels[number - 1], names[1]) != y:
         axes.set_ylabel(y)
 
 
@@ -236,7 +235,9 @@ def _scale(axes: "Axes", panel: Panel, rows: bool) -> None:
         axis.set_major_formatter("{x:g}")
     elif rows:
         axes.locator_params(axis="x", nbins=6)
-    (axes.set_xlim if rows else axes.set_ylim)(panel.start, panel.end)
+    # Setting limits ends the automatic scale of all panels that share an axis.
+    if panel.start is not None or panel.end is not None:
+        (axes.set_xlim if rows else axes.set_ylim)(panel.start, panel.end)
 
 
 def _within(axes: "Axes", one: Series, places: Sequence[Place], end: float) -> Series:
@@ -277,7 +278,7 @@ def _marker(look: Look) -> dict[str, Any]:
     light = tuple(0.35 * part + 0.65 for part in to_rgb(look.colour))
     face = {"full": look.colour, "none": "white", "light": light}[look.fill]
     return {
-        "marker": look.marker, "color": look.colour, "markersize": 6, "markerfacecolor": face,
+        "marker": look.marker, "color": look.colour, "markersize": 7, "markerfacecolor": face, "markeredgewidth": 1.0,
     }  # fmt: skip
 
 

@@ -38,8 +38,16 @@ LABELS: dict[str, tuple[Label, Label]] = {
     ),
 }
 """Functions that return the name of a row and of a column, by study."""
-COLUMNS = {"table-1": "{} sparsity", "table-4": "{} comparison"}
-"""Part of a panel's title, from the name of a column."""
+HEADINGS: dict[str, Label] = {
+    "table-1": lambda cell: f"{cell.setting.sparsity:.0%} sparsity",
+    "table-4": lambda cell: f"clients compare by {cell.setting.local_group}",
+}
+"""Functions that return what the panels of a figure with rows have in common, by study."""
+CLIENTS = {
+    "figure-2": "clients, 128 calibration samples in total",
+    "figure-3": "clients, two calibration samples each",
+}
+"""Labels of the horizontal axis of figures with lines."""
 
 AGAINST_BASELINES = tuple(
     Pair("layer, one-shot", baseline) for baseline in ("local-baseline", "centralized")
@@ -71,7 +79,7 @@ def _model(cell: Cell) -> str:
 def write_report(study: str, rows: Rows, path: Path) -> None:
     """Write ``<path>.md`` and the figure."""
     path.with_suffix(".md").write_text(_markdown(study, rows, path))
-    figure = _lines(rows) if study.startswith("figure") else _rows(study, rows)
+    figure = _lines(study, rows) if study.startswith("figure") else _rows(study, rows)
     draw(figure, path, TITLES[study])
 
 
@@ -172,13 +180,13 @@ def _seeds(rows: Rows) -> str:
 
 def _rows(study: str, rows: Rows) -> StudyFigure:
     """Return a panel per column of the tables and text: a row per federated model."""
-    column = LABELS[study][1]
+    heading = HEADINGS[study]
     texts = rows.texts()
     panels = []
-    for name in dict.fromkeys(column(row.cell) for row in rows.rows):
+    for name in dict.fromkeys(heading(row.cell) for row in rows.rows):
         for text in texts:
-            own = [row for row in rows.rows if row.text == text and column(row.cell) == name]
-            panels.append(_panel(f"{text}, {COLUMNS[study].format(name)}", own))
+            own = [row for row in rows.rows if row.text == text and heading(row.cell) == name]
+            panels.append(_panel(f"{text}: {name}", own))
     return StudyFigure(panels, len(texts), _seeds(rows), rows=True)
 
 
@@ -206,7 +214,7 @@ def _panel(title: str, rows: Sequence[Row]) -> Panel:
     return Panel(title, PERPLEXITY, series, references)
 
 
-def _lines(rows: Rows) -> StudyFigure:
+def _lines(study: str, rows: Rows) -> StudyFigure:
     """Return a panel per text: a line per model over the number of clients."""
     panels = []
     for text in rows.texts():
@@ -227,6 +235,6 @@ def _lines(rows: Rows) -> StudyFigure:
         ]
         dense = fmean(_values(own, method="dense"))
         panels.append(
-            Panel(f"{text} (dense model {dense:.1f})", PERPLEXITY, series, places="clients")
+            Panel(f"{text} (dense model {dense:.1f})", PERPLEXITY, series, places=CLIENTS[study])
         )
     return StudyFigure(panels, 2, _seeds(rows))
