@@ -33,10 +33,11 @@ from benchmarks.random_llama import Shape, save_model
 from benchmarks.reporting.panels import Panel, Series, StudyFigure, draw, picture, seeds_note
 from benchmarks.reporting.rows import Rows
 from benchmarks.reporting.tables import mean_and_spread
+from benchmarks.study_command import add_arguments, exit_status, new_parser
 from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
 from espalier.hf.nf4.matrices import bitsandbytes
@@ -305,26 +306,18 @@ def _conditions(
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.nf4_base",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.nf4_base", __doc__)
+    add_arguments(parser, "sequence-length seeds threads device out", threads=2)
     parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
     parser.add_argument(
         "--text", type=Path, help="text file to train on; its last samples are held out"
     )
     parser.add_argument("--steps", type=int, default=40, help="at least 2")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument("--held-out-samples", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="attn.q,attn.v")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -352,24 +345,23 @@ def study(given: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Make a model if none is given, measure, and write the report."""
+    """Make a model if none is given, measure, and write the report; return 2 after an error."""
     given = _arguments()
-    try:
-        if given.measure:
-            task = json.loads(given.measure)
-            print(json.dumps(measure(task["flat"], Path(task["cache"]), task["train"])))
-            return 0
-        with tempfile.TemporaryDirectory() as folder:
-            given.name = "" if given.model else RANDOM_NAME
-            if not given.model:
-                torch.manual_seed(0)
-                save_model(Path(folder), RANDOM)
-                given.model = folder
-            study(given)
-    except EspalierError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _work(given))
+
+
+def _work(given: argparse.Namespace) -> None:
+    if given.measure:
+        task = json.loads(given.measure)
+        print(json.dumps(measure(task["flat"], Path(task["cache"]), task["train"])))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        given.name = "" if given.model else RANDOM_NAME
+        if not given.model:
+            torch.manual_seed(0)
+            save_model(Path(folder), RANDOM)
+            given.model = folder
+        study(given)
 
 
 if __name__ == "__main__":

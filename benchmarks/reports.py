@@ -5,7 +5,6 @@
 Every study has a JSON file with its conditions, and most have a CSV file with their rows.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -26,12 +25,13 @@ from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
 from benchmarks.studies import report as fedprllm_report
 from benchmarks.studies.rows import Rows as CellRows
+from benchmarks.study_command import exit_status, new_parser
 from benchmarks.task_runs import report as task_runs_report
 from benchmarks.task_runs import study as task_runs_study
 from benchmarks.tuning import partitions
 from benchmarks.tuning import report as tuning_report
 from benchmarks.tuning import studies as tuning_studies
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 
 Conditions = dict[str, Any]
 Report = Callable[[Path, Conditions], None]
@@ -166,22 +166,17 @@ def write_again(path: Path) -> bool:
     return report is not None
 
 
-def main() -> int:
-    """Rewrite all reports of a directory."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reports",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
+def _write_all(directory: Path) -> None:
     for name in studies_in(directory):
-        try:
-            print(f"{name}: {'written' if write_again(directory / name) else 'unchanged'}")
-        except EspalierError as error:
-            print(error, file=sys.stderr)
-            return 2
-    return 0
+        print(f"{name}: {'written' if write_again(directory / name) else 'unchanged'}")
+
+
+def main() -> int:
+    """Rewrite all reports of a directory; return 2 after an error."""
+    parser = new_parser("benchmarks.reports", __doc__)
+    parser.add_argument("directory", type=Path)
+    given = parser.parse_args()
+    return exit_status(lambda: _write_all(given.directory))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from benchmarks.reporting.looks import CHANCE as GUESSED
 from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.paired import paired_table
 from benchmarks.reporting.panels import (
+    DASHED,
     Panel,
     Reference,
     Series,
@@ -125,33 +126,38 @@ def _cell(texts: Sequence[str], figure: str, arm: str) -> str:
 
 def _cells_figure(rows: Rows) -> StudyFigure:
     """Return a panel per score: by place, or a row per arm if there is one place."""
-    places = _names(rows.rows, "place")
-    arms = [arm for arm in _names(rows.rows, "arm") if arm not in (CHANCE, DENSE)]
-    by_place = len(places) > 1
-    panels = []
-    for name in SCORES:
-        values: dict[tuple[str, str], list[float]] = {}
-        for row in rows.rows:
-            if row[name]:
-                values.setdefault((row["arm"], row["place"]), []).append(float(row[name]))
-        if by_place:
-            series = [
-                Series(
-                    arm, look_of_arm(arm), {place: values[arm, place] for place in places}, False
-                )
-                for arm in arms
-            ]
-        else:
-            look = look_of_arm("FedSODA")
-            series = [Series("FedSODA", look, {arm: values[arm, places[0]] for arm in arms})]
-        dense, chance = (fmean(values[arm, places[0]]) for arm in (DENSE, CHANCE))
-        # The losses of the dense model and of guessing would compress the axis.
-        references = [Reference("dense model", dense), Reference("guessing", chance, GUESSED)]
-        title = f"{HEADINGS[name]} (dense model {dense:.2f})" if name == "loss" else HEADINGS[name]
-        panels.append(Panel(title, UNITS[name], series, [] if name == "loss" else references))
+    by_place = len(_names(rows.rows, "place")) > 1
+    panels = [_panel(rows, name, by_place) for name in SCORES if _has(rows.rows, name)]
     return StudyFigure(
-        panels, len(panels), _seeds(rows), rows=not by_place, height=0 if not by_place else 320
+        panels, len(panels), _seeds(rows), rows=not by_place, height=320 if by_place else 0
     )
+
+
+def _panel(rows: Rows, name: str, by_place: bool) -> Panel:
+    values: dict[str, dict[str, list[float]]] = {}
+    for row in rows.rows:
+        if row[name]:
+            own = values.setdefault(row["arm"], {})
+            own.setdefault(row["place"], []).append(float(row[name]))
+    fixed = {
+        arm: fmean(next(iter(values.pop(arm).values()))) for arm in (DENSE, CHANCE) if arm in values
+    }
+    if by_place:
+        series = [Series(arm, look_of_arm(arm), own, False) for arm, own in values.items()]
+    else:
+        arms = {arm: found for arm, own in values.items() for found in own.values()}
+        series = [Series("FedSODA", look_of_arm("FedSODA"), arms)]
+    title = HEADINGS[name]
+    references = [
+        Reference(label, fixed[arm], look)
+        for arm, label, look in ((DENSE, "dense model", DASHED), (CHANCE, "guessing", GUESSED))
+        if arm in fixed
+    ]
+    # The losses of the dense model and of guessing would compress the axis.
+    if name == BY_ROUND:
+        references = []
+        title += f" (dense model {fixed[DENSE]:.2f})" if DENSE in fixed else ""
+    return Panel(title, UNITS[name], series, references)
 
 
 # ----- rows per round -----------------------------------------------------------------------------
