@@ -161,14 +161,10 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
 def _figure(study: Study, rows: Rows, texts: Sequence[str], seeds: int) -> StudyFigure:
     """Return a panel per sparsity and text: a row per model, the dense model as a line."""
     sparsities = _grouped(study, rows, texts[0])[2]
-    found = [
-        _panel(study, rows, text, sparsity)
-        for sparsity in sparsities
-        if not study.drawn or sparsity in study.drawn
-        for text in texts
-    ]
+    drawn = [sparsity for sparsity in sparsities if sparsity in study.drawn] or sparsities
+    found = [_panel(study, rows, text, sparsity) for sparsity in drawn for text in texts]
     # A text that was measured with one sparsity only has no panel for the others.
-    panels = [panel for panel in found if sum(len(one.values) for one in panel.series) > 1]
+    panels = [panel for panel in found if sum(len(one.values) for one in panel.series) > 1] or found
     columns = len(texts) if len(panels) == len(found) and len(texts) <= 3 else 2
     return StudyFigure(panels, columns, seeds_note(seeds), rows=True)
 
@@ -188,7 +184,8 @@ def _panel(study: Study, rows: Rows, text: str, sparsity: str) -> Panel:
     ]
     if study.ordered:
         values = dict(sorted(values.items(), key=lambda item: fmean(item[1])))
-    endings = study.variants or {"": ""}
+    # The names of other models have none of the endings.
+    endings = {**study.variants, "": study.variants.get("", "")}
     by_ending: dict[str, dict[str, list[float]]] = {ending: {} for ending in endings}
     for model, found in values.items():
         ending = max((one for one in endings if model.endswith(one)), key=len)
@@ -200,6 +197,7 @@ def _panel(study: Study, rows: Rows, text: str, sparsity: str) -> Panel:
             own,
         )
         for number, (ending, own) in enumerate(by_ending.items())
+        if own
     ]
     means = [fmean(found) for found in values.values()]
     near = [mean for mean in means if mean < FAR * median(means)]

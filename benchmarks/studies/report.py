@@ -89,7 +89,7 @@ def _figures(
     """Return mean perplexity over seeds, its spread and the mean sparsity, by (row, column)."""
     model, column = LABELS[study]
     grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows.rows:
+    for row in rows.measured:
         if row.text == text:
             grouped.setdefault((model(row.cell), column(row.cell)), []).append(row)
     return {
@@ -106,7 +106,7 @@ def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[st
     """Return the perplexity by seed, by (row, column)."""
     model, column = LABELS[study]
     arms: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows.rows:
+    for row in rows.measured:
         if row.text == text:
             arms.setdefault((model(row.cell), column(row.cell)), {})[str(row.cell.setting.seed)] = (
                 row.perplexity
@@ -124,9 +124,9 @@ def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
 def _markdown(study: str, rows: Rows, path: Path) -> str:
     name = path.name
     conditions: Any = rows.conditions
-    seeds = sorted({row.cell.setting.seed for row in rows.rows})
+    seeds = sorted({row.cell.setting.seed for row in rows.measured})
     locals_asked = max(
-        (row.models for row in rows.rows if row.cell.method == "local-baseline"), default=0
+        (row.models for row in rows.measured if row.cell.method == "local-baseline"), default=0
     )
     lines = [
         f"# {TITLES[study]}",
@@ -175,7 +175,7 @@ def _values(rows: Sequence[Row], **wanted: Any) -> list[float]:
 
 
 def _seeds(rows: Rows) -> str:
-    return seeds_note(len({row.cell.setting.seed for row in rows.rows}))
+    return seeds_note(len({row.cell.setting.seed for row in rows.measured}))
 
 
 def _rows(study: str, rows: Rows) -> StudyFigure:
@@ -183,9 +183,9 @@ def _rows(study: str, rows: Rows) -> StudyFigure:
     heading = HEADINGS[study]
     texts = rows.texts()
     panels = []
-    for name in dict.fromkeys(heading(row.cell) for row in rows.rows):
+    for name in dict.fromkeys(heading(row.cell) for row in rows.measured):
         for text in texts:
-            own = [row for row in rows.rows if row.text == text and heading(row.cell) == name]
+            own = [row for row in rows.measured if row.text == text and heading(row.cell) == name]
             panels.append(_panel(f"{text}: {name}", own))
     return StudyFigure(panels, len(texts), _seeds(rows), rows=True)
 
@@ -218,7 +218,7 @@ def _lines(study: str, rows: Rows) -> StudyFigure:
     """Return a panel per text: a line per model over the number of clients."""
     panels = []
     for text in rows.texts():
-        own = [row for row in rows.rows if row.text == text]
+        own = [row for row in rows.measured if row.text == text]
         clients = dict.fromkeys(row.cell.setting.clients for row in own)
         series = [
             Series(

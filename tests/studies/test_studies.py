@@ -74,7 +74,7 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
     cells += [Cell(SETTING, strategy, "column", True) for strategy in ("one-shot", "iterative")]
     rows = Rows(tmp_path / "study.csv", PUBLIC)
     measure(studied(sites), cells, rows)
-    found = {row.cell.method: row for row in rows.rows}
+    found = {row.cell.method: row for row in rows.measured}
     for strategy in ("one-shot", "iterative"):
         changes = {
             "fedprllm__comparison_group": "column",
@@ -120,15 +120,15 @@ def rows_of(tmp_path: Path) -> Rows:
     """Return two cells with a row for each of two texts."""
     rows = Rows(tmp_path / "study.csv", CONDITIONS)
     for cell in (Cell(SETTING, "iterative", "layer", True), Cell(SETTING, "dense")):
-        rows.add([Row(cell, "wiki", 12.5, 0.5, 1), Row(cell, "c4", 1e9, 0, 1)])
+        rows.add_measured([Row(cell, "wiki", 12.5, 0.5, 1), Row(cell, "c4", 1e9, 0, 1)])
     return rows
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
-    assert Rows(rows.path, CONDITIONS).rows == rows.rows
-    assert rows.missing(Cell(SETTING, "dense"), ["wiki", "c4"]) == []
-    assert rows.missing(Cell(SETTING, "centralized"), ["wiki", "c4"]) == ["wiki", "c4"]
+    assert Rows(rows.path, CONDITIONS).measured == rows.measured
+    assert rows.missing_texts(Cell(SETTING, "dense"), ["wiki", "c4"]) == []
+    assert rows.missing_texts(Cell(SETTING, "centralized"), ["wiki", "c4"]) == ["wiki", "c4"]
 
 
 @pytest.mark.parametrize(("torn", "left"), [(1, 3), (30, 3), (70, 2)])
@@ -136,10 +136,10 @@ def test_interrupted_row_is_measured_again(torn: int, left: int, tmp_path: Path)
     rows = rows_of(tmp_path)
     rows.path.write_text(rows.path.read_text()[:-torn])
     again = Rows(rows.path, CONDITIONS)
-    assert again.rows == rows.rows[:left]
-    assert again.missing(Cell(SETTING, "dense"), ["wiki", "c4"]) == ["wiki", "c4"][left - 2 :]
-    again.add(rows.rows[left:])
-    assert Rows(rows.path, CONDITIONS).rows == rows.rows
+    assert again.measured == rows.measured[:left]
+    assert again.missing_texts(Cell(SETTING, "dense"), ["wiki", "c4"]) == ["wiki", "c4"][left - 2 :]
+    again.add_measured(rows.measured[left:])
+    assert Rows(rows.path, CONDITIONS).measured == rows.measured
 
 
 def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
@@ -153,7 +153,9 @@ def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
     measure(more, cells, Rows(tmp_path / "study.csv", second))
     again = Rows(tmp_path / "study.csv", second)
     assert (tmp_path / "study.csv").read_text().startswith(before)
-    assert [(row.cell, row.text) for row in again.rows[2:]] == [(cell, "more") for cell in cells]
+    assert [(row.cell, row.text) for row in again.measured[2:]] == [
+        (cell, "more") for cell in cells
+    ]
     # A text may also be left out.
     measure(bench, cells, Rows(tmp_path / "study.csv", PUBLIC))
     assert Rows(tmp_path / "study.csv", PUBLIC).conditions == second
@@ -216,7 +218,7 @@ def test_the_report_says_mean_and_spread(study: str, tmp_path: Path) -> None:
     rows = Rows(tmp_path / f"{study}.csv", CONDITIONS)
     for cell in STUDIES[study]([0, 1, 2]):
         value = {0: 10.0, 1: 12.0, 2: 17.0}[cell.setting.seed]
-        rows.add([Row(cell, "wiki", value, 0.5, 1), Row(cell, "c4", 100 * value, 0.5, 1)])
+        rows.add_measured([Row(cell, "wiki", value, 0.5, 1), Row(cell, "c4", 100 * value, 0.5, 1)])
     write_report(study, rows, tmp_path / study)
     text = (tmp_path / f"{study}.md").read_text()
     figures = re.findall(r"\| ([0-9.]+ ± [0-9.]+) (?=\|)", text)
