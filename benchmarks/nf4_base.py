@@ -32,7 +32,7 @@ from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
 from benchmarks.reporting.panels import Panel, Series, StudyFigure, draw, picture, seeds_note
 from benchmarks.reporting.rows import Rows
-from benchmarks.reporting.tables import mean_and_spread
+from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.study_command import add_arguments, exit_status, new_parser
 from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
@@ -244,7 +244,7 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     }
     if conditions["device"] != "cuda":
         del columns["GPU peak, MiB"]
-    lines += [f"| base | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    lines += head_of(list(columns), numbers=True, first="base")
     lines += [
         f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES
     ]

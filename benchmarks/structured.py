@@ -28,6 +28,7 @@ import torch
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import SHAPES, save_model
 from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.tables import head_of
 from espalier.hf.export.model import export_edited
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -212,8 +213,7 @@ def report(results: dict[str, Any], path: Path) -> None:
             f" [Figures](./{path.name}.json)."
         ),
         "",
-        f"| model | {' | '.join(COLUMNS)} |",
-        "|---|" + "---:|" * len(COLUMNS),
+        *head_of(list(COLUMNS), numbers=True, first="model"),
     ]
     for variant, row in rows.items():
         cells = [

@@ -170,8 +170,7 @@ def _of_rounds(rows: Rows) -> list[str]:
     lines = [
         f"## {NAMES[BY_ROUND]}",
         "",
-        f"| round | {' | '.join(map(str, numbers))} |",
-        "|---|" + "---:|" * len(numbers),
+        *head_of(list(map(str, numbers)), numbers=True, first="round"),
     ]
     arms = _names(rows.rows, "arm")
     for arm in arms:
@@ -191,9 +190,8 @@ def _of_rounds(rows: Rows) -> list[str]:
         "",
         f"## Rounds until the final loss of {FEDOT}",
         "",
-        f"| | {' | '.join(f'seed {s}' for s in _names(rows.rows, 'seed'))} |",
+        *head_of([f"seed {seed}" for seed in _names(rows.rows, "seed")], numbers=True),
     ]
-    lines.append("|---|" + "---:|" * len(_names(rows.rows, "seed")))
     for arm in arms:
         reached = [rounds_needed(curves, arm, seed) for seed in _names(rows.rows, "seed")]
         lines.append(

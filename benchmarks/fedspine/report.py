@@ -1,7 +1,7 @@
 """Report of the regret study: Markdown tables and a plot."""
 
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from benchmarks.fedspine.regret import FIXED, RANDOM, SUCB
 from benchmarks.reporting.panels import (
@@ -14,6 +14,7 @@ from benchmarks.reporting.panels import (
     seeds_note,
 )
 from benchmarks.reporting.rows import Row, Rows
+from benchmarks.reporting.tables import head_of, mean_and_spread
 from espalier.results.style import GREY, METHODS, Look
 
 TITLE = "Regret of FedSpine's bandit"
@@ -64,17 +65,13 @@ def _table(rows: Rows, surfaces: list[str], mark: int) -> list[str]:
     lines = [
         f"## After {mark} rounds",
         "",
-        f"| | {' | '.join(surfaces)} | cells |",
-        "|---|" + "---:|" * (len(surfaces) + 1),
+        *head_of([*surfaces, "cells"], numbers=True),
     ]
     for name in by_surface[surfaces[0]]:
         texts = []
         for found in by_surface.values():
-            spread = f" ± {stdev(found[name]):.1f}" if len(found[name]) > 1 else ""
-            texts.append(
-                f"{fmean(found[name]):.1f}{spread}"
-                f" ({fmean(found[name]) / fmean(found[RANDOM]):.2f})"
-            )
+            share = fmean(found[name]) / fmean(found[RANDOM])
+            texts.append(f"{mean_and_spread(found[name], 1)} ({share:.2f})")
         lines.append(
             f"| {name} | {' | '.join(texts)} |"
             f" {f'{fmean(cells[name]):.0f}' if name in cells else ''} |"

@@ -25,6 +25,7 @@ from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
 from benchmarks.reporting.looks import look_of_arm
 from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.tables import head_of
 from benchmarks.structured import structure_of
 from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
@@ -357,8 +358,7 @@ def report(results: dict[str, Any], path: Path) -> None:
             f" went. [Figures](./{path.name})."
         ),
         "",
-        f"| | {' | '.join(COLUMNS)} |",
-        "|---|" + "---:|" * len(COLUMNS),
+        *head_of(list(COLUMNS), numbers=True),
     ]
     for name, row in rows.items():
         texts = [

@@ -12,7 +12,7 @@ from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED
 from benchmarks.reporting.paired import Pair, paired_table
 from benchmarks.reporting.panels import draw, picture
 from benchmarks.reporting.rows import Row
-from benchmarks.reporting.tables import mean_and_spread
+from benchmarks.reporting.tables import head_of, mean_and_spread
 
 VARIED = {
     " steps": "Other numbers of steps in a round, as many in all (or as whole rounds allow)",
@@ -149,12 +149,10 @@ def _grid(found: Found) -> list[str]:
                 )
                 table.append(f"| {float(share):.0%} ({gone:.0%} went) | {' | '.join(cells)} |")
         if table:
-            head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
             lines += [
                 f"## The same pruning ratio and rank for all: {words}",
                 "",
-                head,
-                "|---|" + "---|" * len(ranks),
+                *head_of([f"rank {rank}" for rank in ranks], first="pruned"),
                 *table,
                 "",
             ]
@@ -185,9 +183,8 @@ def _ratios(found: Found) -> list[str]:
     lines = [
         "## By pruning ratio: score, seed 0",
         "",
-        f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
+        *head_of([f"{float(share):.0%}" for share in shares]),
     ]
-    lines.append("|---|" + "---|" * len(shares))
     for model, label in models.items():
         own = {
             row["share"]: row

@@ -41,9 +41,9 @@ class Series:
     """Points of one line of the legend."""
 
     label: str
-    look: Look | Mapping[Place, Look]
+    look: Look | Mapping[Any, Look]
     """Look of all points, or of each place; points with looks of their own are not joined."""
-    values: Mapping[Place, Sequence[float]]
+    values: Mapping[Any, Sequence[float]]
     """Values over seeds by place; a point is their mean, its bar the standard deviation."""
     joined: bool = True
 
@@ -111,12 +111,8 @@ def draw(figure: StudyFigure, path: Path, default: str) -> None:
     """Write the figure as ``<path>.svg`` and ``<path>.png``; ``default`` is the study's title."""
     num_lines = ceil(len(figure.panels) / figure.columns)
     title = fill(title_of(path, default), TITLE_CHARACTERS)
-    labels = {
-        one.label
-        for panel in figure.panels
-        for one in (*panel.series, *panel.references)
-        if one.label
-    }
+    labels = {one.label for panel in figure.panels for one in panel.series if one.label}
+    labels |= {one.label for panel in figure.panels for one in panel.references}
     legend = ceil(len(labels) / _legend_columns(labels)) if labels else 0
     most = max(len(_places_of(figure, number)) for number in range(len(figure.panels)))
     height = figure.height or (70 + ROW_PIXELS * most if figure.rows else PANEL_PIXELS)
@@ -263,9 +259,10 @@ def _draw_series(axes: "Axes", one: Series, at: Sequence[float], rows: bool) -> 
         mine = [number for number, other in enumerate(looks) if other == look]
         places, values, bars = ([every[n] for n in mine] for every in (at, means, spreads))
         # A single value has no bar, not one of no length.
-        spread = {"xerr" if rows else "yerr": bars} if any(bars) else {}
+        spread = bars if any(bars) else None
         axes.errorbar(
-            values if rows else places, places if rows else values, **spread,
+            values if rows else places, places if rows else values,
+            xerr=spread if rows else None, yerr=None if rows else spread,
             linestyle="", capsize=2.5, elinewidth=1.2, zorder=3, **_marker(look),
         )  # fmt: skip
     shown = one.look if isinstance(one.look, Look) else _in_grey(looks)

@@ -18,15 +18,14 @@ def mean_and_spread(values: Sequence[float], digits: int, separator: str = "") -
     return f"{fmean(values):{form}}{spread}"
 
 
-def head_of(columns: Sequence[str], numbers: bool = False) -> list[str]:
-    """Return the first two lines of a table whose first column has no title.
+def head_of(columns: Sequence[str], numbers: bool = False, first: str = "") -> list[str]:
+    """Return the first two lines of a table.
 
     Parameters
     ----------
-    columns : titles of the other columns
+    columns : titles of the columns after the first
     numbers : align these columns to the right
+    first : title of the first column
     """
-    return [
-        f"| | {' | '.join(columns)} |",
-        "|---|" + ("---:|" if numbers else "---|") * len(columns),
-    ]
+    line = "---:|" if numbers else "---|"
+    return [f"| {first}{' ' * bool(first)}| {' | '.join(columns)} |", "|---|" + line * len(columns)]

@@ -1,8 +1,8 @@
 """Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.looks import look_of_arm
@@ -16,6 +16,7 @@ from benchmarks.reporting.panels import (
     picture,
     seeds_note,
 )
+from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.studies.cells import GROUPS, STRATEGIES, Cell
 from benchmarks.studies.rows import Row, Rows
 from espalier.results.style import METHODS
@@ -49,6 +50,9 @@ CLIENTS = {
 }
 """Labels of the horizontal axis of figures with lines."""
 
+PERPLEXITY = "perplexity (lower is better)"
+BASELINES = {"local-baseline": "local baseline", "centralized": "centralized"}
+"""Labels of the baselines in figures."""
 AGAINST_BASELINES = tuple(
     Pair("layer, one-shot", baseline) for baseline in ("local-baseline", "centralized")
 )
@@ -83,25 +87,6 @@ def write_report(study: str, rows: Rows, path: Path) -> None:
     draw(figure, path, TITLES[study])
 
 
-def _figures(
-    study: str, rows: Rows, text: str
-) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """Return mean perplexity over seeds, its spread and the mean sparsity, by (row, column)."""
-    model, column = LABELS[study]
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows.measured:
-        if row.text == text:
-            grouped.setdefault((model(row.cell), column(row.cell)), []).append(row)
-    return {
-        key: (
-            fmean(row.perplexity for row in found),
-            stdev(row.perplexity for row in found) if len(found) > 1 else 0.0,
-            fmean(row.achieved_sparsity for row in found),
-        )
-        for key, found in grouped.items()
-    }
-
-
 def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[str, float]]:
     """Return the perplexity by seed, by (row, column)."""
     model, column = LABELS[study]
@@ -112,13 +97,6 @@ def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[st
                 row.perplexity
             )
     return arms
-
-
-def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    keys = list(keys)
-    return list(dict.fromkeys(model for model, _ in keys)), list(
-        dict.fromkeys(column for _, column in keys)
-    )
 
 
 def _markdown(study: str, rows: Rows, path: Path) -> str:
@@ -141,28 +119,20 @@ def _markdown(study: str, rows: Rows, path: Path) -> str:
         "",
     ]
     for text in rows.texts():
-        figures = _figures(study, rows, text)
-        models, columns = _names(figures)
+        arms = _by_seed(study, rows, text)
+        columns = list(dict.fromkeys(column for _, column in arms))
         lines += [f"## {text} ({conditions['texts'][text]['samples']} samples)", ""]
-        lines += ["| model | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-        for model in models:
-            cells = [_cell(figures.get((model, column))) for column in columns]
+        lines += head_of(columns, first="model")
+        for model in dict.fromkeys(model for model, _ in arms):
+            cells = [_cell(list(arms.get((model, column), {}).values())) for column in columns]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
-        lines += ["", *paired_table(_by_seed(study, rows, text), PAIRS[study], columns, text)]
+        lines += ["", *paired_table(arms, PAIRS[study], columns, text)]
     lines += [picture(path, TITLES[study]), ""]
     return "\n".join(lines)
 
 
-def _cell(figures: tuple[float, float, float] | None) -> str:
-    if figures is None:
-        return ""
-    mean, spread, _ = figures
-    digits = 2 if mean < 1000 else 0
-    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
-
-
-PERPLEXITY = "perplexity (lower is better)"
-BASELINES = {"local-baseline": "local baseline", "centralized": "centralized"}
+def _cell(values: Sequence[float]) -> str:
+    return mean_and_spread(values, 2 if values and fmean(values) < 1000 else 0)
 
 
 def _values(rows: Sequence[Row], **wanted: Any) -> list[float]:

@@ -135,8 +135,10 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
         axes.locator_params(axis="x", integer=True)
     figure.supxlabel("block")
     figure.supylabel("fraction of residual dimensions that are on")
-    figure.suptitle("Where residual dimensions remain, by kind of gate")
-    axes.legend(fontsize=9)
+    title = "Where residual dimensions remain, by kind of gate"
+    figure.suptitle(title, x=0.008, ha="left", weight="bold", size=12)
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", fontsize=9)
 
 
 def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
