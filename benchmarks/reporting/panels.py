@@ -275,7 +275,8 @@ def _marker(look: Look) -> dict[str, Any]:
     light = tuple(0.35 * part + 0.65 for part in to_rgb(look.colour))
     face = {"full": look.colour, "none": "white", "light": light}[look.fill]
     return {
-        "marker": look.marker, "color": look.colour, "markersize": 7, "markerfacecolor": face, "markeredgewidth": 1.0,
+        "marker": look.marker, "color": look.colour, "markersize": 7, "markerfacecolor": face,
+        "markeredgewidth": 1.0,
     }  # fmt: skip
 
 
