@@ -23,19 +23,21 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.footprint import footprint
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
+from benchmarks.reporting.panels import Panel, Series, StudyFigure, draw, picture, seeds_note
+from benchmarks.reporting.rows import Rows
+from benchmarks.reporting.tables import head_of, mean_and_spread
+from benchmarks.study_command import add_arguments, exit_status, new_parser
 from espalier.data.samples import all_samples
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
 from espalier.hf.nf4.matrices import bitsandbytes
@@ -43,12 +45,14 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.results.style import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop
 from espalier.training.sequences import Sequences, encoded_sequences
 
+TITLE = "A base in NF4, bfloat16 and float32"
 RANDOM = Shape(1024, 2816, 18, 16, 16)
 RANDOM_NAME = "random-300m"
 BASES = {
@@ -209,12 +213,12 @@ def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
 
 
 def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write ``<path>.md`` and the figure."""
     seeds = len({row["seed"] for row in rows.rows})
     over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
     clock = "on the wall" if conditions["device"] == "cuda" else "of the process"
     lines = [
-        "# A base in NF4, bfloat16 and float32",
+        f"# {TITLE}",
         "",
         (
             f"{over}. Model `{conditions['model']['name']}`,"
@@ -240,14 +244,12 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     }
     if conditions["device"] != "cuda":
         del columns["GPU peak, MiB"]
-    lines += [f"| base | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    lines += head_of(list(columns), numbers=True, first="base")
     lines += [
         f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES
     ]
-    path.with_suffix(".md").write_text(
-        "\n".join([*lines, "", f"![Memory, time and loss by base](./{path.name}.png)", ""])
-    )
-    _plot(rows, conditions["device"], path.with_suffix(".png"))
+    path.with_suffix(".md").write_text("\n".join([*lines, "", picture(path, TITLE), ""]))
+    draw(_figure(rows, conditions["device"], seeds), path, TITLE)
 
 
 def _values(rows: Rows, base: str, figure: str) -> list[float]:
@@ -255,45 +257,30 @@ def _values(rows: Rows, base: str, figure: str) -> list[float]:
 
 
 def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
-    values = _values(rows, base, figure)
-    if not values:
-        return ""
-    return f"{fmean(values):,.{digits}f}" + (
-        f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    )
+    return mean_and_spread(_values(rows, base, figure), digits, ",")
 
 
-def _plot(rows: Rows, device: str, path: Path) -> None:
-    """Plot memory, seconds and loss next to each other, a dot per base with its spread."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def _figure(rows: Rows, device: str, seeds: int) -> StudyFigure:
+    """Return memory, seconds and loss next to each other, a row per base."""
     memory = "gpu_mib" if device == "cuda" else "peak_mib"
-    panels = {
-        memory: "peak memory, MiB",
-        "step_seconds": "seconds per step",
-        "loss_after": "loss after training, nats",
+    shown = {
+        memory: ("Peak memory", "MiB"),
+        "step_seconds": ("Time of a step", "seconds"),
+        "loss_after": ("Loss after training", "nats per token"),
     }
-    figure = Figure(figsize=(11, 2.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (name, label) in zip(
-        figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
-    ):
-        for place, base in enumerate(BASES):
-            values = _values(rows, base, name)
-            axes.errorbar(
-                fmean(values),
-                place,
-                xerr=stdev(values) if len(values) > 1 else 0,
-                fmt="o",
-                color="C0",
-                capsize=2,
-            )
-        axes.set_yticks(range(len(BASES)), list(BASES))
-        axes.set_ylim(len(BASES) - 0.5, -0.5)
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    panels = [
+        Panel(
+            title,
+            unit,
+            [
+                Series(
+                    "", METHODS["fedpetuning"], {base: _values(rows, base, name) for base in BASES}
+                )
+            ],
+        )
+        for name, (title, unit) in shown.items()
+    ]
+    return StudyFigure(panels, len(panels), seeds_note(seeds), rows=True)
 
 
 def _conditions(
@@ -319,26 +306,18 @@ def _conditions(
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.nf4_base",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.nf4_base", __doc__)
+    add_arguments(parser, "sequence-length seeds threads device out", threads=2)
     parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
     parser.add_argument(
         "--text", type=Path, help="text file to train on; its last samples are held out"
     )
     parser.add_argument("--steps", type=int, default=40, help="at least 2")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument("--held-out-samples", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="attn.q,attn.v")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -366,24 +345,23 @@ def study(given: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Make a model if none is given, measure, and write the report."""
+    """Make a model if none is given, measure, and write the report; return 2 after an error."""
     given = _arguments()
-    try:
-        if given.measure:
-            task = json.loads(given.measure)
-            print(json.dumps(measure(task["flat"], Path(task["cache"]), task["train"])))
-            return 0
-        with tempfile.TemporaryDirectory() as folder:
-            given.name = "" if given.model else RANDOM_NAME
-            if not given.model:
-                torch.manual_seed(0)
-                save_model(Path(folder), RANDOM)
-                given.model = folder
-            study(given)
-    except EspalierError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _work(given))
+
+
+def _work(given: argparse.Namespace) -> None:
+    if given.measure:
+        task = json.loads(given.measure)
+        print(json.dumps(measure(task["flat"], Path(task["cache"]), task["train"])))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        given.name = "" if given.model else RANDOM_NAME
+        if not given.model:
+            torch.manual_seed(0)
+            save_model(Path(folder), RANDOM)
+            given.model = folder
+        study(given)
 
 
 if __name__ == "__main__":

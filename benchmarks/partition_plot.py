@@ -9,16 +9,20 @@ one.
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from espalier.data.files.corpus_index import open_corpus
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
+from espalier.results.style import OKABE_ITO, STUDY_WIDTH, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_LABELS = 10
 OTHERS = "all others"
@@ -44,34 +48,50 @@ def counts_per_client(partition: Partition, path: str, task: str) -> list[Counte
     return merged
 
 
-def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
-    """Write a PNG with one bar per client and one segment per label."""
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def plot(partitions: Mapping[str, Sequence[Counter[str]]], title: str, path: Path) -> None:
+    """Write ``path`` as SVG and PNG: a panel per partition, a bar per client, colours for labels.
 
-    figure = Figure(figsize=(max(5.0, 2.5 + 0.45 * len(counts)), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    Parameters
+    ----------
+    partitions : items of each client by label, by the panel's title
+    """
+    columns = min(2, len(partitions))
+    lines = -(-len(partitions) // columns)
     labels = sorted(
-        {label for count in counts for label in count}, key=lambda label: (label == OTHERS, label)
+        {label for counts in partitions.values() for count in counts for label in count},
+        key=lambda label: (label == OTHERS, label),
     )
+    with new_figure(90 + 220 * lines, STUDY_WIDTH) as figure:
+        all_axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
+        for axes, (head, counts) in zip(all_axes.flat, partitions.items(), strict=False):
+            _bars(axes, counts, labels)
+            axes.set_title(head, size=10)
+        for axes in list(all_axes.flat)[len(partitions) :]:
+            axes.remove()
+        for axes in all_axes[:, 0]:
+            axes.set_ylabel("items")
+        figure.suptitle(title, x=0.008, ha="left", weight="bold", size=12)
+        if len(labels) > 1:
+            shown = all_axes[0, 0].get_legend_handles_labels()
+            figure.legend(*shown, loc="outside lower center", ncols=6, fontsize=9, title="label")
+        save_figure(figure, path)
+
+
+def _bars(axes: "Axes", counts: Sequence[Counter[str]], labels: Sequence[str]) -> None:
     below = [0] * len(counts)
-    colours = iter(colormaps["tab10"].colors)  # type: ignore[attr-defined]
-    for label in labels:
+    for number, label in enumerate(labels):
         heights = [count[label] for count in counts]
-        colour = REST_COLOUR if label == OTHERS else next(colours)
-        axes.bar(range(len(counts)), heights, bottom=below, color=colour, width=0.8, label=label)
+        colour = REST_COLOUR if label == OTHERS else OKABE_ITO[number % len(OKABE_ITO)]
+        # A colour that serves a second label is hatched there.
+        hatch = "//" if number >= len(OKABE_ITO) and label != OTHERS else ""
+        axes.bar(
+            range(len(counts)), heights, bottom=below, color=colour, width=0.8, label=label,
+            hatch=hatch, edgecolor="white", linewidth=0.5,
+        )  # fmt: skip
         below = [start + height for start, height in zip(below, heights, strict=True)]
     axes.set_xticks(range(len(counts)))
     axes.set_xlabel("client")
-    axes.set_ylabel("items")
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.set_title(title, fontsize=10)
-    if len(labels) > 1:
-        figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    axes.grid(axis="x", visible=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     alpha = f", alpha {given.alpha:g}" if given.partition in ("dirichlet", "quantity") else ""
     total = sum(count.total() for count in counts)
     settings = f"{given.partition}{alpha}, {given.clients} clients, seed {given.seed}"
-    plot(counts, f"{given.task}: {total:,} items\n{settings}", given.out)
+    plot({settings: counts}, f"{given.task}: {total:,} items", given.out)
 
 
 if __name__ == "__main__":

@@ -1,116 +1,190 @@
-"""Rewrite the tables and plots of studies from their CSV files and conditions; no model is opened.
+"""Rewrite tables and figures of studies from their measurements; no model is opened.
 
-python -m benchmarks.reports docs/studies
+    python -m benchmarks.reports docs/studies
+
+Every study has a JSON file with its conditions, and most have a CSV file with their rows.
 """
 
-import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from benchmarks import nf4_base, structured
 from benchmarks.fedsoda import memory as fedsoda_memory
 from benchmarks.fedsoda import report as fedsoda_report
 from benchmarks.fedsoda import studies as fedsoda_studies
-from benchmarks.fedspallm import report as fedspallm
-from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
-from benchmarks.fedspine import regret as fedspine_regret
-from benchmarks.fedspine import task_report as fedspine_task_report
-from benchmarks.fedspine import task_study as fedspine_task_study
-from benchmarks.fedspine.report import write_report as write_regret
+from benchmarks.fedspine import regret, steps, task_report, task_results, task_study
+from benchmarks.fedspine import report as regret_report
+from benchmarks.reporting import perplexity_report
+from benchmarks.reporting.rows import Rows
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.size_and_speed import report as size_and_speed
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
-from benchmarks.studies import report as fedprllm
-from benchmarks.studies.rows import Rows
-from benchmarks.tuning import report as tuning
+from benchmarks.studies import report as fedprllm_report
+from benchmarks.studies.rows import Rows as CellRows
+from benchmarks.study_command import exit_status, new_parser
+from benchmarks.task_runs import report as task_runs_report
+from benchmarks.task_runs import study as task_runs_study
+from benchmarks.tuning import partitions
+from benchmarks.tuning import report as tuning_report
 from benchmarks.tuning import studies as tuning_studies
-from espalier.errors import EspalierError
+from espalier.errors import InputError
+
+Conditions = dict[str, Any]
+Report = Callable[[Path, Conditions], None]
+"""Writes the report of the study ``path``, a path without suffix, from its files."""
 
 
-def write_again(csv: Path) -> bool:
-    """Write the report of a study next to its CSV file.
+def _rows(path: Path, keys: tuple[str, ...], figures: tuple[str, ...], given: Conditions) -> Rows:
+    return Rows(path.with_name(f"{path.name}.csv"), keys, figures, given)
+
+
+def _name(path: Path) -> str:
+    return path.name.partition("-")[2]
+
+
+def _perplexities(studies: Mapping[str, perplexity_report.Study], prefix: str) -> Report:
+    def write(path: Path, given: Conditions) -> None:
+        study = studies[path.name.removeprefix(prefix)]
+        rows = _rows(path, study.keys, study.figures, given)
+        perplexity_report.write_report(study, rows, given, path)
+
+    return write
+
+
+def _latency(path: Path, given: Conditions) -> None:
+    study = smaller_studies.STUDIES["latency"]
+    write_times(study.title, _rows(path, study.keys, study.figures, given), path)
+
+
+def _tuning(path: Path, given: Conditions) -> None:
+    study = tuning_studies.STUDIES[_name(path)]
+    rows = _rows(path, tuning_studies.KEYS, tuning_studies.FIGURES, given)
+    tuning_report.write_report(study.title, study.tables, rows, given, path)
+
+
+def _partitions(path: Path, given: Conditions) -> None:
+    keys = partitions.PARTITION_KEYS
+    partitions.plot_partitions(_rows(path, keys, partitions.PARTITION_FIGURES, given), path)
+
+
+def _fedprllm(path: Path, given: Conditions) -> None:
+    rows = CellRows(path.with_name(f"{path.name}.csv"), given)
+    fedprllm_report.write_report(path.name.partition("-ties-")[0], rows, path)
+
+
+def _regret(path: Path, given: Conditions) -> None:
+    regret_report.write_report(_rows(path, regret.KEYS, regret.FIGURES, given), path)
+
+
+def _steps(path: Path, given: Conditions) -> None:
+    steps.report(given, path.with_name(f"{path.name}.json"))
+
+
+def _fedspine_task(path: Path, given: Conditions) -> None:
+    found = task_results.found_in(task_study.files_of(path, given), given["metric"])
+    task_report.write_report(task_study.TITLE.format(_name(path)), found, given, path)
+
+
+def _fedsoda(path: Path, given: Conditions) -> None:
+    study = fedsoda_studies.STUDIES[_name(path)]
+    rows = _rows(path, study.keys, study.figures, given)
+    fedsoda_report.write_report(study, rows, given, path)
+
+
+def _fedsoda_memory(path: Path, given: Conditions) -> None:
+    rows = _rows(path, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, given)
+    fedsoda_memory.write_table(rows, path)
+
+
+def _nf4_base(path: Path, given: Conditions) -> None:
+    nf4_base.report(_rows(path, nf4_base.KEYS, nf4_base.FIGURES, given), given, path)
+
+
+def _size_and_speed(path: Path, given: Conditions) -> None:
+    size_and_speed.write_report(
+        _rows(path, size_and_speed.KEYS, size_and_speed.FIGURES, given), path
+    )
+
+
+def _structured(path: Path, given: Conditions) -> None:
+    structured.report(given, path)
+
+
+def _task_runs(path: Path, given: Conditions) -> None:
+    rows = _rows(path, task_runs_study.KEYS, task_runs_study.FIGURES, given)
+    task_runs_report.write_report(path.name.removeprefix("task-runs-"), rows, given, path)
+
+
+REPORTS: dict[str, Report | None] = {
+    "fedspallm-": _perplexities(fedspallm_studies.STUDIES, "fedspallm-"),
+    "smaller-": _perplexities(smaller_studies.STUDIES, "smaller-"),
+    "smaller-latency": _latency,
+    "sft-p-": _perplexities(sft_p_studies.STUDIES, "sft-p-"),
+    "tuning-": _tuning,
+    partitions.PARTITIONS: _partitions,
+    **dict.fromkeys(fedprllm_report.TITLES, _fedprllm),
+    "fedspine-": _fedspine_task,
+    "fedspine-regret": _regret,
+    "fedspine-steps-": _steps,
+    "fedsoda-": _fedsoda,
+    "fedsoda-memory": _fedsoda_memory,
+    "nf4-base-": _nf4_base,
+    "size-and-speed": _size_and_speed,
+    "structured-": _structured,
+    "task-runs-": _task_runs,
+    # Their measurements cannot be made into a report again.
+    "plan": None,
+    "membership": None,
+}
+"""Report of a study, by the longest beginning of its name; None if a study only writes its own."""
+PARTS = ("-curves", "-devices")
+"""Endings of files that belong to the study without this ending."""
+
+
+def studies_in(directory: Path) -> list[str]:
+    """Return the names of the studies in a directory."""
+    names = (file.name.removesuffix(".json") for file in directory.glob("*.json"))
+    return sorted(name for name in names if not name.endswith(PARTS))
+
+
+def write_again(path: Path) -> bool:
+    """Write the report of the study ``path``, a path without suffix.
 
     Returns
     -------
     bool
-        False if the file belongs to no known study.
+        False if a report of this study is written only with its measurements.
 
     Raises
     ------
     InputError
-        The file or its conditions are damaged.
+        The study is unknown, or its files are damaged.
     """
-    path = csv.with_suffix("")
-    conditions = json.loads(csv.with_suffix(".json").read_text())
-    family, _, name = csv.stem.partition("-")
-    if csv.stem == "smaller-latency":
-        times = smaller_studies.STUDIES[name]
-        write_times(times.title, by_columns.Rows(csv, times.keys, times.figures, conditions), path)
-    elif family in ("fedspallm", "smaller"):
-        study = (fedspallm_studies if family == "fedspallm" else smaller_studies).STUDIES[name]
-        fedspallm.write_report(
-            study, by_columns.Rows(csv, study.keys, study.figures, conditions), conditions, path
-        )
-    elif family == "tuning":
-        tuned = tuning_studies.STUDIES[name]
-        rows = by_columns.Rows(csv, tuning_studies.KEYS, tuning_studies.FIGURES, conditions)
-        tuning.write_report(tuned.title, tuned.panels, rows, conditions, path)
-    elif (study_name := csv.stem.partition("-ties-")[0]) in fedprllm.TITLES:
-        fedprllm.write_report(study_name, Rows(csv, conditions), path)
-    elif (masked := csv.stem.removeprefix("sft-p-")) in sft_p_studies.STUDIES:
-        variants = sft_p_studies.STUDIES[masked]
-        fedspallm.write_report(
-            variants,
-            by_columns.Rows(csv, variants.keys, variants.figures, conditions),
-            conditions,
-            path,
-        )
-    elif csv.stem == "fedspine-regret":
-        write_regret(
-            by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path
-        )
-    elif (
-        family == "fedspine"
-        and "metric" in conditions
-        and not name.endswith(("-curves", "-devices"))
-    ):
-        found = fedspine_task_report.found_in(
-            fedspine_task_study.files_of(path, conditions), conditions["metric"]
-        )
-        fedspine_task_report.write_report(
-            fedspine_task_study.TITLE.format(name), found, conditions, path
-        )
-    elif csv.stem == "fedsoda-memory":
-        fedsoda_memory.write_table(
-            by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path
-        )
-    elif csv.stem == "size-and-speed":
-        size_and_speed.write_report(
-            by_columns.Rows(csv, size_and_speed.KEYS, size_and_speed.FIGURES, conditions), path
-        )
-    elif family == "fedsoda" and name in fedsoda_studies.STUDIES:
-        soda = fedsoda_studies.STUDIES[name]
-        fedsoda_report.write_report(
-            soda, by_columns.Rows(csv, soda.keys, soda.figures, conditions), conditions, path
-        )
-    else:
-        return False
-    return True
+    known = [start for start in REPORTS if path.name.startswith(start)]
+    if not known:
+        raise InputError(f"{path}: is of no known study; give a directory with results of studies")
+    report = REPORTS[max(known, key=len)]
+    if report is not None:
+        report(path, json.loads(path.with_name(f"{path.name}.json").read_text()))
+    return report is not None
+
+
+def _write_all(directory: Path) -> None:
+    for name in studies_in(directory):
+        print(f"{name}: {'written' if write_again(directory / name) else 'unchanged'}")
 
 
 def main() -> int:
-    """Rewrite all reports of a directory."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
+    """Rewrite all reports of a directory; return 2 after an error."""
+    parser = new_parser("benchmarks.reports", __doc__)
     parser.add_argument("directory", type=Path)
-    for csv in sorted(parser.parse_args().directory.glob("*.csv")):
-        try:
-            print(f"{csv.name}: {'written' if write_again(csv) else 'unchanged'}")
-        except EspalierError as error:
-            print(error, file=sys.stderr)
-            return 2
-    return 0
+    given = parser.parse_args()
+    return exit_status(lambda: _write_all(given.directory))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ import torch
 
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.tables import head_of
 from espalier.hf.export.model import export_edited
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -37,6 +39,7 @@ from espalier.hf.structured.selection import lowest
 from espalier.hf.whole.model import load_whole
 from espalier.models.groups import Groups
 from espalier.models.structure import Structure
+from espalier.results.style import METHODS
 from espalier.settings.pruning import StructuredSettings
 
 VARIANTS: dict[str, tuple[float, str]] = {
@@ -50,6 +53,13 @@ VARIANTS: dict[str, tuple[float, str]] = {
     "residual dimensions, 50%": (0.5, "lanes"),
 }
 """Pruning ratio, and the scope in which groups compete, by name."""
+DRAWN = {
+    "even": ("groups, evenly (LLM-Pruner)", METHODS["llm-pruner"]),
+    "uneven": ("groups, unevenly (FLAP)", METHODS["flap"]),
+    "residual dimensions": ("residual dimensions (SFT-P)", METHODS["sft-p"]),
+    "unstructured": ("single weights set to zero (FedPrLLM)", METHODS["fedprllm"]),
+}
+"""Label and look in the figure; each kind of removal has the look of a method that does it."""
 MIB = 1 << 20
 BATCHES = (1, 8)
 
@@ -187,7 +197,7 @@ COLUMNS = {
 
 
 def report(results: dict[str, Any], path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write ``<path>.md`` and the figure."""
     rows = results["rows"]
     conditions = results["conditions"]
     whole = rows["dense"]
@@ -203,8 +213,7 @@ def report(results: dict[str, Any], path: Path) -> None:
             f" [Figures](./{path.name}.json)."
         ),
         "",
-        f"| model | {' | '.join(COLUMNS)} |",
-        "|---|" + "---:|" * len(COLUMNS),
+        *head_of(list(COLUMNS), numbers=True, first="model"),
     ]
     for variant, row in rows.items():
         cells = [
@@ -213,32 +222,34 @@ def report(results: dict[str, Any], path: Path) -> None:
             for key, factor, digits in COLUMNS.values()
         ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
-    path.with_name(f"{path.name}.md").write_text(
-        "\n".join([*lines, "", f"![Figures relative to the dense model](./{path.name}.png)", ""])
-    )
-    _plot(rows, path.with_name(f"{path.name}.png"))
+    title = f"Smaller models relative to the dense model: {conditions['shape']}"
+    path.with_name(f"{path.name}.md").write_text("\n".join([*lines, "", picture(path, title), ""]))
+    draw(_figure(rows, conditions["repeats"]), path, title)
 
 
-def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
-    """Plot ratios to the dense model's figures, a row of dots per figure."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for place, (variant, row) in enumerate(list(rows.items())[1:]):
-        shares = [row[key] / rows["dense"][key] for key, _, _ in COLUMNS.values()]
-        heights = [at + 0.12 * (place - 2) for at in range(len(COLUMNS))]
-        axes.plot(shares, heights, "o", label=variant, color=f"C{place}")
-    axes.axvline(1, color="grey", linewidth=1)
-    axes.set_yticks(range(len(COLUMNS)), list(COLUMNS))
-    axes.invert_yaxis()
-    axes.set_xlim(0)
-    axes.set_xlabel("relative to the dense model")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+def _figure(rows: dict[str, dict[str, float]], repeats: int) -> StudyFigure:
+    """Return a panel per pruning ratio: a row per measured figure, relative to the dense model."""
+    panels = []
+    for ratio in ("20%", "50%"):
+        series = [
+            Series(label, look, {
+                head: [rows[f"{name}, {ratio}"][key] / rows["dense"][key]]
+                for head, (key, _, _) in COLUMNS.items()
+            })
+            for name, (label, look) in DRAWN.items()
+            if f"{name}, {ratio}" in rows
+        ]  # fmt: skip
+        panels.append(
+            Panel(
+                f"{ratio} of the blocks' parameters removed",
+                "relative to the dense model (lower is better)",
+                series,
+                [Reference("dense model", 1.0)],
+                start=0.0,
+            )
+        )
+    note = f"Medians of {repeats} processes" if repeats > 1 else "One process"
+    return StudyFigure(panels, 2, note, rows=True, height=370)
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ The other studies train. ``--data`` is the task's training file, whose records a
 ten clients, ``--test`` its test items, and ``--public`` a text of another domain, on which the
 server compares blocks and aligns. Results of runs are kept in ``--work``, for all studies together;
 rows go to ``docs/studies/fedsoda-<study>.csv`` (an interrupted study continues there), and finally
-to a Markdown table and a plot next to it. ``--set KEY=VALUE`` changes a setting of all runs.
+to a Markdown table and a plot next to it. ``--set KEY=VALUE`` changes a setting of all runs. The
+model needs at least 8 blocks.
 """
 
 import argparse
@@ -21,7 +22,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espalier.errors import EspalierError, InputError
+from benchmarks.study_command import add_arguments, exit_status, new_parser
+from espalier.errors import InputError
 
 
 def _tables(given: argparse.Namespace) -> None:
@@ -66,11 +68,7 @@ Each imports its own modules, so that a recount does not wait for training libra
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedsoda",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.fedsoda", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     tables = commands.add_parser("tables", help="count what the paper prints; no weights")
     tables.add_argument(
@@ -85,9 +83,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_measured(study: argparse.ArgumentParser) -> None:
-    study.add_argument(
-        "--model", required=True, help="directory of a Hugging Face model of at least 8 blocks"
-    )
+    names = "model set seeds threads device work out"
+    add_arguments(study, names, device="cpu", work=Path("runs/fedsoda"))
     study.add_argument("--task", default="arc-easy", help="whose records are in --data and --test")
     study.add_argument("--data", type=Path, required=True, help="training records, JSON Lines")
     study.add_argument("--test", type=Path, required=True, help="test items, JSON Lines")
@@ -96,27 +93,12 @@ def _add_measured(study: argparse.ArgumentParser) -> None:
     study.add_argument(
         "--characters", type=int, default=100_000, help="of each public text, at most"
     )
-    study.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=5"
-    )
-    study.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    study.add_argument("--threads", type=int, default=1)
-    study.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
-    study.add_argument(
-        "--work", type=Path, default=Path("runs/fedsoda"), help="where results of runs are kept"
-    )
-    study.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
+    """Run one study; return 2 after an error."""
     given = _arguments(arguments)
-    try:
-        COMMANDS[given.command](given)
-    except EspalierError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: COMMANDS[given.command](given))
 
 
 if __name__ == "__main__":

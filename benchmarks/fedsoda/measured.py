@@ -1,17 +1,15 @@
 """Command line of one measured study: data, conditions, rows and report."""
 
 import argparse
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from benchmarks.fedsoda.cells import ALIGNING, COMMON
 from benchmarks.fedsoda.report import write_report
 from benchmarks.fedsoda.runs import Bench
 from benchmarks.fedsoda.sources import make_sources
 from benchmarks.fedsoda.studies import STUDIES, work
-from benchmarks.fedspallm.rows import Rows
-from espalier.errors import InputError
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import chosen, model_conditions
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -42,11 +40,7 @@ def measure(given: argparse.Namespace) -> None:
     }
     inputs = {"model": model.sha256, "tests": sha256(sources.tested.read_bytes()), **data}
     conditions = {
-        "model": {
-            "name": model.directory.name,
-            "parameters": model.plan.num_parameters,
-            "sha256": model.sha256,
-        },
+        "model": model_conditions(model, "parameters"),
         "settings": {"task.name": given.task, **COMMON, **ALIGNING, **changes},
         "data": {"records": sources.clients.read_text(encoding="utf-8").count("\n"), **data},
         "threads": given.threads,
@@ -57,17 +51,3 @@ def measure(given: argparse.Namespace) -> None:
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
     work(study, bench, given.seeds, rows)
     write_report(study, rows, conditions, path)
-
-
-def chosen(pairs: list[str]) -> dict[str, Any]:
-    """Return the settings of ``--set``, parsed as TOML if possible, otherwise as strings."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise InputError(f"--set {pair}: is no KEY=VALUE, for instance training.steps=5")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
-    return found

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fedsoda.cells import COMMON, IID, METHODS, Cell
-from benchmarks.fedsoda.measured import chosen
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import chosen
 from espalier.errors import InputError
 from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up

@@ -2,13 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from benchmarks.fedsoda.cells import FEDOT
-from benchmarks.fedsoda.studies import BY_ROUND, CHANCE, COSTS, PERPLEXITIES, SCORES, Study
-from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.paired import paired_table
+from benchmarks.fedsoda.studies import BY_ROUND, CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, Study
+from benchmarks.reporting.looks import CHANCE as GUESSED
+from benchmarks.reporting.looks import look_of_arm
+from benchmarks.reporting.paired import paired_table
+from benchmarks.reporting.panels import (
+    DASHED,
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
+from benchmarks.reporting.rows import Row, Rows
+from benchmarks.reporting.tables import head_of, mean_and_spread
 
 NAMES = {
     "loss": "loss, nats per token of the correct answer",
@@ -22,6 +35,12 @@ NAMES = {
     "thousand_trained": "trained parameters, thousands",
     "cpu_seconds": "CPU seconds of the run",
 }
+HEADINGS = {"loss": "Loss", "acc": "Accuracy", "acc_norm": "Accuracy per character"}
+UNITS = {
+    "loss": "nats per token of the answer",
+    "acc": "fraction of the items that are right",
+    "acc_norm": "fraction of the items that are right",
+}
 DIGITS = {
     "megabytes_up": 2,
     "megabytes_down": 2,
@@ -32,7 +51,7 @@ DIGITS = {
 
 
 def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write ``<path>.md`` and the figure."""
     seeds = sorted({row["seed"] for row in rows.rows})
     settings = ", ".join(f"{key} {value}" for key, value in conditions["settings"].items())
     lines = [
@@ -45,12 +64,11 @@ def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: 
         ),
         "",
         *(_of_rounds(rows) if study.by_round else _of_cells(study, rows)),
-        f"![{study.title}](./{path.name}.png)",
+        picture(path, study.title),
         "",
     ]
     path.with_suffix(".md").write_text("\n".join(lines))
-    plot = _plot_rounds if study.by_round else _plot_cells
-    plot(study.title, rows, path.with_suffix(".png"))
+    draw(_rounds_figure(rows) if study.by_round else _cells_figure(rows), path, study.title)
 
 
 # ----- rows per run -------------------------------------------------------------------------------
@@ -81,7 +99,7 @@ def _of_cells(study: Study, rows: Rows) -> list[str]:
 def _table(rows: Sequence[Row], figures: Sequence[str]) -> list[str]:
     """Return a table with a row per arm and a column per figure that has values."""
     shown = [name for name in figures if _has(rows, name)]
-    lines = [f"| | {' | '.join(NAMES[name] for name in shown)} |", "|---|" + "---:|" * len(shown)]
+    lines = head_of([NAMES[name] for name in shown], numbers=True)
     for arm in _names(rows, "arm"):
         cells = (
             _cell([row[name] for row in rows if row["arm"] == arm and row[name]], name, arm)
@@ -102,55 +120,44 @@ def _names(rows: Sequence[Row], key: str) -> list[str]:
 
 def _cell(texts: Sequence[str], figure: str, arm: str) -> str:
     values = [float(text) for text in texts]
-    digits = DIGITS.get(figure, 3)
-    if not values:
-        return ""
-    spread = (
-        f" ± {stdev(values):.{digits}f}"
-        if len(values) > 1 and arm != CHANCE and len(set(values)) > 1
-        else ""
+    constant = arm == CHANCE or len(set(values)) == 1
+    return mean_and_spread(values[:1] if constant else values, DIGITS.get(figure, 3))
+
+
+def _cells_figure(rows: Rows) -> StudyFigure:
+    """Return a panel per score: by place, or a row per arm if there is one place."""
+    by_place = len(_names(rows.rows, "place")) > 1
+    panels = [_panel(rows, name, by_place) for name in SCORES if _has(rows.rows, name)]
+    return StudyFigure(
+        panels, len(panels), _seeds(rows), rows=not by_place, height=320 if by_place else 0
     )
-    return f"{fmean(values):.{digits}f}{spread}"
 
 
-def _plot_cells(title: str, rows: Rows, path: Path) -> None:
-    """Plot scores as dots with the spread over seeds: by place, or by arm if there is one place."""
-    figure = _figure(len(SCORES))
-    places = _names(rows.rows, "place")
-    arms = [arm for arm in _names(rows.rows, "arm") if arm != CHANCE]
-    for axes, name in zip(figure.axes, SCORES, strict=True):
-        for number, arm in enumerate(arms):
-            found = [
-                [
-                    float(r[name])
-                    for r in rows.rows
-                    if (r["arm"], r["place"]) == (arm, place) and r[name]
-                ]
-                for place in places
-            ]
-            shift = 0.6 * (number + 0.5) / len(arms) - 0.3
-            at = [
-                place + shift if len(places) > 1 else float(number)
-                for place, values in enumerate(found)
-                if values
-            ]
-            means, spreads = (
-                zip(*((fmean(v), stdev(v) if len(v) > 1 else 0.0) for v in found if v), strict=True)
-                if any(found)
-                else ((), ())
-            )
-            axes.errorbar(at, means, yerr=spreads, fmt="o", markersize=5, capsize=2, label=arm)
-        chance = [float(row[name]) for row in rows.rows if row["arm"] == CHANCE and row[name]]
-        # The loss of uniform guessing is far above all others and would compress the axis.
-        if chance and name != "loss":
-            axes.axhline(fmean(chance), color="grey", linestyle="--", linewidth=1, label=CHANCE)
-        if len(places) > 1:
-            axes.set_xticks(range(len(places)), places)
-        else:
-            axes.set_xticks(range(len(arms)), arms, rotation=30, ha="right")
-        axes.set_ylabel(NAMES[name])
-        axes.grid(alpha=0.3)
-    _save(figure, title, path)
+def _panel(rows: Rows, name: str, by_place: bool) -> Panel:
+    values: dict[str, dict[str, list[float]]] = {}
+    for row in rows.rows:
+        if row[name]:
+            own = values.setdefault(row["arm"], {})
+            own.setdefault(row["place"], []).append(float(row[name]))
+    fixed = {
+        arm: fmean(next(iter(values.pop(arm).values()))) for arm in (DENSE, CHANCE) if arm in values
+    }
+    if by_place:
+        series = [Series(arm, look_of_arm(arm), own, False) for arm, own in values.items()]
+    else:
+        arms = {arm: found for arm, own in values.items() for found in own.values()}
+        series = [Series("FedSODA", look_of_arm("FedSODA"), arms)]
+    title = HEADINGS[name]
+    references = [
+        Reference(label, fixed[arm], look)
+        for arm, label, look in ((DENSE, "dense model", DASHED), (CHANCE, "guessing", GUESSED))
+        if arm in fixed
+    ]
+    # The losses of the dense model and of guessing would compress the axis.
+    if name == BY_ROUND:
+        references = []
+        title += f" (dense model {fixed[DENSE]:.2f})" if DENSE in fixed else ""
+    return Panel(title, UNITS[name], series, references)
 
 
 # ----- rows per round -----------------------------------------------------------------------------
@@ -163,8 +170,7 @@ def _of_rounds(rows: Rows) -> list[str]:
     lines = [
         f"## {NAMES[BY_ROUND]}",
         "",
-        f"| round | {' | '.join(map(str, numbers))} |",
-        "|---|" + "---:|" * len(numbers),
+        *head_of(list(map(str, numbers)), numbers=True, first="round"),
     ]
     arms = _names(rows.rows, "arm")
     for arm in arms:
@@ -184,9 +190,8 @@ def _of_rounds(rows: Rows) -> list[str]:
         "",
         f"## Rounds until the final loss of {FEDOT}",
         "",
-        f"| | {' | '.join(f'seed {s}' for s in _names(rows.rows, 'seed'))} |",
+        *head_of([f"seed {seed}" for seed in _names(rows.rows, "seed")], numbers=True),
     ]
-    lines.append("|---|" + "---:|" * len(_names(rows.rows, "seed")))
     for arm in arms:
         reached = [rounds_needed(curves, arm, seed) for seed in _names(rows.rows, "seed")]
         lines.append(
@@ -215,32 +220,19 @@ def rounds_needed(curves: Curves, arm: str, seed: str, target: str = FEDOT) -> i
     return next((number for number in sorted(curve) if curve[number] <= last), None)
 
 
-def _plot_rounds(title: str, rows: Rows, path: Path) -> None:
-    figure = _figure(1)
+def _rounds_figure(rows: Rows) -> StudyFigure:
     curves = losses_by_seed(rows)
+    series = []
     for arm in _names(rows.rows, "arm"):
         mine = [curve for (name, _), curve in curves.items() if name == arm]
         numbers = sorted({number for curve in mine for number in curve})
-        means = [fmean(curve[number] for curve in mine if number in curve) for number in numbers]
-        figure.axes[0].plot(numbers, means, "o-", markersize=4, label=arm)
-    figure.axes[0].set_xlabel("round")
-    figure.axes[0].set_ylabel(NAMES[BY_ROUND])
-    figure.axes[0].grid(alpha=0.3)
-    _save(figure, title, path)
+        points = {
+            number: [curve[number] for curve in mine if number in curve] for number in numbers
+        }
+        series.append(Series(arm, look_of_arm(arm), points))
+    panel = Panel("", f"loss, {UNITS[BY_ROUND]}", series, places="round")
+    return StudyFigure([panel], 1, _seeds(rows), height=340)
 
 
-def _figure(panels: int) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.5 + 4.5 * panels, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.subplots(1, panels, squeeze=False)
-    return figure
-
-
-def _save(figure: Any, title: str, path: Path) -> None:
-    handles, names = figure.axes[-1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", fontsize=8)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+def _seeds(rows: Rows) -> str:
+    return seeds_note(len(_names(rows.rows, "seed")))

@@ -16,12 +16,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import SAMPLES, STUDIES, Bench
+from benchmarks.reporting.perplexity_report import write_report
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import (
+    add_arguments,
+    exit_status,
+    model_conditions,
+    new_parser,
+    text_conditions,
+)
 from espalier.data.public_text import public_samples
-from espalier.data.samples import samples_sha256
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
@@ -30,13 +36,10 @@ from espalier.storage.blobs import sha256
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedspallm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.fedspallm", __doc__)
     parser.add_argument("study", choices=sorted(STUDIES))
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    names = "model text sequence-length max-samples seeds threads device out"
+    add_arguments(parser, names, threads=2)
     parser.add_argument(
         "--private",
         required=True,
@@ -44,27 +47,11 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         help="text that is dealt out to the clients",
     )
-    parser.add_argument(
-        "--text",
-        action="append",
-        required=True,
-        metavar="NAME=FILE",
-        help="public text to evaluate on",
-    )
-    parser.add_argument("--sequence-length", type=int, default=256)
-    parser.add_argument(
-        "--max-samples", type=int, default=32, help="samples of each public text; 0: all"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     return parser.parse_args()
 
 
-def main() -> int:
+def _work(given: argparse.Namespace) -> None:
     """Run the missing parts of a study, and write its report."""
-    given = _arguments()
     common = {
         "method": "fedspallm",
         "model": given.model,
@@ -77,40 +64,33 @@ def main() -> int:
         "evaluation.sequence-length": given.sequence_length,
         "evaluation.max-samples": given.max_samples,
     }
-    try:
-        settings = parse(common)
-        study = STUDIES[given.study]
-        if missing := [str(file) for file in given.private if not file.is_file()]:
-            raise InputError(f"--private {', '.join(missing)}: is no file")
-        model = open_model(settings.model)
-        texts = public_samples(settings.evaluation, model.encode)
-        bench = Bench(
-            BlockStream(model, set_up(settings, Path())), texts, common, given.private, given.seeds
-        )
-        conditions = {
-            "model": {
-                "name": model.directory.name,
-                "weights": model.plan.num_weights,
-                "sha256": model.sha256,
-            },
-            "private": {file.name: sha256(file.read_bytes()) for file in given.private},
-            "texts": {
-                name: {"samples": len(samples), "sha256": samples_sha256(samples)}
-                for name, samples in texts.items()
-            },
-            "samples": SAMPLES,
-            "sequence_length": given.sequence_length,
-            "threads": given.threads,
-            "device": bench.stream.computing.device.type,
-        }
-        path = given.out / f"fedspallm-{given.study}"
-        rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
-        study.work(bench, rows)
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
+    settings = parse(common)
+    study = STUDIES[given.study]
+    if missing := [str(file) for file in given.private if not file.is_file()]:
+        raise InputError(f"--private {', '.join(missing)}: is no file")
+    model = open_model(settings.model)
+    texts = public_samples(settings.evaluation, model.encode)
+    stream = BlockStream(model, set_up(settings, Path()))
+    bench = Bench(stream, texts, common, given.private, given.seeds)
+    conditions = {
+        "model": model_conditions(model, "weights"),
+        "private": {file.name: sha256(file.read_bytes()) for file in given.private},
+        "texts": text_conditions(texts),
+        "samples": SAMPLES,
+        "sequence_length": given.sequence_length,
+        "threads": given.threads,
+        "device": bench.stream.computing.device.type,
+    }
+    path = given.out / f"fedspallm-{given.study}"
+    rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
+    study.work(bench, rows)
     write_report(study, rows, conditions, path)
-    return 0
+
+
+def main() -> int:
+    """Run a study; return 2 after an error."""
+    given = _arguments()
+    return exit_status(lambda: _work(given))
 
 
 if __name__ == "__main__":

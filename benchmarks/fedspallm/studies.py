@@ -1,7 +1,7 @@
 """Studies of FedSpaLLM; each adds rows of perplexity per text."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from benchmarks.fedspallm import app
 from benchmarks.fedspallm.clients import Clients
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
 from espalier.data.passages import passages
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, dense
+from espalier.results.style import METHODS
 from espalier.settings.run import parse
 
 Cell = dict[str, Any]
@@ -63,18 +65,6 @@ class Bench:
             for text, loss in mean_losses(self.stream, samples, edits).items():
                 found[text].append(perplexity(loss))
         return {text: float(np.mean(values)) for text, values in found.items()}
-
-
-@dataclass(frozen=True)
-class Study:
-    """Study: columns that identify a row, measured columns, and the work."""
-
-    title: str
-    keys: tuple[str, ...]
-    figures: tuple[str, ...]
-    work: Callable[[Bench, Rows], None]
-    pairs: tuple[Pair, ...] = ()
-    """Rows of its table that are compared in pairs."""
 
 
 def tables(bench: Bench, rows: Rows) -> None:
@@ -279,23 +269,25 @@ DOMAINS = (
     "FedAvg, expansion",
     "centralized",
 )
+LOOK = METHODS["fedspallm"]
 RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
 STUDIES = {
     "tables": Study(
         "FedSpaLLM with 4, 8 and 16 clients (the paper's tables 1 to 3)",
         ("seed", "sparsity", "clients", "model", "text"), ("perplexity", "sparsity_reached"), tables,
-        (*TABLE_PAIRS, *SIZES),
+        (*TABLE_PAIRS, *SIZES), LOOK,
+        {f", {number} clients": f"{number} clients" for number in FEDERATIONS}, ("0.7", "0.8"),
     ),
     "domains": Study(
         "Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",), domains,
-        tuple(Pair("FedSpaLLM", other) for other in DOMAINS),
+        tuple(Pair("FedSpaLLM", other) for other in DOMAINS), LOOK,
     ),
     "sampling": Study(
         "Fraction of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling,
-        tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]),
+        tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]), LOOK,
     ),
     "rounds": Study(
         "Rounds and sparsity schedules", ("seed", "sparsity", "plan", "text"), RUN_FIGURES, rounds,
-        tuple(Pair(f"{number} rounds, {schedule}", "1 round") for number, schedule in PLANS[1:]),
+        tuple(Pair(f"{number} rounds, {schedule}", "1 round") for number, schedule in PLANS[1:]), LOOK,
     ),
 }  # fmt: skip

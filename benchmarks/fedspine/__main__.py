@@ -13,28 +13,22 @@ then to a Markdown table and plots.
 
 import argparse
 import sys
-from pathlib import Path
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import steps, task_study
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
-from espalier.errors import EspalierError
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import add_arguments, exit_status, new_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedspine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Run one study; return 2 after an error."""
+    parser = new_parser("benchmarks.fedspine", __doc__)
     commands = parser.add_subparsers(dest="study", required=True)
     regret = commands.add_parser(
         "regret", help="cumulative regret of S-UCB, of random arms and of the best fixed arm"
     )
-    regret.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
-    regret.add_argument("--out", type=Path, default=Path("docs/studies"))
+    add_arguments(regret, "seeds out", seeds=list(range(10)))
     steps.add_arguments(
         commands.add_parser(
             "steps", help="seconds and memory of a step by pruning ratio and rank; no text"
@@ -46,12 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     )
     given = parser.parse_args(arguments)
-    try:
-        {"regret": _regret, "steps": steps.work, "tasks": task_study.work}[given.study](given)
-    except EspalierError as mistake:
-        print(f"{mistake}", file=sys.stderr)
-        return 2
-    return 0
+    studies = {"regret": _regret, "steps": steps.work, "tasks": task_study.work}
+    return exit_status(lambda: studies[given.study](given))
 
 
 def _regret(given: argparse.Namespace) -> None:

@@ -11,8 +11,8 @@ from itertools import product
 
 import numpy as np
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine.surfaces import SURFACES, Points, Surface, grid
+from benchmarks.reporting.rows import Rows
 from espalier.seeds import derive_seed
 from strategies.fedspine.bandit import Bandit, Exploration
 

@@ -1,10 +1,21 @@
 """Report of the regret study: Markdown tables and a plot."""
 
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspine.regret import FIXED, RANDOM, SUCB
+from benchmarks.reporting.panels import (
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
+from benchmarks.reporting.rows import Row, Rows
+from benchmarks.reporting.tables import head_of, mean_and_spread
+from espalier.results.style import GREY, METHODS, Look
 
 TITLE = "Regret of FedSpine's bandit"
 SHOWN = (100, 200)
@@ -12,7 +23,7 @@ SHOWN = (100, 200)
 
 
 def write_report(rows: Rows, path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write ``<path>.md`` and the figure."""
     seeds = len({row["seed"] for row in rows.rows})
     surfaces = list(dict.fromkeys(row["surface"] for row in rows.rows))
     lines = [
@@ -28,8 +39,8 @@ def write_report(rows: Rows, path: Path) -> None:
     ]
     for mark in SHOWN:
         lines += _table(rows, surfaces, mark)
-    path.with_suffix(".md").write_text("\n".join([*lines, f"![{TITLE}](./{path.name}.png)", ""]))
-    _plot(rows, surfaces, path.with_suffix(".png"))
+    path.with_suffix(".md").write_text("\n".join([*lines, picture(path, TITLE), ""]))
+    draw(_figure(rows, surfaces, seeds), path, TITLE)
 
 
 def _named(row: Row) -> str:
@@ -54,17 +65,13 @@ def _table(rows: Rows, surfaces: list[str], mark: int) -> list[str]:
     lines = [
         f"## After {mark} rounds",
         "",
-        f"| | {' | '.join(surfaces)} | cells |",
-        "|---|" + "---:|" * (len(surfaces) + 1),
+        *head_of([*surfaces, "cells"], numbers=True),
     ]
     for name in by_surface[surfaces[0]]:
         texts = []
         for found in by_surface.values():
-            spread = f" ± {stdev(found[name]):.1f}" if len(found[name]) > 1 else ""
-            texts.append(
-                f"{fmean(found[name]):.1f}{spread}"
-                f" ({fmean(found[name]) / fmean(found[RANDOM]):.2f})"
-            )
+            share = fmean(found[name]) / fmean(found[RANDOM])
+            texts.append(f"{mean_and_spread(found[name], 1)} ({share:.2f})")
         lines.append(
             f"| {name} | {' | '.join(texts)} |"
             f" {f'{fmean(cells[name]):.0f}' if name in cells else ''} |"
@@ -72,57 +79,35 @@ def _table(rows: Rows, surfaces: list[str], mark: int) -> list[str]:
     return [*lines, ""]
 
 
-def _plot(rows: Rows, surfaces: list[str], path: Path) -> None:
-    """Plot the final regret relative to random arms.
+def _figure(rows: Rows, surfaces: list[str], seeds: int) -> StudyFigure:
+    """Return the final regret relative to random arms.
 
-    There is a panel per surface, a line per delta and xi, and a color per lambda.
+    There is a panel per surface, a row per delta and xi, and a fill per lambda.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     bandits = [row for row in rows.rows if row["policy"] == SUCB]
-    discounts = list(dict.fromkeys(row["discount"] for row in bandits))
-    kinds = list(dict.fromkeys((row["granularity"], row["exploration"]) for row in bandits))
-    figure = Figure(
-        figsize=(3.0 + 2.8 * len(surfaces), 1.6 + 0.32 * len(kinds)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    for axes, surface in zip(
-        figure.subplots(1, len(surfaces), sharey=True, squeeze=False)[0], surfaces, strict=True
-    ):
+    discounts = sorted({row["discount"] for row in bandits}, key=float, reverse=True)
+    kinds = dict.fromkeys((row["granularity"], row["exploration"]) for row in bandits)
+    panels = []
+    for surface in surfaces:
         found = _grouped(rows, surface, f"regret_{SHOWN[-1]}")
         random = fmean(found[RANDOM])
-        axes.axvline(1, color="grey", linewidth=1, label=RANDOM)
-        axes.axvline(
-            fmean(found[FIXED]) / random, color="grey", linestyle="--", linewidth=1, label=FIXED
-        )
-        for place, discount in enumerate(discounts):
-            shares = [
-                [value / random for value in found[f"{discount}, {delta}, {xi}"]]
-                for delta, xi in kinds
-            ]
-            spreads = [stdev(values) if len(values) > 1 else 0.0 for values in shares]
-            heights = [
-                line + 0.2 * (place - (len(discounts) - 1) / 2) for line in range(len(kinds))
-            ]
-            label = f"S-UCB, lambda {discount}"
-            axes.errorbar(
-                [fmean(v) for v in shares],
-                heights,
-                xerr=spreads,
-                fmt="o",
-                markersize=4,
-                capsize=2,
-                label=label,
+        series = [
+            Series(
+                f"S-UCB, lambda {discount}",
+                METHODS["fedspine"].variant(number),
+                {
+                    f"delta {delta}, xi {xi}": [
+                        value / random for value in found[f"{discount}, {delta}, {xi}"]
+                    ]
+                    for delta, xi in kinds
+                },
             )
-        axes.set_yticks(range(len(kinds)), [f"delta {delta}, xi {xi}" for delta, xi in kinds])
-        axes.set_ylim(len(kinds) - 0.5, -0.5)
-        axes.set_xlim(left=-0.03)
-        axes.set_title(surface, fontsize=10)
-        axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-    figure.supxlabel(
-        f"regret after {SHOWN[-1]} rounds, of that of random arms (lower is better)", fontsize=10
-    )
-    figure.suptitle(TITLE, fontsize=10)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+            for number, discount in enumerate(discounts)
+        ]
+        references = [
+            Reference("uniformly random arms", 1.0, Look(GREY, "", "-")),
+            Reference(FIXED, fmean(found[FIXED]) / random),
+        ]
+        label = f"regret after {SHOWN[-1]} rounds, relative to random arms"
+        panels.append(Panel(surface, label, series, references, start=-0.03))
+    return StudyFigure(panels, 2, seeds_note(seeds), rows=True, height=330)

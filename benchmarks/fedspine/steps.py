@@ -23,6 +23,9 @@ import torch
 
 from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
+from benchmarks.reporting.looks import look_of_arm
+from benchmarks.reporting.panels import Panel, Reference, Series, StudyFigure, draw, picture
+from benchmarks.reporting.tables import head_of
 from benchmarks.structured import structure_of
 from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
@@ -66,6 +69,7 @@ METHODS = {
 
 FedSpine chooses its ranks; 8 is the highest here.
 """
+TITLE = "What a step costs a device"
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
     "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
@@ -341,7 +345,7 @@ def report(results: dict[str, Any], path: Path) -> None:
     rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
     plain = rows[f"p = {0:.0%}, r = {USUAL}"]
     lines = [
-        "# What a step costs a device",
+        f"# {TITLE}",
         "",
         (
             f"{_described(conditions['shape'])}, float32 on the CPU, threads:"
@@ -354,8 +358,7 @@ def report(results: dict[str, Any], path: Path) -> None:
             f" went. [Figures](./{path.name})."
         ),
         "",
-        f"| | {' | '.join(COLUMNS)} |",
-        "|---|" + "---:|" * len(COLUMNS),
+        *head_of(list(COLUMNS), numbers=True),
     ]
     for name, row in rows.items():
         texts = [
@@ -379,8 +382,9 @@ def report(results: dict[str, Any], path: Path) -> None:
         )
         lines.append(f"| {name} | {seconds} | {memory} |")
     lines += ["", *_by_method(results["rows"])]
-    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.stem}.png)", ""]))
-    _plot(rows, plain, path.with_suffix(".png"))
+    figure = path.with_suffix("")
+    path.with_suffix(".md").write_text("\n".join([*lines, "", picture(figure, TITLE), ""]))
+    draw(_figure(rows), figure, TITLE)
 
 
 def _described(shape: str) -> str:
@@ -416,34 +420,46 @@ def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines
 
 
-def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path) -> None:
-    """Plot seconds and memory over the ratio, a line per rank, and all weights as a reference."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, key, title in zip(
-        figure.subplots(1, 2),
-        ("seconds", "peak_mib"),
-        ("a step, s", "peak memory, MiB"),
-        strict=True,
-    ):
-        for rank in RANKS:
-            ratios = TENS if rank == USUAL else RATIOS
-            axes.plot(
-                ratios,
-                [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in ratios],
-                "o-",
-                label=f"r = {rank}",
-            )
-        for end in MEASURED:
-            measured = [rows[f"p = {ratio:.0%}, r = {USUAL}{end}"][key] for ratio in TENS]
-            axes.plot(TENS, measured, "o--", label=f"r = {USUAL}{end}")
-        axes.axhline(rows[ALL][key], color="grey", linestyle="--", linewidth=1, label=ALL)
-        axes.set_ylim(0)
-        axes.set_xlabel("share of the units that is cut (p)")
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+def _figure(rows: Mapping[str, Mapping[str, float]]) -> StudyFigure:
+    """Return seconds and memory over the ratio: by rank, and by the way groups are measured."""
+    fedspine = look_of_arm("FedSpine")
+    by_rank = {
+        f"rank {rank}": (
+            fedspine.variant(number),
+            f", r = {rank}",
+            TENS if rank == USUAL else RATIOS,
+        )
+        for number, rank in enumerate((USUAL, *(rank for rank in RANKS if rank != USUAL)))
+    }
+    scores = {
+        "importance by gradients (FedSpine)": fedspine,
+        "importance by masks (FedAPT)": look_of_arm("FedAPT"),
+    }
+    by_score = {
+        label: (look.variant(1), f", r = {USUAL}{end}", TENS)
+        for (label, look), end in zip(scores.items(), MEASURED, strict=True)
+    }
+    plain = {f"rank {USUAL}": by_rank[f"rank {USUAL}"]}
+    panels = [
+        Panel(
+            heading,
+            unit,
+            [
+                Series(
+                    label,
+                    look,
+                    {100 * ratio: [rows[f"p = {ratio:.0%}{end}"][key]] for ratio in ratios},
+                )
+                for label, (look, end, ratios) in lines.items()
+            ],
+            [Reference("all weights trained", rows[ALL][key])],
+            "pruned groups, %",
+            start=0.0,
+        )
+        for heading, lines in (
+            ("By LoRA rank", by_rank),
+            ("While importance is measured", plain | by_score),
+        )
+        for key, unit in (("seconds", "seconds per step"), ("peak_mib", "peak memory, MiB"))
+    ]
+    return StudyFigure(panels, 2, height=240)

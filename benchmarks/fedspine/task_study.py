@@ -4,9 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks import study_command
 from benchmarks.fedspine import tasks
-from benchmarks.fedspine.task_report import found_in, write_report
+from benchmarks.fedspine.task_report import write_report
+from benchmarks.fedspine.task_results import found_in
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items
 from espalier.errors import InputError
@@ -20,11 +22,8 @@ TITLE = "FedSpine on {}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command-line arguments of the study."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="directory of a Hugging Face model, an encoder or a language model",
-    )
+    names = "model seeds threads work out"
+    study_command.add_arguments(parser, names, seeds=[0], work=Path("runs/fedspine-tasks"))
     parser.add_argument(
         "--task", required=True, help="task.name of the settings, for instance sst2 or dolly"
     )
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="of the parts' rows those of these models, for instance bandits schedule",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10, help="of a round")
     parser.add_argument("--batch-size", type=int, default=8)
@@ -59,11 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=64, help="of a sequence or test item")
     parser.add_argument("--max-test-items", type=int, default=0, help="0: all")
     parser.add_argument("--every", type=int, default=4, help="rounds between two measurements")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/fedspine-tasks"), help="where runs are kept"
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 
 def work(given: argparse.Namespace) -> None:
@@ -90,11 +83,7 @@ def work(given: argparse.Namespace) -> None:
     metric = "loss" if max(len(item.options) for item in items) < 2 else "acc"
     calibrated = given.calibration is not None and given.calibration.is_file()
     conditions: dict[str, Any] = {
-        "model": {
-            "name": model.directory.name,
-            "parameters": model.plan.num_parameters,
-            "sha256": model.sha256,
-        },
+        "model": study_command.model_conditions(model, "parameters"),
         "settings": trained,
         "records": {file.name: sha256(file.read_bytes()) for file in (*_files(given), given.test)},
         "fleets": {file.name: sha256(file.read_bytes()) for file in sorted(FLEETS.glob("*.toml"))},

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, whole_tuning
 from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
 from benchmarks.fedspine.encoder_masks import mask_tuned
 from benchmarks.fedspine.other_clock import depends_on_times, retimed
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
 from espalier.settings.fleet import Fleet

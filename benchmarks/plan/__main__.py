@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.random_llama import Shape, save_model
+from benchmarks.reporting.rows import Rows
 from espalier.errors import InputError
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration

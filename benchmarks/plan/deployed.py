@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.random_llama import save_model
+from benchmarks.reporting.rows import Rows
 from espalier.flower.programs import SUPERNODE_MODULE
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app import find_app

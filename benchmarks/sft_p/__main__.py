@@ -13,19 +13,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm.report import write_report
+from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.sft_p import tables
 from benchmarks.sft_p.studies import STUDIES, TRAINED
 from benchmarks.smaller.bench import add_arguments, measure
-from espalier.errors import EspalierError, InputError
+from benchmarks.study_command import exit_status, new_parser
+from espalier.errors import InputError
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sft_p",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.sft_p", __doc__)
     commands = parser.add_subparsers(dest="study", required=True)
     tables = commands.add_parser(
         "tables", help="count what the paper prints, and what it does not; no weights"
@@ -39,14 +36,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
+    """Run one study; return 2 after an error."""
     given = _arguments()
-    try:
-        _count(given) if given.study == "tables" else _measure(given)
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _count(given) if given.study == "tables" else _measure(given))
 
 
 def _count(given: argparse.Namespace) -> None:

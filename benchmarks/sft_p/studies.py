@@ -11,13 +11,14 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import Study
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import METHODS, TUNED
 from espalier.hf.opening.opened import open_model
 from espalier.models.plan import ModelPlan
+from espalier.results.style import look_of
 from espalier.training.mask_history import LOOKED_AT, NEAR
 
 SHARES = (0.2, 0.5)
@@ -297,20 +298,21 @@ def _pairs() -> Iterator[Pair]:
         yield Pair(f"{name}{TUNED}", f"{name}{CENTRAL}{TUNED}")
 
 
+LOOK = look_of("sft-p")
 STUDIES = {
     "variants": Study(
         "SFT-P: variants, mixed budgets, and one smaller model for all", KEYS, FIGURES,
-        variants,  # type: ignore[arg-type]
-        tuple(_pairs()),
+        variants,
+        tuple(_pairs()), LOOK, {"": "not tuned afterwards", TUNED: "tuned afterwards"},
     ),
     "choices": Study(
         "SFT-P: one choice at a time", KEYS, FIGURES,
-        choices,  # type: ignore[arg-type]
-        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS),
+        choices,
+        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS), LOOK, ordered=True,
     ),
     "budgets": Study(
         "SFT-P: uniform and mixed budgets, and a late client", KEYS, (*FIGURES, LATE),
-        budgets,  # type: ignore[arg-type]
-        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")),
+        budgets,
+        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK,
     ),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.size_and_speed.programs import FILES, LLAMA_CPP, PROGRAMS, Job, measured, refusal
 from benchmarks.size_and_speed.report import (
     FIGURES,

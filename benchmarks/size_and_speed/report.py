@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.reporting.rows import Row, Rows
 from benchmarks.size_and_speed.programs import (
     DECODE,
     DISK,

@@ -12,47 +12,36 @@ by row, and finally to Markdown tables and a plot next to it.
 import argparse
 import sys
 
-from benchmarks.fedspallm.report import write_report
+from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.errors import EspalierError
+from benchmarks.study_command import exit_status, new_parser
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.smaller",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.smaller", __doc__)
     parser.add_argument("study", choices=sorted(STUDIES))
     add_arguments(parser, work="runs/smaller", threads=2)
     return parser.parse_args()
 
 
-def main() -> int:
-    """Run the missing parts of a study and write its report.
-
-    Returns
-    -------
-    int
-        2 after a InputError, whose message is printed on stderr
-    """
-    given = _arguments()
+def _work(given: argparse.Namespace) -> None:
+    """Run the missing parts of a study, and write its report."""
     study = STUDIES[given.study]
     path = given.out / f"smaller-{given.study}"
-    try:
-        rows, conditions = measure(
-            given, study, path, {"data.sequence-length": given.sequence_length}, {}
-        )
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
+    settings = {"data.sequence-length": given.sequence_length}
+    rows, conditions = measure(given, study, path, settings, {})
     if given.study == "latency":
         write_times(study.title, rows, path)
     else:
         write_report(study, rows, conditions, path)
-    return 0
+
+
+def main() -> int:
+    """Run a study; return 2 after an error."""
+    given = _arguments()
+    return exit_status(lambda: _work(given))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import Study
+from benchmarks import study_command
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import model_conditions, text_conditions
 from client_app.app import app
 from espalier.data.public_text import public_samples
-from espalier.data.samples import samples_sha256
 from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -140,27 +141,11 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> None:
     """Add the common command-line arguments; ``work`` and ``threads`` are defaults."""
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    names = "model text sequence-length max-samples seeds threads work out"
+    study_command.add_arguments(parser, names, threads=threads, work=Path(work))
     parser.add_argument(
         "--private", required=True, action="append", type=Path, help="the text of one client"
     )
-    parser.add_argument(
-        "--text",
-        action="append",
-        required=True,
-        metavar="NAME=FILE",
-        help="public text to evaluate on",
-    )
-    parser.add_argument(
-        "--sequence-length", type=int, default=256, help="of samples that models are compared on"
-    )
-    parser.add_argument(
-        "--max-samples", type=int, default=32, help="samples of each public text; 0: all"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=threads)
-    parser.add_argument("--work", type=Path, default=Path(work), help="where runs are kept")
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 
 def measure(
@@ -204,23 +189,16 @@ def measure(
     model = open_model(parsed.model)
     texts = public_samples(parsed.evaluation, model.encode)
     conditions = {
-        "model": {
-            "name": model.directory.name,
-            "weights": model.plan.num_weights,
-            "sha256": model.sha256,
-        },
+        "model": model_conditions(model, "weights"),
         "private": {file.name: sha256(_read(file)) for file in given.private},
-        "texts": {
-            name: {"samples": len(samples), "sha256": samples_sha256(samples)}
-            for name, samples in texts.items()
-        },
+        "texts": text_conditions(texts),
         "samples": SAMPLES,
         "sequence_length": given.sequence_length,
         **stated,
         "threads": given.threads,
     }
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
-    study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)  # type: ignore[arg-type]
+    study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)
     return rows, conditions
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import Study
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import SAMPLES, Bench
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
@@ -202,8 +202,9 @@ KEYS = ("seed", "sparsity", "model", "text")
 STUDIES = {
     "recovery": Study(
         "Smaller and sparser models, before and after tuning", KEYS, FIGURES,
-        recovery,  # type: ignore[arg-type]
+        recovery,
         tuple(_pairs()),
+        variants={"": "before tuning", TUNED: "after tuning"},
     ),
-    "latency": Study("Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency),  # type: ignore[arg-type]
+    "latency": Study("Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 
 
 def write_times(title: str, rows: Rows, path: Path) -> None:

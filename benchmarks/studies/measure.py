@@ -46,7 +46,7 @@ class Bench:
 def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
     """Measure every cell on the texts that ``rows`` lacks, and add the rows."""
     dense_losses: dict[str, float] = {}
-    texts = {cell: rows.missing(cell, bench.texts) for cell in cells}
+    texts = {cell: rows.missing_texts(cell, bench.texts) for cell in cells}
     missing = [cell for cell, names in texts.items() if names]
     done = 0
     for setting, wanted in _by_setting(missing):
@@ -64,7 +64,7 @@ def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
                 else:
                     models, sparsity = _models(clients, cell)
                     found = _perplexities(bench, models, wanted_texts)
-                rows.add(
+                rows.add_measured(
                     Row(cell, text, float(np.mean(values)), sparsity, len(values))
                     for text, values in found.items()
                 )

@@ -1,13 +1,25 @@
 """Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from benchmarks.paired import Pair, paired_table
+from benchmarks.reporting.looks import look_of_arm
+from benchmarks.reporting.paired import Pair, paired_table
+from benchmarks.reporting.panels import (
+    Panel,
+    Reference,
+    Series,
+    StudyFigure,
+    draw,
+    picture,
+    seeds_note,
+)
+from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.studies.cells import GROUPS, STRATEGIES, Cell
 from benchmarks.studies.rows import Row, Rows
+from espalier.results.style import METHODS
 
 Label = Callable[[Cell], str]
 
@@ -17,8 +29,6 @@ TITLES = {
     "figure-2": "64 to 2 clients with 128 calibration samples in total, 50% (the paper's figure 2)",
     "figure-3": "128 to 4 calibration samples, two per client, 50% (the paper's figure 3)",
 }
-LOG_SCALE_FROM = 5
-"""Ratio of largest to smallest perplexity above which a plot has a logarithmic axis."""
 LABELS: dict[str, tuple[Label, Label]] = {
     "table-1": (lambda cell: _model(cell), lambda cell: f"{cell.setting.sparsity:.0%}"),
     "table-4": (lambda cell: _model(cell), lambda cell: f"local: {cell.setting.local_group}"),
@@ -29,7 +39,20 @@ LABELS: dict[str, tuple[Label, Label]] = {
     ),
 }
 """Functions that return the name of a row and of a column, by study."""
+HEADINGS: dict[str, Label] = {
+    "table-1": lambda cell: f"{cell.setting.sparsity:.0%} sparsity",
+    "table-4": lambda cell: f"clients compare by {cell.setting.local_group}",
+}
+"""Functions that return what the panels of a figure with rows have in common, by study."""
+CLIENTS = {
+    "figure-2": "clients, 128 calibration samples in total",
+    "figure-3": "clients, two calibration samples each",
+}
+"""Labels of the horizontal axis of figures with lines."""
 
+PERPLEXITY = "perplexity (lower is better)"
+BASELINES = {"local-baseline": "local baseline", "centralized": "centralized"}
+"""Labels of the baselines in figures."""
 AGAINST_BASELINES = tuple(
     Pair("layer, one-shot", baseline) for baseline in ("local-baseline", "centralized")
 )
@@ -58,35 +81,17 @@ def _model(cell: Cell) -> str:
 
 
 def write_report(study: str, rows: Rows, path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
-    path.with_suffix(".md").write_text(_markdown(study, rows, path.name))
-    _plot(study, rows, path.with_suffix(".png"))
-
-
-def _figures(
-    study: str, rows: Rows, text: str
-) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """Return mean perplexity over seeds, its spread and the mean sparsity, by (row, column)."""
-    model, column = LABELS[study]
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows.rows:
-        if row.text == text:
-            grouped.setdefault((model(row.cell), column(row.cell)), []).append(row)
-    return {
-        key: (
-            fmean(row.perplexity for row in found),
-            stdev(row.perplexity for row in found) if len(found) > 1 else 0.0,
-            fmean(row.achieved_sparsity for row in found),
-        )
-        for key, found in grouped.items()
-    }
+    """Write ``<path>.md`` and the figure."""
+    path.with_suffix(".md").write_text(_markdown(study, rows, path))
+    figure = _lines(study, rows) if study.startswith("figure") else _rows(study, rows)
+    draw(figure, path, TITLES[study])
 
 
 def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[str, float]]:
     """Return the perplexity by seed, by (row, column)."""
     model, column = LABELS[study]
     arms: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows.rows:
+    for row in rows.measured:
         if row.text == text:
             arms.setdefault((model(row.cell), column(row.cell)), {})[str(row.cell.setting.seed)] = (
                 row.perplexity
@@ -94,18 +99,12 @@ def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[st
     return arms
 
 
-def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    keys = list(keys)
-    return list(dict.fromkeys(model for model, _ in keys)), list(
-        dict.fromkeys(column for _, column in keys)
-    )
-
-
-def _markdown(study: str, rows: Rows, name: str) -> str:
+def _markdown(study: str, rows: Rows, path: Path) -> str:
+    name = path.name
     conditions: Any = rows.conditions
-    seeds = sorted({row.cell.setting.seed for row in rows.rows})
+    seeds = sorted({row.cell.setting.seed for row in rows.measured})
     locals_asked = max(
-        (row.models for row in rows.rows if row.cell.method == "local-baseline"), default=0
+        (row.models for row in rows.measured if row.cell.method == "local-baseline"), default=0
     )
     lines = [
         f"# {TITLES[study]}",
@@ -120,89 +119,92 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
         "",
     ]
     for text in rows.texts():
-        figures = _figures(study, rows, text)
-        models, columns = _names(figures)
+        arms = _by_seed(study, rows, text)
+        columns = list(dict.fromkeys(column for _, column in arms))
         lines += [f"## {text} ({conditions['texts'][text]['samples']} samples)", ""]
-        lines += ["| model | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-        for model in models:
-            cells = [_cell(figures.get((model, column))) for column in columns]
+        lines += head_of(columns, first="model")
+        for model in dict.fromkeys(model for model, _ in arms):
+            cells = [_cell(list(arms.get((model, column), {}).values())) for column in columns]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
-        lines += ["", *paired_table(_by_seed(study, rows, text), PAIRS[study], columns, text)]
-    lines += [f"![{TITLES[study]}](./{name}.png)", ""]
+        lines += ["", *paired_table(arms, PAIRS[study], columns, text)]
+    lines += [picture(path, TITLES[study]), ""]
     return "\n".join(lines)
 
 
-def _cell(figures: tuple[float, float, float] | None) -> str:
-    if figures is None:
-        return ""
-    mean, spread, _ = figures
-    digits = 2 if mean < 1000 else 0
-    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
+def _cell(values: Sequence[float]) -> str:
+    return mean_and_spread(values, 2 if values and fmean(values) < 1000 else 0)
 
 
-def _plot(study: str, rows: Rows, path: Path) -> None:
-    """Plot tables as dots per model with a color per column, and figures as lines per model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _values(rows: Sequence[Row], **wanted: Any) -> list[float]:
+    """Return the perplexities of rows whose cells have some values, in order of the seeds."""
+    return [
+        row.perplexity
+        for row in rows
+        if all(getattr(row.cell, key) == value for key, value in wanted.items())
+    ]
 
+
+def _seeds(rows: Rows) -> str:
+    return seeds_note(len({row.cell.setting.seed for row in rows.measured}))
+
+
+def _rows(study: str, rows: Rows) -> StudyFigure:
+    """Return a panel per column of the tables and text: a row per federated model."""
+    heading = HEADINGS[study]
     texts = rows.texts()
-    figure = Figure(figsize=(6 * len(texts), 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, text in zip(
-        figure.subplots(1, len(texts), sharey=study.startswith("table"), squeeze=False)[0],
-        texts,
-        strict=True,
+    panels = []
+    for name in dict.fromkeys(heading(row.cell) for row in rows.measured):
+        for text in texts:
+            own = [row for row in rows.measured if row.text == text and heading(row.cell) == name]
+            panels.append(_panel(f"{text}: {name}", own))
+    return StudyFigure(panels, len(texts), _seeds(rows), rows=True)
+
+
+def _panel(title: str, rows: Sequence[Row]) -> Panel:
+    series = []
+    models = dict.fromkeys(
+        (row.cell.server_group, row.cell.method) for row in rows if row.cell.server_group
+    )
+    for number, (scaled, label) in enumerate(
+        ((False, "mean of the kept weights"), (True, "scaled"))
     ):
-        figures = _figures(study, rows, text)
-        (_dots if study.startswith("table") else _lines)(axes, figures)
-        dense = [mean for (model, _), (mean, _, _) in figures.items() if model == "dense"]
-        axes.set_title(f"{text}, dense {dense[0]:.2f}" if dense else text)
-        axes.grid(alpha=0.3)
-    figure.suptitle(TITLES[study], fontsize=10)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+        found = {
+            f"votes by {group}, {method}": values
+            for group, method in models
+            if (values := _values(rows, server_group=group, method=method, weight_scaling=scaled))
+        }
+        if found:
+            series.append(Series(label, METHODS["fedprllm"].variant(number), found))
+    references = [
+        Reference(
+            label, fmean(_values(rows, method=method)), look_of_arm(method).variant(number + 1)
+        )
+        for number, (method, label) in enumerate(BASELINES.items())
+    ]
+    return Panel(title, PERPLEXITY, series, references)
 
 
-def _dots(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
-    models, columns = _names(figures)
-    for column in columns:
-        found = [
-            (place, figures[model, column])
-            for place, model in enumerate(models)
-            if (model, column) in figures
+def _lines(study: str, rows: Rows) -> StudyFigure:
+    """Return a panel per text: a line per model over the number of clients."""
+    panels = []
+    for text in rows.texts():
+        own = [row for row in rows.measured if row.text == text]
+        clients = dict.fromkeys(row.cell.setting.clients for row in own)
+        series = [
+            Series(
+                {**BASELINES, "one-shot": "FedPrLLM (layer, one-shot)"}[method],
+                look_of_arm(method, METHODS["fedprllm"]),
+                {
+                    f"{number}": _values(
+                        [row for row in own if row.cell.setting.clients == number], method=method
+                    )
+                    for number in clients
+                },
+            )
+            for method in (*BASELINES, "one-shot")
         ]
-        means = [mean for _, (mean, _, _) in found]
-        spreads = [spread for _, (_, spread, _) in found]
-        axes.errorbar(
-            means,
-            [place for place, _ in found],
-            xerr=spreads,
-            fmt="o",
-            markersize=5,
-            capsize=2,
-            label=column,
+        dense = fmean(_values(own, method="dense"))
+        panels.append(
+            Panel(f"{text} (dense model {dense:.1f})", PERPLEXITY, series, places=CLIENTS[study])
         )
-    axes.set_yticks(range(len(models)), models)
-    axes.set_ylim(len(models) - 0.5, -0.5)
-    if axes.get_xlim()[1] > LOG_SCALE_FROM * axes.get_xlim()[0]:
-        axes.set_xscale("log")
-    axes.set_xlabel("perplexity (lower is better)")
-    axes.legend()
-
-
-def _lines(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
-    models, columns = _names(figures)
-    for model in (name for name in models if name != "dense"):
-        means, spreads = ([figures[model, column][which] for column in columns] for which in (0, 1))
-        axes.errorbar(
-            range(len(columns)),
-            means,
-            yerr=spreads,
-            marker="o",
-            markersize=4,
-            capsize=2,
-            label=model,
-        )
-    axes.set_xticks(range(len(columns)), [column.split()[0] for column in columns])
-    axes.set_xlabel(columns[0].split()[1])
-    axes.set_ylabel("perplexity (lower is better)")
-    axes.legend()
+    return StudyFigure(panels, 2, _seeds(rows))

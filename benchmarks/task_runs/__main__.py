@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
+from benchmarks.study_command import add_arguments, exit_status, new_parser
 from benchmarks.task_runs.arms import ARMS, COMMON, TASKS
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
-from espalier.errors import EspalierError
 from espalier.hf.opening.opened import open_model
 from espalier.storage.blobs import sha256
 
@@ -27,22 +27,14 @@ CLIENTS = 4
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.task_runs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.task_runs", __doc__)
     parser.add_argument("task", choices=sorted(TASKS))
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    names = "model text seeds threads work out"
+    add_arguments(parser, names, seeds=[0], work=Path("runs/task-runs"))
     parser.add_argument("--data", required=True, help="training records, {client} for its number")
     parser.add_argument("--test", type=Path, required=True, help="test items")
     parser.add_argument("--public", type=Path, required=True, help="public text of the server")
-    parser.add_argument("--text", required=True, metavar="NAME=FILE", help="for perplexity")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path("runs/task-runs"))
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     return parser.parse_args()
 
 
@@ -57,38 +49,32 @@ def _common(given: argparse.Namespace) -> dict[str, Any]:
         "data.path": given.data,
         "task.name": given.task,
         "task.test-path": str(given.test),
-        "evaluation.texts": given.text,
+        "evaluation.texts": ",".join(given.text),
     }
 
 
-def main() -> int:
-    """Run the missing arms and write the report.
-
-    Returns
-    -------
-    int
-        2 after an InputError, whose message is printed on stderr
-    """
-    given = _arguments()
+def _work(given: argparse.Namespace) -> None:
+    """Run the missing arms and write the report."""
     path = given.out / f"task-runs-{given.task}"
-    try:
-        common = _common(given)
-        model = open_model(given.model)
-        paths = ("model", "data.path", "task.test-path", "evaluation.texts")
-        conditions = {
-            "model": {"name": model.directory.name, "sha256": model.sha256},
-            "test": sha256(given.test.read_bytes()),
-            "settings": {key: value for key, value in common.items() if key not in paths},
-        }
-        rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
-        private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
-        bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
-        measure_arms(bench, rows, str(given.public), given.arms)
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
+    common = _common(given)
+    model = open_model(given.model)
+    paths = ("model", "data.path", "task.test-path", "evaluation.texts")
+    conditions = {
+        "model": {"name": model.directory.name, "sha256": model.sha256},
+        "test": sha256(given.test.read_bytes()),
+        "settings": {key: value for key, value in common.items() if key not in paths},
+    }
+    rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
+    private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
+    bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
+    measure_arms(bench, rows, str(given.public), given.arms)
     write_report(given.task, rows, conditions, path)
-    return 0
+
+
+def main() -> int:
+    """Run a study; return 2 after an error."""
+    given = _arguments()
+    return exit_status(lambda: _work(given))
 
 
 if __name__ == "__main__":

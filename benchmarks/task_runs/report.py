@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.paired import BySeed, Pair, paired_table
+from benchmarks.reporting.paired import BySeed, Pair, paired_table
+from benchmarks.reporting.panels import picture, title_of
+from benchmarks.reporting.rows import Row, Rows
+from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import ARMS
 from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
 from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
@@ -44,7 +46,7 @@ PAIRS = (
 
 
 def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) -> None:
-    """Write ``<path>.md``, and ``<path>.png`` if there are arms with a score."""
+    """Write ``<path>.md``, and the figure."""
     arms = dict.fromkeys(row["arm"] for row in rows.rows)
     shown = [figure for figure in FIGURES if any(row[figure] for row in rows.rows)]
     seeds = len({row["seed"] for row in rows.rows})
@@ -57,8 +59,7 @@ def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) 
             f" [conditions](./{path.name}.json)."
         ),
         "",
-        "| | " + " | ".join(LABELS[figure] for figure in shown) + " |",
-        "|---|" + "---:|" * len(shown),
+        *head_of([LABELS[figure] for figure in shown], numbers=True),
     ]
     for arm in arms:
         own = [row for row in rows.rows if row["arm"] == arm]
@@ -77,9 +78,10 @@ def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) 
     }
     if seeds > 1:
         lines += paired_table(by_seed, PAIRS, scores, "score", digits=3)
-    lines += [f"![Score and bytes of every method](./{path.name}.png)", ""]
+    title = f"Tuning methods on {task}: loss against bytes, equal steps"
+    lines += [picture(path, title), ""]
     path.with_suffix(".md").write_text("\n".join(lines))
-    _plot(task, rows, path.with_suffix(".png"))
+    _plot(title_of(path, title), rows, path)
 
 
 def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
@@ -87,13 +89,11 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
     if not values:
         return ""
     digits = 3 if figure in ("loss", "acc", "acc_norm") else 1
-    text = f"{fmean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {stdev(values):.{digits}f}"
+    text = mean_and_spread(values, digits)
     return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def _plot(task: str, rows: Rows, path: Path) -> None:
+def _plot(title: str, rows: Rows, path: Path) -> None:
     with new_figure(HEIGHT, STUDY_WIDTH) as figure:
         axes = figure.add_subplot()
         for name, line in ((DENSE, "--"), (CHANCE, ":")):
@@ -108,9 +108,9 @@ def _plot(task: str, rows: Rows, path: Path) -> None:
             loss = fmean(float(row["loss"]) for row in own)
             look = look_of(ARMS[arm].settings["method"])
             axes.scatter(megabytes, loss, color=look.colour, marker=look.marker)
-            axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=8)
+            axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=9)
         axes.set_xlabel("MB per client, both ways")
         axes.set_ylabel(f"{LABELS['loss']} (lower is better)")
-        axes.set_title(f"Tuning methods on {task}: loss against bytes, equal steps")
+        axes.set_title(title)
         axes.legend()
         save_figure(figure, path)

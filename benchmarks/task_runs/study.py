@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.task_runs.arms import ARMS, Arm
 

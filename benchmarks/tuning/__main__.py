@@ -15,17 +15,29 @@ KEY=VALUE`` changes a setting of the run.
 import argparse
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import partition_plot
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
+from benchmarks.study_command import (
+    add_arguments,
+    chosen,
+    exit_status,
+    model_conditions,
+    new_parser,
+)
+from benchmarks.tuning.partitions import (
+    PARTITION_FIGURES,
+    PARTITION_KEYS,
+    PARTITIONS,
+    plot_partitions,
+)
 from benchmarks.tuning.report import write_report
 from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.data.partition import Partition
-from espalier.errors import EspalierError, InputError
+from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -35,13 +47,9 @@ ENCODER_CLIENTS = 10
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tuning",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.tuning", __doc__)
     parser.add_argument("study", choices=sorted(STUDIES))
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    add_arguments(parser, "model set seeds threads device out", threads=2)
     parser.add_argument(
         "--clients", type=Path, help="directory of the clients' records, client_<number>.jsonl"
     )
@@ -50,13 +58,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--records", type=int, default=200, help="of each client, the first in its file; 0: all"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=10"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     return parser.parse_args()
 
 
@@ -88,38 +89,29 @@ def _files(given: argparse.Namespace) -> list[Path]:
     return files
 
 
-def _chosen(pairs: list[str]) -> dict[str, Any]:
-    """Return the settings of ``--set``, parsed as TOML if possible, otherwise as strings."""
-    chosen: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise InputError(f"--set {pair}: is no KEY=VALUE, for instance training.steps=10")
-        try:
-            chosen[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            chosen[key] = value
-    return chosen
-
-
-def _plot_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
-    """Plot the distribution of the first seed's classes over the clients, one picture per alpha."""
+def _count_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
+    """Record the first seed's items per client and class for each alpha, and plot them."""
+    seed = given.seeds[0]
+    records = Path(common["data.path"])
+    conditions = {
+        "task": common["task.name"], "seed": seed, "records": sha256(records.read_bytes()),
+    }  # fmt: skip
+    path = given.out / PARTITIONS
+    rows = Rows(path.with_suffix(".csv"), PARTITION_KEYS, PARTITION_FIGURES, conditions)
     for alpha in ALPHAS:
-        partition = Partition("dirichlet", common["num-clients"], alpha, given.seeds[0])
-        counts = partition_plot.counts_per_client(
-            partition, common["data.path"], common["task.name"]
-        )
-        title = (
-            f"{common['task.name']}: {sum(count.total() for count in counts):,} items, alpha"
-            f" {alpha:g}"
-        )
-        partition_plot.plot(counts, title, given.out / f"tuning-encoder-alpha-{alpha:g}.png")
+        partition = Partition("dirichlet", common["num-clients"], alpha, seed)
+        counts = partition_plot.counts_per_client(partition, str(records), common["task.name"])
+        for client, count in enumerate(counts):
+            for label, items in sorted(count.items()):
+                cell = {"alpha": f"{alpha:g}", "client": client, "label": label}
+                rows.add_all([(cell, {"items": items})])
+    plot_partitions(rows, path)
 
 
 def _run(given: argparse.Namespace, scratch: Path) -> None:
     study = STUDIES[given.study]
     files = _files(given)
-    settings = {**study.settings, **_chosen(given.set)}
+    settings = {**study.settings, **chosen(given.set)}
     deals_out = given.study == "encoder"
     common = {
         **settings,
@@ -136,11 +128,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
     model = open_model(checked.model)
     bench = Bench(model, set_up(checked, Path()), common, given.seeds)
     conditions = {
-        "model": {
-            "name": model.directory.name,
-            "parameters": model.plan.num_parameters,
-            "sha256": model.sha256,
-        },
+        "model": model_conditions(model, "parameters"),
         "settings": {"clients": common["num-clients"], **settings},
         "records": {file.name: sha256(file.read_bytes()) for file in (*files, given.test)},
         "records_per_client": None if deals_out else given.records,
@@ -150,20 +138,16 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
     path = given.out / f"tuning-{given.study}"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     study.work(bench, rows)
-    write_report(study.title, study.panels, rows, conditions, path)
+    write_report(study.title, study.tables, rows, conditions, path)
     if deals_out:
-        _plot_partitions(common, given)
+        _count_partitions(common, given)
 
 
 def main() -> int:
-    """Run the missing parts of a study, and write its report."""
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            _run(_arguments(), Path(scratch))
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the missing parts of a study, and write its report; return 2 after an error."""
+    given = _arguments()
+    with tempfile.TemporaryDirectory() as scratch:
+        return exit_status(lambda: _run(given, Path(scratch)))
 
 
 if __name__ == "__main__":

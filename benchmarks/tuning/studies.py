@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.rows import Rows
 from benchmarks.tuning.federation import Averaging, Federation
-from benchmarks.tuning.report import Panel
+from benchmarks.tuning.report import Table
 from espalier.data.client_items import as_tests, public_items
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.scores import majority_share
@@ -85,12 +85,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Study:
-    """Study: default settings, work, and panels of the report."""
+    """Study: default settings, work, and tables of the report."""
 
     title: str
     settings: Mapping[str, Any]
     work: Callable[[Bench, Rows], None]
-    panels: tuple[Panel, ...]
+    tables: tuple[Table, ...]
 
 
 def _is_measured(rows: Rows, seed: int, setting: str, last: str, measure: str) -> bool:
@@ -303,18 +303,20 @@ CHANCE = Pair("federated", MAJORITY)
 STUDIES = {
     "dolly": Study(
         "Federated LoRA at Dolly's ten clients", LANGUAGE_MODEL, dolly,
-        (Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AGAINST_OTHERS),),
+        (Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AGAINST_OTHERS,
+               axis="items of client, or public items (global)", minus="local-baseline", hidden="dense"),),
     ),
     "ranks": Study(
         "Averaging adapters of different ranks", LANGUAGE_MODEL, ranks,
         (
-            Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AVERAGES),
-            Panel("error", "setting", "test", "distance from the exact mean, relative"),
-            Panel("error at clients", "setting", "test", "the same, cut to the clients' ranks"),
+            Table("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AVERAGES),
+            Table("error", "setting", "test", "distance from the exact mean, relative"),
+            Table("error at clients", "setting", "test", "the same, cut to the clients' ranks"),
         ),
     ),
     "encoder": Study(
         "SST-2 with an encoder, by the evenness of the clients' classes", CLASSIFIER, encoder,
-        (Panel("accuracy", "test", "setting", "fraction of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE)),),
+        (Table("accuracy", "test", "setting", "fraction of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE),
+               axis="alpha of the Dirichlet distribution (smaller: less even)"),),
     ),
 }  # fmt: skip

@@ -65,4 +65,4 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _compare(given: argparse.Namespace) -> int:
     keys = ("runs", "out", "metric", "against")
     document = {key: getattr(given, key) for key in keys}
-    return run_in_app(installed_app(), "espalier.results.compare", document)
+    return run_in_app(installed_app(), "espalier.results.comparison.command", document)

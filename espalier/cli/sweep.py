@@ -188,7 +188,7 @@ def _conclude(app: Path, folder: Path, cells: Sequence[Cell], failed: Sequence[s
             "metric": "",
             "against": "",
         }
-        code = run_in_app(app, "espalier.results.compare", document)
+        code = run_in_app(app, "espalier.results.comparison.command", document)
     for name in failed:
         again = f"remove {folder / name} to start it anew" if name in runs else "it had not started"
         print(f"failed: {name} ({again})", file=sys.stderr)

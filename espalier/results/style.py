@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,11 +34,26 @@ SEQUENTIAL = "cividis"
 """Colour map of heat maps, which looks the same with every kind of colour vision."""
 
 
+Fill = Literal["full", "none", "light"]
+"""Filling of a marker: its colour, nothing, or a light tone of its colour."""
+
+
 class Look(NamedTuple):
-    """Colour and marker of one thing in figures."""
+    """Colour and marker of one thing in figures, and how variants of it differ."""
 
     colour: str
     marker: str
+    line: str = "-"
+    fill: Fill = "full"
+
+    def variant(self, number: int) -> "Look":
+        """Return the look of a variant: the same colour, another line and fill; 0 is itself."""
+        return self._replace(line=LINES[number], fill=FILLS[number])
+
+
+LINES = ("-", "--", ":", "-.")
+FILLS: tuple[Fill, ...] = ("full", "none", "light", "full")
+"""Lines and fills of variants, in their order."""
 
 
 METHODS = {
@@ -123,10 +138,29 @@ def new_figure(height: float, width: float = REPORT_WIDTH) -> Iterator["Figure"]
         yield figure
 
 
+def figure_bytes(figure: "Figure", form: str) -> bytes:
+    """Return a figure as a ``png`` or ``svg`` file of its size in pixels; equal figures are equal.
+
+    The metadata of the file lacks date and versions of programs.
+    """
+    file = BytesIO()
+    metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+    figure.savefig(file, format=form, metadata=metadata)
+    if form != "svg":
+        return file.getvalue()
+    # Matplotlib writes the size in points; a page shall show as many pixels as the PNG has.
+    width, height = (round(side * DPI) for side in figure.get_size_inches())
+    size = f'width="{width}" height="{height}"'.encode()
+    return re.sub(rb'width="[\d.]+pt" height="[\d.]+pt"', size, file.getvalue(), count=1)
+
+
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write ``path`` with the suffixes ``.svg`` and ``.png``; equal figures give equal bytes."""
-    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
-        figure.savefig(path.with_suffix(suffix), metadata=metadata)
+    """Write ``path`` with the suffixes ``.png`` and ``.svg``."""
+    # Both files have one layout, which takes most of the time.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for form in ("png", "svg"):
+        path.with_suffix(f".{form}").write_bytes(figure_bytes(figure, form))
 
 
 def inline_svg(figure: "Figure", name: str, title: str) -> str:
@@ -138,9 +172,7 @@ def inline_svg(figure: "Figure", name: str, title: str) -> str:
         share any
     title : text for people who do not see the figure
     """
-    drawn = StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-    text = drawn.getvalue()
+    text = figure_bytes(figure, "svg").decode()
     text = text[text.index("<svg") :]
     # HTML needs no metadata, and the page sets the size of the figure.
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)

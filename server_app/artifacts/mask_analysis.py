@@ -13,9 +13,12 @@ from torch import Tensor
 
 from espalier.hf.structured.residual_gates import Gate, ResidualGates
 from espalier.models.structure import RESIDUAL_KINDS
+from espalier.results.style import GREEN, STUDY_WIDTH, new_figure, save_figure, series_look
 from espalier.training.mask_history import LOOKED_AT, masks_of, steps_to_budget
 
 Masks = Mapping[Gate, Tensor]
+HEIGHT = 500
+"""Height of a figure in pixels."""
 
 
 def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: ResidualGates) -> dict[str, Any]:
@@ -81,10 +84,7 @@ def _densities(masks: Masks) -> dict[str, list[float]]:
 
 
 def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write ``masks-<name>.png`` for each analysis that has data."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Write ``masks-<name>.png`` and ``.svg`` for each analysis that has data."""
     perplexities = [value for own in figures["perplexity"].values() for value in own.values()]
     drawn = []
     for name, paint, has_any in (
@@ -95,10 +95,9 @@ def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
     ):
         if has_any:
             drawn.append(folder / f"masks-{name}.png")
-            figure = Figure(figsize=(9, 5), layout="constrained")
-            FigureCanvasAgg(figure)
-            paint(figure, figures)
-            figure.savefig(drawn[-1], dpi=110, metadata={"Software": None})
+            with new_figure(HEIGHT, STUDY_WIDTH) as figure:
+                paint(figure, figures)
+                save_figure(figure, drawn[-1])
     return drawn
 
 
@@ -116,11 +115,12 @@ def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
         text = f"{pair['agreement']:.2f}\n(chance {pair['chance']:.2f})"
         colour = "white" if abs(above[row][column]) > limit / 2 else "black"
         for x, y in ((row, column), (column, row)):
-            axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
+            axes.text(x, y, text, ha="center", va="center", fontsize=9, color=colour)
     names = [f"client {client}" for client in clients]
     axes.set_xticks(range(len(clients)), names)
     axes.set_yticks(range(len(clients)), names)
-    axes.set_title("fraction of residual dimensions on which two clients' masks agree")
+    axes.set_title("Fraction of residual dimensions on which two clients' masks agree")
+    axes.grid(visible=False)
     figure.colorbar(image, label="above chance")
 
 
@@ -128,38 +128,46 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
     for axes, kind in zip(
         figure.subplots(2, 2, sharex=True, sharey=True).flat, RESIDUAL_KINDS, strict=True
     ):
-        for client, densities in figures["density"].items():
-            axes.plot(densities[kind], marker="o", markersize=3, label=f"client {client}")
-        axes.set_title(kind.replace("_", " "), fontsize=9)
+        for number, (client, densities) in enumerate(figures["density"].items()):
+            axes.plot(densities[kind], **_client(number, client))
+        axes.set_title(kind.replace("_", " "), fontsize=10)
         axes.set_ylim(0, 1.02)
-        axes.set_xticks(range(len(densities[kind])))
-        axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", integer=True)
     figure.supxlabel("block")
     figure.supylabel("fraction of residual dimensions that are on")
-    axes.legend(fontsize=7)
+    title = "Where residual dimensions remain, by kind of gate"
+    figure.suptitle(title, x=0.008, ha="left", weight="bold", size=12)
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", fontsize=9)
 
 
 def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
-    axes.axhspan(0.98, 1.02, color="green", alpha=0.15, label="within 2%")
-    for client, rounds in figures["spent"].items():
+    axes.axhspan(0.98, 1.02, color=GREEN, alpha=0.15, label="within 2%")
+    for number, (client, rounds) in enumerate(figures["spent"].items()):
         if rounds:
             steps = list(chain.from_iterable(rounds))
-            axes.plot(steps, linewidth=0.9, label=f"client {client}")
-    _label(axes, "training step", "sampled T(g), relative to the client's target")
+            axes.plot(steps, **_client(number, client) | {"marker": "", "linewidth": 1.0})
+    axes.set_title("Remaining budget T(g) of the masks that each step draws")
+    _label(axes, "training step", "T(g), relative to the client's target")
 
 
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
-    for client, own in figures["perplexity"].items():
+    for number, (client, own) in enumerate(figures["perplexity"].items()):
         found = {int(number): value for number, value in own.items() if value is not None}
         if found:
-            axes.plot(list(found), list(found.values()), marker="o", label=f"client {client}")
-    _label(axes, "round", "perplexity of the client's smaller model on its held-out text")
+            axes.plot(list(found), list(found.values()), **_client(number, client))
+    axes.set_title("Each client's smaller model on its own held-out text")
+    _label(axes, "round", "perplexity (lower is better)")
+
+
+def _client(number: int, client: str) -> dict[str, Any]:
+    look = series_look(number)
+    return {"color": look.colour, "marker": look.marker, "label": f"client {client}"}
 
 
 def _label(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9)

@@ -171,7 +171,7 @@ def test_all_cells_are_run_and_compared(tmp_path: Path, runs: Runs) -> None:
     names = [f"flap.pruning-ratio={ratio}" for ratio in (0.1, 0.2, 0.3)]
     assert runs.cells == names
     (check, checked), (comparison, compared) = runs.in_app
-    assert (check, comparison) == ("server_app.preflight", "espalier.results.compare")
+    assert (check, comparison) == ("server_app.preflight", "espalier.results.comparison.command")
     assert list(checked["cells"]) == names
     assert checked["cells"][names[1]]["flap.pruning-ratio"] == 0.2
     assert compared["labels"] == names
@@ -207,7 +207,7 @@ def test_finished_cells_are_not_run_again_and_others_are_resumed(
     runs.in_app.clear()
     assert sweep(tmp_path) == 0
     # Nothing is left to check, and the comparison is made again.
-    assert [name for name, _ in runs.in_app] == ["espalier.results.compare"]
+    assert [name for name, _ in runs.in_app] == ["espalier.results.comparison.command"]
 
 
 def test_an_unexpected_error_ends_only_its_cell(tmp_path: Path, runs: Runs) -> None:

@@ -11,10 +11,10 @@ from run_directories import OTHER_BASE, metric, save_run
 
 from espalier.cli.command import main as command
 from espalier.errors import InputError
-from espalier.results.compare import main, markdown
-from espalier.results.comparison import compare
-from espalier.results.comparison_page import html_page
-from espalier.results.comparison_table import csv_text, notes, plot_of, results_table
+from espalier.results.comparison.command import main, markdown
+from espalier.results.comparison.compared_runs import compare
+from espalier.results.comparison.page import html_page
+from espalier.results.comparison.table import csv_text, notes, plot_of, results_table
 
 TUNED = {
     "method": "fedpetuning",

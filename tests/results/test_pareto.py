@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from espalier.results.report.pareto import Plot, Point, draw, front_of
+from espalier.results.comparison.pareto import Plot, Point, draw, front_of
 
 
 def test_front_by_hand() -> None:

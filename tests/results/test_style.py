@@ -29,6 +29,14 @@ def test_each_method_has_a_look_of_its_own() -> None:
     assert len({series_look(index) for index in range(20)}) == 20
 
 
+def test_variants_keep_colour_and_marker() -> None:
+    look = LOOKS["flap"]
+    variants = [look.variant(number) for number in range(4)]
+    assert variants[0] == look
+    assert {variant[:2] for variant in variants} == {look[:2]}
+    assert len({variant[2:] for variant in variants}) == 4
+
+
 def channels(colour: str) -> list[float]:
     """Return the linear red, green and blue of a colour, from 0 to 1."""
     values = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]

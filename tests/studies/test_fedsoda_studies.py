@@ -18,7 +18,7 @@ from benchmarks.fedsoda.report import rounds_needed, write_report
 from benchmarks.fedsoda.runs import full_number
 from benchmarks.fedsoda.sources import is_public, make_sources
 from benchmarks.fedsoda.studies import CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, STUDIES
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError

@@ -11,9 +11,9 @@ from safetensors.torch import load
 
 from benchmarks.fedspallm import studies
 from benchmarks.fedspallm.clients import Clients
-from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import FOLDS, STUDIES, Bench
+from benchmarks.reporting.perplexity_report import write_report
+from benchmarks.reporting.rows import Rows
 from espalier.data.public_text import public_samples
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up

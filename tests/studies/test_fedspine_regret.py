@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import regret
 from benchmarks.fedspine.regret import FIGURES, KEYS, known, measure, played
 from benchmarks.fedspine.report import write_report
@@ -19,6 +18,7 @@ from benchmarks.fedspine.surfaces import (
     ridge,
     switching_ridge,
 )
+from benchmarks.reporting.rows import Rows
 from benchmarks.reports import write_again
 from strategies.fedspine.bandit import Exploration
 
@@ -98,6 +98,6 @@ def test_a_study_goes_on_and_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     text = path.with_suffix(".md").read_text()
     assert "| uniform random | 156.3 (1.00) |" in text
     path.with_suffix(".png").unlink()
-    assert write_again(path.with_suffix(".csv"))
+    assert write_again(path)
     assert path.with_suffix(".png").exists()
     assert path.with_suffix(".md").read_text() == text

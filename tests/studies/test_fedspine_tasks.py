@@ -11,12 +11,12 @@ import torch
 from bench import private_text
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, task_report, task_study, tasks
 from benchmarks.fedspine.compared import AT_ONCE_LAST, CHOICES
+from benchmarks.fedspine.fleets_and_alphas import by_alpha, by_fleet, times_by_alpha
 from benchmarks.fedspine.other_clock import retimed
-from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
-from benchmarks.fedspine.task_report import Found, found_in
+from benchmarks.fedspine.task_results import Found, found_in
+from benchmarks.reporting.rows import Rows
 from benchmarks.reports import write_again
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
@@ -99,7 +99,7 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| schedule | " in report
     assert "| 30% (" in report
     assert (tmp_path / "fedspine-sst2.png").exists()
-    assert write_again(tmp_path / "fedspine-sst2.csv")
+    assert write_again(tmp_path / "fedspine-sst2")
     assert (tmp_path / "fedspine-sst2.md").read_text() == report
     task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
     assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)

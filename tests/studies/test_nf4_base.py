@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from benchmarks import nf4_base
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 
@@ -162,7 +162,7 @@ def test_a_name_with_a_dot_is_a_file_name_whole(
     monkeypatch.setattr("sys.argv", ["nf4_base", *given, "--out", str(out)])
     assert nf4_base.main() == 0
     assert sorted(file.name for file in out.iterdir()) == [
-        f"nf4-base-tiny-0-1b.{end}" for end in ("csv", "json", "md", "png")
+        f"nf4-base-tiny-0-1b.{end}" for end in ("csv", "json", "md", "png", "svg")
     ]
     written = "".join(
         (out / f"nf4-base-tiny-0-1b.{end}").read_text() for end in ("csv", "json", "md")

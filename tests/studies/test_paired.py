@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.conditions import together
 from benchmarks.fedspallm.studies import FEDERATIONS, FOLDS, SPARSITIES
-from benchmarks.paired import Difference, Pair, difference, paired_table
-from benchmarks.reports import write_again
+from benchmarks.reporting.conditions import together
+from benchmarks.reporting.paired import Difference, Pair, difference, paired_table
 from benchmarks.studies.cells import table_1
 
 ARMS = {
@@ -96,11 +95,3 @@ def test_fedspallm_tables_have_every_baseline() -> None:
     names = (*FOLDS, "standalone", "centralized")
     cells = product(map(str, SEEDS), map(str, SPARSITIES), map(str, FEDERATIONS), names, TEXTS)
     assert set(cells) <= rows_of("fedspallm-tables", "seed", "sparsity", "clients", "model", "text")
-
-
-@pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))
-def test_documented_reports_match_their_figures(study: str, tmp_path: Path) -> None:
-    for given in (*DOCS.glob(f"{study}*.csv"), *DOCS.glob(f"{study}*.json")):
-        (tmp_path / given.name).write_bytes(given.read_bytes())
-    if write_again((tmp_path / study).with_suffix(".csv")):
-        assert (tmp_path / f"{study}.md").read_text() == (DOCS / f"{study}.md").read_text()

@@ -37,7 +37,8 @@ def test_rarer_labels_are_taken_together(file: str) -> None:
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    plot([Counter({"oak": 3, OTHERS: 1}), Counter({"elm": 2})], "trees", tmp_path / "trees.png")
+    counts = [Counter({"oak": 3, OTHERS: 1}), Counter({"elm": 2})]
+    plot({"a": counts, "b": counts, "c": counts}, "trees", tmp_path / "trees.png")
     assert (tmp_path / "trees.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan import __main__ as study
+from benchmarks.reporting.rows import Rows
 
 
 def test_planned_seconds_keep_original_speed(

@@ -9,7 +9,7 @@ import pytest
 from bench import home, private_text
 from tiny_model import save_tiny_llama
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.sft_p import paper, studies, tables
 from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget

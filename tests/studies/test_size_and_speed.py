@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.size_and_speed import __main__ as command
 from benchmarks.size_and_speed import programs
 from benchmarks.size_and_speed.programs import FILES, LLAMA_CPP, Job, Measure, measured, refusal

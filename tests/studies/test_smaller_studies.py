@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from bench import home, private_text
 
-from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.perplexity_report import write_report
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller import studies
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import STUDIES

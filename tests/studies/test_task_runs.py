@@ -8,7 +8,7 @@ import pytest
 from bench import home, private_text
 from task_records import RECORDS
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.task_runs import arms
 from benchmarks.task_runs.report import write_report

@@ -14,11 +14,11 @@ from bench import Bench as Federated
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_roberta
 
-from benchmarks.fedspallm.rows import Rows
+from benchmarks.reporting.rows import Rows
 from benchmarks.tuning import pretrain_encoder, studies
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.pretrain_encoder import NOT_CHOSEN, Recipe
-from benchmarks.tuning.report import Panel, cells_of, write_report
+from benchmarks.tuning.report import Table, cells_of, write_report
 from benchmarks.tuning.studies import FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
@@ -283,7 +283,7 @@ def test_every_study_measures_goes_on_and_reports(
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
     study.work(bench, rows)
     assert path.with_suffix(".csv").read_text() == whole
-    write_report(study.title, study.panels, rows, CONDITIONS, path)
+    write_report(study.title, study.tables, rows, CONDITIONS, path)
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert (
         path.with_suffix(".md")
@@ -299,7 +299,7 @@ def test_a_table_shows_mean_and_spread(tmp_path: Path) -> None:
     for seed, value in enumerate((1.0, 2.0, 6.0)):
         rows.add({"seed": seed, "setting": "dense", "test": "0", "measure": "loss"}, value=value)
     rows.add({"seed": 0, "setting": "dense", "test": "1", "measure": "error"}, value=9.0)
-    panel = Panel("loss", "setting", "test", "loss in nats")
+    panel = Table("loss", "setting", "test", "loss in nats")
     assert cells_of(panel, rows) == ({("dense", "0"): [1.0, 2.0, 6.0]}, ["dense"], ["0"])
     write_report("A title", [panel], rows, CONDITIONS, tmp_path / "study")
     # The standard deviation is sqrt((4 + 1 + 9) / 2).

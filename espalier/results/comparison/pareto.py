@@ -1,12 +1,11 @@
 """Pareto plot: quality of results against their size or cost."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from espalier.results.style import BLACK, GREY, STUDY_WIDTH, look_of, new_figure
+from espalier.results.style import BLACK, GREY, STUDY_WIDTH, figure_bytes, look_of, new_figure
 
 HEIGHT = 540
 MAX_IN_LEGEND = 14
@@ -61,11 +60,7 @@ def draw(plot: Plot, form: str) -> bytes:
     """Return the plot as a ``png`` or ``svg`` file; equal plots have equal bytes."""
     with new_figure(HEIGHT, STUDY_WIDTH) as figure:
         _draw(plot, figure)
-        file = io.BytesIO()
-        # Without a date, the file does not depend on when it is drawn.
-        metadata = {"Date": None} if form == "svg" else {}
-        figure.savefig(file, format=form, metadata=metadata)
-    return file.getvalue()
+        return figure_bytes(figure, form)
 
 
 def _draw(plot: Plot, figure: Figure) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import together
+from benchmarks.reporting.conditions import together
 from espalier.errors import InputError
-from espalier.storage.atomic import write_json
+from espalier.storage.atomic import write_bytes, write_json
 
 Row = dict[str, str]
 
@@ -27,7 +27,7 @@ class Rows:
     Raises
     ------
     InputError
-        The file has rows of other conditions.
+        The file has rows of other conditions, lacks its conditions, or is damaged.
     """
 
     def __init__(
@@ -41,25 +41,53 @@ class Rows:
         self.keys = keys
         self.figures = figures
         self.conditions = dict(conditions)
-        beside = path.with_suffix(".json")
+        self.rows: list[Row] = []
+        beside = path.with_name(f"{path.name.removesuffix('.csv')}.json")
         if path.exists():
-            found = json.loads(beside.read_text()) if beside.exists() else {}
-            self.conditions, differ = together(found, conditions)
-            if differ:
-                raise InputError(
-                    f"{path}: was measured with other {', '.join(differ)}; move it away or give"
-                    " another --out"
-                )
-            if found != self.conditions:
-                write_json(beside, self.conditions)
+            self._require_conditions(beside)
+            self._read()
+        elif beside.exists():
+            raise InputError(
+                f"{beside}: {path.name} is missing; restore it, or move this file away"
+            )
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(beside, dict(conditions))
+            write_json(beside, self.conditions)
             path.write_text(",".join(keys + figures) + "\n")
-        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        # Drop an incomplete last row of an interrupted study.
-        path.write_text("".join(whole))
-        self.rows: list[Row] = list(csv.DictReader(whole))
+
+    def _require_conditions(self, beside: Path) -> None:
+        if not beside.exists():
+            raise InputError(
+                f"{self.path}: {beside.name} is missing; restore it, or move this file away"
+            )
+        try:
+            found = json.loads(beside.read_text())
+        except ValueError:
+            raise InputError(f"{beside}: is damaged; move it and {self.path.name} away") from None
+        self.conditions, differ = together(found, self.conditions)
+        if differ:
+            raise InputError(
+                f"{self.path}: was measured with other {', '.join(differ)}; move it away or give"
+                " another --out"
+            )
+        if found != self.conditions:
+            write_json(beside, self.conditions)
+
+    def _read(self) -> None:
+        """Read the rows; an incomplete last line is dropped, also from the file."""
+        lines = self.path.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        for number, row in enumerate(csv.DictReader(whole), start=2):
+            try:
+                for name in self.figures:
+                    float(row[name] or 0)
+            except (KeyError, TypeError, ValueError):
+                raise InputError(
+                    f"{self.path}: line {number} is damaged; restore or remove it"
+                ) from None
+            self.rows.append(row)
+        if len(whole) < len(lines):
+            write_bytes(self.path, "".join(whole).encode())
 
     def missing(self, cells: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the cells that were not measured yet."""

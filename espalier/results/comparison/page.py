@@ -3,9 +3,9 @@
 from jinja2 import Environment
 from markupsafe import Markup
 
-from espalier.results.comparison import Comparison
-from espalier.results.comparison_table import notes, results_table, settings_table
-from espalier.results.report.pareto import Plot, draw
+from espalier.results.comparison.compared_runs import Comparison
+from espalier.results.comparison.pareto import Plot, draw
+from espalier.results.comparison.table import notes, results_table, settings_table
 
 PAGE = """<!doctype html>
 <html lang="en">

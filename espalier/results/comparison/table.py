@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.amounts import duration, size
-from espalier.results.comparison import Comparison, Entry, best_of
+from espalier.results.comparison.compared_runs import Comparison, Entry, best_of
+from espalier.results.comparison.pareto import Plot, Point, front_of
 from espalier.results.figures import Quality, figure_text
-from espalier.results.report.pareto import Plot, Point, front_of
 
 COSTS = {
     "parameters": ("parameters of the model in use (millions)", 1e6),

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
-from espalier.results.comparison import Comparison, compare
-from espalier.results.comparison_page import html_page
-from espalier.results.comparison_table import (
+from espalier.results.comparison.compared_runs import Comparison, compare
+from espalier.results.comparison.page import html_page
+from espalier.results.comparison.pareto import Plot, draw
+from espalier.results.comparison.table import (
     TableOf,
     csv_text,
     notes,
@@ -21,7 +22,6 @@ from espalier.results.comparison_table import (
     results_table,
     settings_table,
 )
-from espalier.results.report.pareto import Plot, draw
 from espalier.results.run_list import runs_of
 from espalier.storage.atomic import write_bytes
 

@@ -1,0 +1,1 @@
+"""Reports of studies: rows of measurements, tables, paired comparisons and figures."""

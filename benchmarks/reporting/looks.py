@@ -1,0 +1,44 @@
+"""Looks of the arms of studies, whose names are those of tables."""
+
+from espalier.results.style import BLACK, BLUE, GREY, METHODS, MODELS, ORANGE, OTHER, PURPLE, Look
+
+CHANCE = Look(GREY, "x", ":")
+"""Look of guessing."""
+NAMES = {
+    "FedPrLLM": METHODS["fedprllm"],
+    "FedSpaLLM": METHODS["fedspallm"],
+    "FLAP": METHODS["flap"],
+    "LLM-Pruner": METHODS["llm-pruner"],
+    "LLM-Streamline": METHODS["llm-streamline"],
+    "SliceGPT": METHODS["slicegpt"],
+    "FedPETuning": METHODS["fedpetuning"],
+    "HetLoRA": METHODS["hetlora"],
+    "FedSODA": METHODS["fedsoda"],
+    "SFT-P": METHODS["sft-p"],
+    "FedSpine": METHODS["fedspine"],
+    # Methods of other papers, which run as settings of ours.
+    "FedOT": Look(PURPLE, "p"),
+    "FedBiOT": Look(ORANGE, "d"),
+    "FedAPT": Look(BLUE, "d"),
+    "FedAvg": Look(BLACK, "p"),
+    # FedPETuning and HetLoRA with the two ways of averaging.
+    "ranks 2 to 32": METHODS["hetlora"],
+    "ranks 2 to 32, svd": METHODS["hetlora"].variant(1),
+    "rank 8": METHODS["fedpetuning"],
+    "rank 8, svd": METHODS["fedpetuning"].variant(1),
+    # Models that are compared with the result of a method.
+    "dense": MODELS["dense"],
+    "standalone": MODELS["local_baseline"],
+    "local-baseline": MODELS["local_baseline"],
+    "local baseline": MODELS["local_baseline"],
+    "centralized": MODELS["centralized"],
+    "federated": MODELS["federated"],
+    "majority": CHANCE,
+}
+"""Look by the beginning of a name."""
+
+
+def look_of_arm(name: str, default: Look = OTHER) -> Look:
+    """Return the look of an arm, by the longest known name with which its name begins."""
+    known = [start for start in NAMES if name.startswith(start)]
+    return NAMES[max(known, key=len)] if known else default

@@ -1,0 +1,1 @@
+"""Comparison of runs: which can be compared, tables, and a Pareto plot."""
