@@ -78,7 +78,7 @@ class Enroller:
         end = rounds.clock.now() + settings.enrol_seconds
         # On a busy machine minutes may pass before a simulated client's worker has started.
         last_start = rounds.clock.now() + (START_SECONDS if rounds.shared_workers else 0)
-        rounds.progress.begin("enrolling", wanted)
+        rounds.progress.begin("enrolling", wanted, of_clients=True)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
         reported_at = 0.0
@@ -199,7 +199,7 @@ class Enroller:
                 seat.measured = enrolment.measured
                 seat.approval = enrolment.approval
                 self.rounds.progress.step(
-                    "enrolled", f"{site} takes part as client {client}", site=site, client=client
+                    "enrolled", f"{site}: client {client}", site=site, client=client
                 )
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
