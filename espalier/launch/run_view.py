@@ -4,6 +4,7 @@ Lines about single steps only change the view. All others are for the caller to 
 that messages, errors and results stay on the screen.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,7 @@ MAX_BAR = 24
 ENROLLING = "enrolling"
 MEASURING = ("evaluating", "testing")
 """Phases whose steps are the quality of one model each."""
+COUNTED = re.compile(r"(.*?)(\d+) of (\d+)")
 ASCII = str.maketrans(FULL + EMPTY + "·", "#.-")
 
 
@@ -40,6 +42,8 @@ class RunView:
         self._done = 0
         self._status = ""
         """Last progress line of the server in this phase."""
+        self._counted: tuple[str, int, float] | None = None
+        """Words, first number and its time of the counting progress lines in this phase."""
         self._round: tuple[int, int] | None = None
         self._rounds_began = now()
         self._first_round = 0
@@ -75,6 +79,7 @@ class RunView:
         self._phase_began = self._now()
         self._done = 0
         self._status = ""
+        self._counted = None
         self._working.clear()
         self._answered.clear()
         if phase.server_round is not None:
@@ -107,7 +112,21 @@ class RunView:
             return
         if beat.label != self._phase.phase:
             self._begin(PhaseLine(beat.label, 0))
-        self._status = beat.text
+        self._status = self._with_time_left(beat.text)
+
+    def _with_time_left(self, text: str) -> str:
+        """Return a progress line; if it counts, ``step 3 of 100``, with the time left at its pace."""
+        found = COUNTED.fullmatch(text)
+        if found is None:
+            return text
+        now = self._now()
+        words, part, total = found[1], int(found[2]), int(found[3])
+        if self._counted is None or self._counted[0] != words or part <= self._counted[1]:
+            self._counted = (words, part, now)
+            return text
+        _, first, began = self._counted
+        left = (now - began) / (part - first) * (total + 1 - part)
+        return f"{text}, about {duration(left)} left"
 
     def _note(self, note: LabelledLine) -> bool:
         """Process a line that is no progress; only the number of enrolled sites is not printed."""
@@ -162,7 +181,8 @@ class RunView:
         phase = self._phase
         words = [self._method, *self._rounds_in_words(), phase.phase]
         line = Text(" · ".join(words), style="bold")
-        if phase.total:
+        # A single step has no steps to count.
+        if phase.total > 1 or phase.of_clients:
             unit = " clients" if phase.of_clients else ""
             line.append(f" {self._done}/{phase.total}{unit}")
             if (left := min(MAX_BAR, width - line.cell_len - 1)) >= MIN_BAR:

@@ -265,10 +265,12 @@ def test_log_has_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_log_without_unicode_has_other_characters(tmp_path: Path) -> None:
-    with open(tmp_path / "log", "w", encoding="latin-1") as log:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdout", log)
-            show("training █░ ┃ é 語\n")
+    with (
+        open(tmp_path / "log", "w", encoding="latin-1") as log,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdout", log)
+        show("training █░ ┃ é 語\n")
     assert (tmp_path / "log").read_text(encoding="latin-1") == "training #. | é ?\n"
 
 

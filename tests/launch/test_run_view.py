@@ -140,6 +140,19 @@ def test_server_s_own_work_is_the_phase() -> None:
     assert watch.lines()[1] == "  waiting for site-0 (asked 3 min ago)"
 
 
+def test_long_step_of_the_server_has_its_time_left() -> None:
+    watch = Watch()
+    watch.begin("aligning", 1)
+    watch.beat("aligning", "teacher's block 6 of 6")
+    watch.seconds = 20.0
+    watch.beat("aligning", "training step 1 of 100")
+    assert watch.lines()[:2] == ["flap · aligning", "  training step 1 of 100"]
+    watch.seconds = 50.0
+    watch.beat("aligning", "training step 11 of 100")
+    # Ten steps took 30 seconds, and 90 are not finished.
+    assert watch.lines()[1] == "  training step 11 of 100, about 4 min 30 s left"
+
+
 def test_other_lines_are_printed() -> None:
     watch = Watch()
     for line in ("", "run directory /runs/1", "the run failed: no quorum", "warning: nothing"):
