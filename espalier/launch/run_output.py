@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -46,25 +46,14 @@ def _encodable(text: str, encoding: str | None) -> str:
     return text
 
 
-@contextmanager
-def run_output(method: str) -> Iterator[Say]:
-    """Yield the function that shows the lines of a run of ``method``.
+def run_output(method: str) -> AbstractContextManager[Say]:
+    """Return the output of a run of ``method``: a block with the function that shows its lines.
 
     The view disappears at the end of the block; in a notebook its last state stays.
     """
     if _in_notebook():
-        output = _notebook_view(method)
-    elif _is_terminal():
-        output = _terminal_view(method)
-    else:
-        output = _plain()
-    with output as say:
-        yield say
-
-
-@contextmanager
-def _plain() -> Iterator[Say]:
-    yield show
+        return _notebook_view(method)
+    return _terminal_view(method) if _is_terminal() else nullcontext(show)
 
 
 def _is_terminal() -> bool:
@@ -121,7 +110,7 @@ def _in_notebook() -> bool:
 
 @contextmanager
 def _notebook_view(method: str) -> Iterator[Say]:
-    from IPython.display import display  # type: ignore[import-not-found]
+    from IPython.display import display
 
     from espalier.launch.run_view import RunView
 
