@@ -139,11 +139,12 @@ class Federation:
         selection = selection or Selection(active)
         rounds.require_quorum(len(active), f"left for round {server_round}")
         asked = [client for client in selection.clients if client in active]
+        num_rounds = self.method.num_rounds
         self.run.progress.begin(
             self.method.WORDS.title,
             len(asked),
             of_clients=True,
-            server_round=(server_round, self.method.num_rounds),
+            server_round=(server_round, num_rounds) if num_rounds > 1 else None,
         )
         present = [client for client in asked if client not in (rounds.lost or {})]
         replies = chain(
