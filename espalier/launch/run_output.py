@@ -97,6 +97,9 @@ def _terminal_view(method: str) -> Iterator[Say]:
             yield say
         finally:
             rest.flush()
+            # Text without a line break would be lost with the view.
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 def _in_notebook() -> bool:
