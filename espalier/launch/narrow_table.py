@@ -46,7 +46,7 @@ class NarrowTable:
 def as_list(table: list[str]) -> Iterator[str]:
     """Yield each row of a table as its first cell and an indented line for each further value."""
     rows = [
-        [cell.strip() for cell in line.replace(*reversed(CELLS)).strip(CELLS[0]).split(CELLS[0])]
+        [cell.strip() for cell in line.replace(CELLS[1], CELLS[0]).strip(CELLS[0]).split(CELLS[0])]
         for line in table
         if line.startswith(CELLS)
     ]
