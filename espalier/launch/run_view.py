@@ -106,11 +106,13 @@ class RunView:
             self._final[who] = what
 
     def _beat(self, beat: LabelledLine) -> None:
-        if beat.label in self._clients:
+        phase = self._phase
+        # Clients work before the line with which they are enrolled.
+        if beat.label in self._clients or (phase.of_clients and beat.label != phase.phase):
             self._answered.pop(beat.label, None)
             self._working[beat.label] = beat.text
             return
-        if beat.label != self._phase.phase:
+        if beat.label != phase.phase:
             self._begin(PhaseLine(beat.label, 0))
         self._status = self._with_time_left(beat.text)
 

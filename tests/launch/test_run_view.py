@@ -15,7 +15,8 @@ class Watch:
     def __init__(self, num_clients: int = 2) -> None:
         self.seconds = 0.0
         self.view = RunView("flap", lambda: self.seconds)
-        assert self.take(PhaseLine("enrolling", num_clients, of_clients=True))
+        if num_clients:
+            assert self.take(PhaseLine("enrolling", num_clients, of_clients=True))
         for client in range(num_clients):
             assert self.step("enrolling", client + 1, num_clients, f"site-{client}: client 1")
 
@@ -54,6 +55,16 @@ def test_clients_at_work_come_before_those_that_have_answered() -> None:
     # The next phase begins with nobody.
     watch.begin("averaging", 6)
     assert len(watch.lines()) == 2
+
+
+def test_client_may_work_before_it_is_enrolled() -> None:
+    watch = Watch(0)
+    watch.take(PhaseLine("enrolling", 2, of_clients=True))
+    watch.beat("site-0", "enrol: encoding samples: 12%, 0 s left")
+    assert watch.lines()[:2] == [
+        "flap · enrolling 0/2 clients ░░░░░░░░░░░░░░░░░░░░░░░░",
+        "  site-0       enrol: encoding samples: 12%, 0 s left",
+    ]
 
 
 def test_many_clients_are_counted() -> None:
@@ -130,11 +141,12 @@ def test_quality_has_the_last_rounds_and_then_the_models() -> None:
 
 
 def test_server_s_own_work_is_the_phase() -> None:
-    watch = Watch()
-    assert watch.take("enrolling    1 of 2 sites connected, waiting up to 1 h for more")
-    assert watch.lines()[1] == "  1 of 2 sites connected, waiting up to 1 h for more"
+    watch = Watch(0)
     assert watch.beat("opening", "block 2 of 30")
     assert watch.lines()[:2] == ["flap · opening", "  block 2 of 30"]
+    assert watch.take(PhaseLine("enrolling", 2, of_clients=True))
+    assert watch.take("enrolling    1 of 2 sites connected, waiting up to 1 h for more")
+    assert watch.lines()[1] == "  1 of 2 sites connected, waiting up to 1 h for more"
     watch.begin("training", 2, (1, 1))
     assert watch.beat("training", "waiting for site-0 (asked 3 min ago)")
     assert watch.lines()[1] == "  waiting for site-0 (asked 3 min ago)"
