@@ -5,6 +5,8 @@ from collections.abc import Sequence
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
+HUGE = 1e6
+"""Smallest measured value in scientific notation, such as ``1.23e+12``."""
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -37,6 +39,16 @@ def duration(seconds: float, *, tenths: bool = False) -> str:
             number, rest = divmod(round(whole / small) * small, large)
             return f"{number} {unit}" + (f" {rest // small} {next_unit}" if rest else "")
     return f"{whole} s"
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return a number with ``digits`` decimal places, or a dash for None.
+
+    Numbers from ``HUGE`` on have three significant digits.
+    """
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if abs(value) >= HUGE else f"{value:.{digits}f}"
 
 
 def size(num_bytes: float) -> str:

@@ -4,6 +4,7 @@ The ``espalier`` command calls the same functions (``espalier.launch.run``). Imp
 loads neither torch nor Flower.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,6 +13,7 @@ from espalier.results.result import Result
 
 if TYPE_CHECKING:
     from espalier.launch.run import WatchedRun
+    from espalier.launch.run_output import Say
     from espalier.settings.reference.run_keywords import RunKeywords
 
 Path = str | PathLike[str]
@@ -35,7 +37,8 @@ def simulate(
     gpus_per_client : fraction of a GPU for each simulated client
     app : a checkout of Espalier; None takes the current directory if it is one, else the installed
         app
-    progress : whether the run's lines are written to standard output, in a notebook below the cell
+    progress : whether the run's lines are written to standard output, in a notebook below the cell;
+        in a terminal and in a notebook with a live view
     settings : settings that differ from the preset; a keyword is a settings key with ``_`` in place
         of each hyphen and dot, such as ``num_clients`` or ``lora_rank``
 
@@ -61,8 +64,9 @@ def simulate(
     found = find_app(_text(app))
     given = settings_from(settings)
     config, parsed = resolve(found, _text(preset), given, on_this_machine=True)
-    watched = _watched(preset, "simulate", progress)
-    run.simulate(watched, found, config, parsed, gpus_per_client)
+    watched = _watched(preset, "simulate")
+    with _output(parsed.method, progress) as watched.say:
+        run.simulate(watched, found, config, parsed, gpus_per_client)
     return _result(watched)
 
 
@@ -100,9 +104,10 @@ def submit(
     require_address(superlink)
     found = find_app(_text(app))
     given = settings_from(settings)
-    config, _ = resolve(found, _text(preset), given, on_this_machine=False)
-    watched = _watched(preset, "submit", progress)
-    run.submit(watched, found, config, superlink, _text(root_certificates))
+    config, parsed = resolve(found, _text(preset), given, on_this_machine=False)
+    watched = _watched(preset, "submit")
+    with _output(parsed.method, progress) as watched.say:
+        run.submit(watched, found, config, superlink, _text(root_certificates))
     return _result(watched)
 
 
@@ -120,19 +125,21 @@ def load_result(path: Path) -> Result:
     return result
 
 
-def _watched(preset: Path | None, function: str, progress: bool) -> "WatchedRun":
-    from espalier.launch.run import WatchedRun, show
+def _watched(preset: Path | None, function: str) -> "WatchedRun":
+    from espalier.launch.run import WatchedRun
 
     first = "" if preset is None else f"{_text(preset)!r}, "
 
     def resuming(directory: str) -> str:
         return f"espalier.{function}({first}resume_from={directory!r}, ...)  # with equal settings"
 
-    return WatchedRun("call the function again", resuming, show if progress else _be_silent)
+    return WatchedRun("call the function again", resuming)
 
 
-def _be_silent(_: str) -> None:
-    """Drop a line of the log."""
+def _output(method: str, progress: bool) -> AbstractContextManager["Say"]:
+    from espalier.launch.run_output import be_silent, run_output
+
+    return run_output(method) if progress else nullcontext(be_silent)
 
 
 def _result(watched: "WatchedRun") -> Result:

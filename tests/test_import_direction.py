@@ -37,6 +37,7 @@ LINES = [
     ["espalier.flower"],
     ["espalier.settings"],
     ["espalier.environment", "espalier.progress", "pruning_kernels"],
+    ["espalier.run_lines"],
     ["espalier.errors", "espalier.seeds", "espalier.amounts", "espalier_assets"],
 ]  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LINES) for room in rooms}

@@ -11,6 +11,7 @@ from espalier.launch.app import find_app
 from espalier.launch.child_processes import take_interrupts
 from espalier.launch.configuration import configuration
 from espalier.launch.run import WatchedRun, simulate, submit
+from espalier.launch.run_output import run_output
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -71,10 +72,11 @@ def _run(given: argparse.Namespace, watched: WatchedRun) -> None:
         require_address(given.superlink)
     app = find_app(given.app)
     config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
-    if given.superlink is None:
-        simulate(watched, app, config, settings, given.gpus_per_client)
-    else:
-        submit(watched, app, config, given.superlink, given.root_certificates)
+    with run_output(settings.method) as watched.say:
+        if given.superlink is None:
+            simulate(watched, app, config, settings, given.gpus_per_client)
+        else:
+            submit(watched, app, config, given.superlink, given.root_certificates)
 
 
 def _resuming(given: argparse.Namespace, directory: str) -> str:

@@ -27,6 +27,7 @@ from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_me
 from espalier.launch.addresses import warn_of_open_control_api
 from espalier.launch.app import run_in_app
 from espalier.launch.child_processes import interrupted_later, uninterrupted
+from espalier.launch.run_output import Say, be_silent, show
 from espalier.launch.superlink import (
     RAY_DID_NOT_START,
     SuperLink,
@@ -52,12 +53,6 @@ PREFIX = "espalier: "
 """Beginning of the program's messages on standard error."""
 
 
-def show(line: str) -> None:
-    """Write a line, which has its line break, to standard output at once."""
-    sys.stdout.write(line)
-    sys.stdout.flush()
-
-
 @dataclass
 class WatchedRun:
     """Run as seen in its log and by its SuperLink."""
@@ -66,7 +61,7 @@ class WatchedRun:
     """Advice for a run that had not started."""
     resuming: Callable[[str], str]
     """Function of the run directory: the command or call that resumes the run."""
-    say: Callable[[str], None] = show
+    say: Say = show
     """Function that receives each line of the log, with its line break."""
     directory: str = ""
     """Run directory on the SuperLink's machine; empty until the ServerApp has created it."""
@@ -189,11 +184,9 @@ def _require_inputs(watched: WatchedRun, app: Path, config: dict[str, Any]) -> N
 
     def hear(line: str) -> None:
         lines.append(line)
-        if watched.say is show:
+        if watched.say is not be_silent:
             sys.stderr.write(line)
             sys.stderr.flush()
-        else:
-            watched.say(line)
 
     code = run_in_app(app, BEFORE_START, config, hear)
     if code < 0:

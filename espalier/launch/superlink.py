@@ -110,7 +110,7 @@ class SuperLink:
         with kept(
             [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder,
             self.environment, self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, bufsize=1,
+            encoding="utf-8", errors="replace", bufsize=1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
             yield from process.stdout
@@ -165,7 +165,8 @@ class SuperLink:
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [_program(COMMAND), *arguments, "--format", "json"],
-            env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            env=self.environment, cwd=self.folder, capture_output=True,
+            encoding="utf-8", errors="replace",
             # Ctrl-C reaches only the command, which decides what to stop.
             start_new_session=True,
         )  # fmt: skip
@@ -250,6 +251,8 @@ def _environment(flower_home: Path) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         **os.environ,
         "FLWR_HOME": str(flower_home),
+        # The lines of a run have characters that the encoding of a terminal may lack.
+        "PYTHONIOENCODING": "utf-8",
     }
     keep_on_loopback(environment)
     environment.pop("RAY_ADDRESS", None)

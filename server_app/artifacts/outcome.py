@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from espalier.amounts import figure
 from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
@@ -16,7 +17,6 @@ from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.methods import METHODS, part
 from server_app.public_tests import PublicTests
 from server_app.report.summary import Summary
-from server_app.report.table import figure
 from strategies.base.run import Run
 
 R = TypeVar("R")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from espalier.amounts import figure
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, generate, shortened
@@ -14,7 +15,6 @@ from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel
 from server_app.public_tests import PublicTests
 from server_app.report.summary import Summary
-from server_app.report.table import figure
 from strategies.base.run import Run
 
 

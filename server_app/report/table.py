@@ -5,23 +5,9 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from espalier.amounts import count, duration, size
+from espalier.amounts import count, duration, figure, size
 from espalier.messages.ledger import Traffic
 from server_app.report.summary import COLUMNS, Summary
-
-HUGE = 1e6
-"""Smallest number in scientific notation, such as ``1.23e+12``."""
-
-
-def figure(value: float | None, digits: int = 2) -> str:
-    """Return a number with ``digits`` decimal places, or a dash for None.
-
-    Numbers from ``HUGE`` on have three significant digits.
-    """
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if abs(value) >= HUGE else f"{value:.{digits}f}"
-
 
 SPOILT = 0.05
 """Relative difference of mean and median over clients from which the table shows both."""

@@ -91,7 +91,7 @@ class Enroller:
         settings = rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
-        rounds.progress.begin("enrolling", wanted)
+        rounds.progress.begin("enrolling", wanted, of_clients=True)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
         reported_at = 0.0
@@ -224,7 +224,7 @@ class Enroller:
                 seat.measured = enrolment.measured
                 seat.approval = enrolment.approval
                 self.rounds.progress.step(
-                    "enrolled", f"{site} takes part as client {client}", site=site, client=client
+                    "enrolled", f"{site}: client {client}", site=site, client=client
                 )
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:

@@ -6,10 +6,13 @@ text.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
 
+from espalier.amounts import count, figure
 from espalier.data.tasks.scored_items import ScoredItems, to_arrays
 from espalier.messages.evaluation import SAMPLES_BLOB, TEST_BLOB, Texts, require_many
 from espalier.messages.message import MessageBody
@@ -81,14 +84,15 @@ class ClientEvaluation:
 
     def collect(self, rounds: Rounds, replies: Iterable[MessageBody]) -> None:
         """Record the clients' results as they arrive."""
-        self.run.progress.begin("local result", len(rounds.roster.active()) if self.asked else 0)
+        expected = len(rounds.roster.active()) if self.asked else 0
+        self.run.progress.begin("local result", expected, of_clients=True)
         for body in replies:
             seat = rounds.roster.seats[body.header.client]
             seat.seconds += body.fields["seconds"]
             for name in ("losses", "own_losses", "test_scores"):
                 if body.fields[name]:
                     getattr(self.figures, name)[seat.client] = list(body.fields[name])
-            text = f"local result of {seat.site}"
+            text = f"{seat.site}: local result"
             self.run.progress.step("local_baseline", text, client=seat.client)
 
 
@@ -111,3 +115,18 @@ def asked_texts(
         texts.test_requests = len(items.requests)
         texts.test_tokens = len(to_arrays(items)["tokens"])
     return texts
+
+
+def in_words(measurement: Mapping[str, Any]) -> str:
+    """Return the figures of an evaluation between rounds as text: ``code 80.12, f1 0.512``.
+
+    Figures of clients with models of their own are shown as their mean.
+    """
+    shown = []
+    for group, digits in (("perplexity", 2), ("scores", 3)):
+        for name, value in (measurement.get(group) or {}).items():
+            values = list(value.values()) if isinstance(value, Mapping) else [value]
+            mean = None if None in values else fmean(values)
+            many = f" (mean of {count(len(values), 'client')})" if len(values) > 1 else ""
+            shown.append(f"{name} {figure(mean, digits)}{many}")
+    return ", ".join(shown)

@@ -14,6 +14,7 @@ from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
 from espalier.messages.message import MessageBody
 from strategies.base.enrolment import Enroller
+from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
@@ -138,7 +139,13 @@ class Federation:
         selection = selection or Selection(active)
         rounds.require_quorum(len(active), f"left for round {server_round}")
         asked = [client for client in selection.clients if client in active]
-        self.run.progress.begin(self.method.WORDS.title, len(asked))
+        num_rounds = self.method.num_rounds
+        self.run.progress.begin(
+            self.method.WORDS.title,
+            len(asked),
+            of_clients=True,
+            server_round=(server_round, num_rounds) if num_rounds > 1 else None,
+        )
         present = [client for client in asked if client not in (rounds.lost or {})]
         replies = chain(
             rounds.exchange(self._requests(server_round, present), self._next_part),
@@ -213,7 +220,7 @@ class Federation:
         self.method.note_part(seat, body)
         if body.header.part + 1 == body.header.num_parts:
             sent = self._orders[seat.client].sends or words.sent
-            text = f"{sent} of {seat.site}, {seat.work()}"
+            text = f"{seat.site}: {sent}, {seat.work()}"
             self.run.progress.step(words.event, text, client=seat.client, seconds=seat.seconds)
 
     def _is_sound(self, inbox: Inbox, client: int) -> bool:
@@ -229,9 +236,8 @@ class Federation:
         if self._measure is not None and every and server_round % every == 0:
             clients = [seat.client for seat in self.rounds.roster.active()]
             self.measurements.append({"round": server_round, **self._measure(clients)})
-            self.run.progress.note(
-                "measured", f"measured     after round {server_round}", **self.measurements[-1]
-            )
+            text = f"measured     after round {server_round}: {in_words(self.measurements[-1])}"
+            self.run.progress.note("measured", text, **self.measurements[-1])
 
     # ----- local baselines ------------------------------------------------------------------------
 
@@ -246,7 +252,7 @@ class Federation:
         if not orders:
             return
         seats = [rounds.roster.seats[client] for client in orders]
-        self.run.progress.begin("alone", len(seats))
+        self.run.progress.begin("baseline", len(seats), of_clients=True)
         rounds.begin(least=max(map(self._patience, seats)) * rounds.settings.attempts)
         requests = [
             rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
@@ -255,7 +261,7 @@ class Federation:
             seat = rounds.roster.seats[body.header.client]
             seconds = body.fields["seconds"]
             seat.seconds += seconds
-            text = f"local baseline of {seat.site}, {duration(seconds, tenths=True)} of work"
+            text = f"{seat.site}: local baseline, {duration(seconds, tenths=True)} of work"
             self.run.progress.step("alone", text, client=seat.client)
 
     def _patience(self, seat: Seat) -> float:

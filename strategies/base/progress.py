@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from espalier.amounts import duration
 from espalier.identity.names import printable
 from espalier.progress import Pace
+from espalier.run_lines import LabelledLine, PhaseLine, StepLine
 from espalier.storage.atomic import finite_values
 from strategies.base.run_folder import RunFolder
 
@@ -25,7 +25,6 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-WIDTH = 24
 MAX_CHARACTERS = 10_000
 """Maximum length of a line. Most are shorter; one with the names of all clients may be long."""
 SECONDS_OF_SILENCE = 60.0
@@ -50,14 +49,29 @@ class Progress:
         self.listeners: list[Callable[[str, Mapping[str, Any]], None]] = []
         """Functions that are called with the name and the details of each event."""
 
-    def begin(self, title: str, total: int) -> None:
-        """Start a piece of work of ``total`` steps."""
+    def begin(
+        self,
+        title: str,
+        total: int,
+        *,
+        of_clients: bool = False,
+        server_round: tuple[int, int] | None = None,
+    ) -> None:
+        """Start a piece of work of ``total`` steps; without steps no line is shown.
+
+        Parameters
+        ----------
+        of_clients : whether each step is the answer of a client
+        server_round : number of the round that begins, and of all rounds
+        """
         self._title = title
         self._total = total
         self._done = 0
         self._started = self._clock.now()
         self._beats = Pace(self._beaten, self._clock.now)
         self._waits = Pace(self._waited, self._clock.now, SECONDS_OF_SILENCE)
+        if total:
+            self._line(str(PhaseLine(title, total, of_clients, server_round)))
         self.event("begin", title=title, total=total)
 
     def step(self, event: str, text: str, **details: Any) -> None:
@@ -65,12 +79,8 @@ class Progress:
         self._done += 1
         elapsed = self._clock.now() - self._started
         left = elapsed / self._done * max(0, self._total - self._done)
-        filled = WIDTH * min(self._done, self._total) // max(1, self._total)
-        bar = "█" * filled + "░" * (WIDTH - filled)
-        self._line(
-            f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)},"
-            f" {duration(left)} left]"
-        )
+        line = StepLine(self._title, self._done, self._total, text)
+        self._line(line.line(elapsed, left))
         self.event(event, done=self._done, total=self._total, text=text, **details)
 
     def note(self, event: str, text: str, **details: Any) -> None:
@@ -90,10 +100,10 @@ class Progress:
         self._waits(whom)
 
     def _beaten(self, line: str) -> None:
-        self.note("beat", f"{self._title:<12} {line}")
+        self.note("beat", str(LabelledLine(self._title, line)))
 
     def _waited(self, line: str) -> None:
-        self.note("waiting", f"{self._title:<12} waiting for {line}")
+        self.note("waiting", str(LabelledLine(self._title, f"waiting for {line}")))
 
     def _line(self, text: str) -> None:
         self._show(printable(text, MAX_CHARACTERS))

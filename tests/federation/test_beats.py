@@ -13,6 +13,7 @@ from flwr.app import Message
 from in_process import InProcessGrid
 
 import client_app.methods.fedprllm
+from espalier.launch.run_view import RunView
 from espalier.messages.records import read
 from espalier.progress import Pace
 from espalier.storage.activity import AtWork
@@ -184,8 +185,8 @@ def test_nothing_of_it_is_left_after_the_run(bench: Bench) -> None:
 def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.run(fedprllm__strategy="iterative")
     shown = capsys.readouterr().out
-    assert re.search(r"masks of node-00001, \d+\.\d s of work  \[", shown)
-    assert re.search(r"masks of node-00001, \d+\.\d s of work, \d+\.\d s in 2 rounds  \[", shown)
+    assert re.search(r"node-00001: masks, \d+\.\d s of work  \[", shown)
+    assert re.search(r"node-00001: masks, \d+\.\d s of work, \d+\.\d s in 2 rounds  \[", shown)
     header = next(line for line in shown.splitlines() if "sparsity" in line and "model" in line)
     assert "bytes per client, 2 rounds" in header
     assert "time, whole run" in header
@@ -193,3 +194,8 @@ def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str
     assert "rounds" not in next(
         line for line in capsys.readouterr().out.splitlines() if "bytes per client" in line
     )
+    view = RunView("fedprllm")
+    printed = [line for line in shown.splitlines() if not view.take(line)]
+    assert any(", round 2 of 2" in line for line in shown.splitlines())
+    assert not [line for line in printed if "░" in line or "█" in line]
+    assert "enrolling" not in "".join(printed)

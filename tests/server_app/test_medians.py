@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from espalier.amounts import figure
 from espalier.messages.ledger import Traffic
 from espalier.settings.run import parse
 from server_app.report.summary import Summary
-from server_app.report.table import figure, show
+from server_app.report.table import show
 
 
 def shown(

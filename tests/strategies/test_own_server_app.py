@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def test_both_modules_assign_their_app(source: str) -> None:
     """Flower looks for an assignment at the top of the module; an import is not found."""
     assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
     assert [target.id for node in assigned for target in node.targets] == ["app"]  # type: ignore[attr-defined]
+
+
+def test_app_installs_nothing() -> None:
+    """The package ``espalier`` of PyPI is another program, which Flower would install."""
+    (pyproject,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(pyproject)["project"]["dependencies"] == []
 
 
 def context(bench: Bench, run_id: int, **changes: Any) -> Context:
