@@ -7,7 +7,7 @@ from torch import Tensor
 
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.methods.fedprllm import FedPrLLMSettings, blocks_of_round
+from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
 from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.methods.llm_streamline import LlmStreamlineSettings, layer_shapes
@@ -53,7 +53,7 @@ class DryFedPrLLM(DryRun, FedPrLLM):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Decide the blocks of a round."""
-        blocks = len(blocks_of_round(self.run.model.plan, self.settings, server_round))
+        blocks = len(self.blocks_of_round(server_round))
         self.result.mask_blobs += [NO_BLOB] * blocks
         self.result.count_blobs += [NO_BLOB] * blocks
         self.result.num_voters += [len(clients)] * blocks
