@@ -2,7 +2,7 @@
 
 The file ``input-sums.safetensors`` has one float64 per input channel of every pruned matrix, under
 the name of its weights. Its metadata have ``count``, the number of tokens in the sums, or of clients if
-each counts equally.
+each counts equally, and ``sequence_length``, the number of tokens of a calibration sample.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,14 +24,21 @@ FILE = "input-sums.safetensors"
 
 @dataclass(frozen=True)
 class InputSums:
-    """Sums of squared inputs, (in_features,), float64, by name of the weights, and their count."""
+    """Sums of squared inputs, (in_features,), float64, by name of the weights."""
 
     sums: Mapping[str, Tensor]
     count: int
+    """Number of tokens in the sums, or of clients if each counts equally."""
+    sequence_length: int
+    """Number of tokens of a calibration sample."""
 
 
 def write_sums(
-    folder: Path, plan: ModelPlan, sums_of: Callable[[int], Mapping[str, Tensor]], count: int
+    folder: Path,
+    plan: ModelPlan,
+    sums_of: Callable[[int], Mapping[str, Tensor]],
+    count: int,
+    sequence_length: int,
 ) -> None:
     """Write the sums of a run, block by block.
 
@@ -41,6 +48,7 @@ def write_sums(
     plan : plan of the pruned model
     sums_of : function of a block's index that returns its sums by the first matrix of each input
     count : number of tokens, or of clients that count equally
+    sequence_length : number of tokens of a calibration sample
     """
     specs = {
         linear.parameter: TensorSpec("F64", (linear.shape[1],))
@@ -55,7 +63,8 @@ def write_sums(
             for linear in block.linears:
                 yield linear.parameter, sums[first[linear.name]]
 
-    write_shard(folder / FILE, specs, tensors(), {"count": str(count)})
+    metadata = {"count": str(count), "sequence_length": str(sequence_length)}
+    write_shard(folder / FILE, specs, tensors(), metadata)
 
 
 def read_sums(run: FinishedRun) -> InputSums:
@@ -76,6 +85,7 @@ def read_sums(run: FinishedRun) -> InputSums:
             return InputSums(
                 {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
                 int(file.metadata()["count"]),
+                int(file.metadata()["sequence_length"]),
             )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); repeat the run") from None

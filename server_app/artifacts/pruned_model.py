@@ -117,8 +117,10 @@ class PooledOutcome(PrunedOutcome):
     def write(self, result: PrunedResult) -> None:
         """Write masks, model and sums."""
         super().write(result)
+        run = self.run
         pooled = cast(PooledResult, result)
-        write_sums(self.run.folder.path, self.run.model.plan, pooled.sums, pooled.count)
+        tokens = run.settings.data.sequence_length
+        write_sums(run.folder.path, run.model.plan, pooled.sums, pooled.count, tokens)
 
 
 def rounding_notes(summary: Summary) -> list[str]:

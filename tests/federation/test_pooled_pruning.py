@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,18 +33,21 @@ GROUPS: dict[str, dict[str, Any]] = {
 }
 
 
-def samples_of(bench: Bench) -> list[torch.Tensor]:
-    """Return the calibration samples of each client."""
+def samples_of(bench: Bench, own: Mapping[int, int] = {}) -> list[torch.Tensor]:
+    """Return the calibration samples of each client; ``own`` are other numbers of samples."""
     run = parse(bench.config())
     opened = OpenedModel(bench.model)
     return [
         client_samples(
             run,
-            parse_node(context.node_config, simulated=True),
+            parse_node(
+                context.node_config | ({"num-samples": own[client]} if client in own else {}),
+                simulated=True,
+            ),
             opened.encode,
             context.node_config["partition-id"],
         )
-        for context in bench.grid().contexts.values()
+        for client, context in enumerate(bench.grid().contexts.values())
     ]
 
 
@@ -60,6 +64,17 @@ def masks_of(folder: Path, bench: Bench) -> dict[str, np.ndarray]:
 def differing_bits(found: dict[str, np.ndarray], expected: dict[str, torch.Tensor]) -> int:
     assert found.keys() == expected.keys()
     return sum(int((found[name] != expected[name].numpy()).sum()) for name in found)
+
+
+def require_centralized_equals_federated(bench: Bench) -> None:
+    """Compare a run whose clients have parts of the run's data, as the centralized baseline."""
+    changes = {"evaluation__centralized": "auto", "evaluation__local_baseline": True}
+    grid = bench.grid(**changes)
+    for context in grid.contexts.values():
+        del context.node_config["data-path"]
+    values = summary(bench.run(grid, **changes))["metrics"][0]["values"]
+    assert values["centralized"] == values["federated"]
+    assert values["local_baseline"] != pytest.approx(values["federated"], rel=6e-4)
 
 
 class TestPooledPruning(PruningPromises):
@@ -82,11 +97,13 @@ class TestPooledPruning(PruningPromises):
             "pooled-pruning.metric": metric,
             "pooled-pruning.weighting": weighting,
         }
-        # One client has other numbers of tokens than the others.
         bench.settings = bench.settings | changes
-        found = masks_of(bench.run(), bench)
+        grid = bench.grid()
+        # This client has more tokens than the others.
+        list(grid.contexts.values())[1].node_config["num-samples"] = 3
+        found = masks_of(bench.run(grid), bench)
         expected = plain_masks(
-            bench.model, samples_of(bench), metric, group, 0.5, weighting, sequential=False
+            bench.model, samples_of(bench, {1: 3}), metric, group, 0.5, weighting, sequential=False
         )
         assert differing_bits(found, expected) == 0
 
@@ -122,10 +139,8 @@ class TestPooledPruning(PruningPromises):
                 assert found == [number / 2**56 for number in exact]
                 assert total[f"block-{block.index:04d}", "count"].tolist() == [128]
 
-    def test_centralized_equals_federated(self, whole: Uninterrupted) -> None:
-        values = summary(whole.folder)["metrics"][0]["values"]
-        assert values["centralized"] == values["federated"]
-        assert values["local_baseline"] != values["federated"]
+    def test_centralized_equals_federated(self, bench: Bench) -> None:
+        require_centralized_equals_federated(bench)
 
     def test_ledger_counts_every_byte_of_the_sums(self, whole: Uninterrupted) -> None:
         lines = (whole.folder / "ledger.jsonl").read_text().splitlines()
@@ -176,9 +191,8 @@ class TestIterativePooledPruning(PruningPromises):
         )
         assert differing_bits(found, expected) == 0
 
-    def test_centralized_equals_federated(self, whole: Uninterrupted) -> None:
-        values = summary(whole.folder)["metrics"][0]["values"]
-        assert values["centralized"] == values["federated"]
+    def test_centralized_equals_federated(self, bench: Bench) -> None:
+        require_centralized_equals_federated(bench)
 
     def test_only_masks_travel_back(self, plain: Uninterrupted) -> None:
         lines = (plain.folder / "ledger.jsonl").read_text().splitlines()
