@@ -93,6 +93,15 @@ def lowest(scores: Tensor, group: str, sparsity: float) -> Tensor:
     return (mask.T if group == "column" else mask).reshape(rows, columns)
 
 
+def plain_mask(weight: Tensor, sums: Tensor, metric: str, group: str, sparsity: float) -> Tensor:
+    """Return the mask of a matrix."""
+    # Within a column all of Wanda's scores have the same factor.
+    same = group == "column" and metric == "wanda"
+    return lowest(
+        scores_of(weight, torch.ones_like(sums) if same else sums, metric), group, sparsity
+    )
+
+
 @torch.no_grad()
 def plain_masks(
     path: Path,
@@ -116,13 +125,7 @@ def plain_masks(
         if sequential:
             sums = pooled(model, clients, weighting, per_batch)
         for name, module in block.items():
-            # Within a column all scores have the same factor.
-            given = (
-                torch.ones_like(sums[name])
-                if group == "column" and metric == "wanda"
-                else sums[name]
-            )
-            masks[name] = lowest(scores_of(module.weight, given, metric), group, sparsity)
+            masks[name] = plain_mask(module.weight, sums[name], metric, group, sparsity)
         if sequential:
             for name, module in block.items():
                 module.weight[masks[name]] = 0
