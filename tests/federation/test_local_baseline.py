@@ -39,6 +39,7 @@ TUNING = {
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNING,
     "fedprllm": {"fedprllm.strategy": "iterative"},
+    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
     "hetlora": (
         {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()}
         | {"hetlora.ranks": "1,2"}

@@ -110,6 +110,7 @@ METHODS = {
         ["enrol", "train", "deliver", "alone"],
     ),
     "flap": (("data.num-samples=20", "evaluation.local-baseline=false"), ["enrol", "train"]),
+    "pooled-pruning": (("data.num-samples=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "slicegpt": (
         ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
         ["enrol", "train"],
