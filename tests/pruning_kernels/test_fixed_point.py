@@ -54,7 +54,7 @@ def test_one_number_is_rounded_at_most_once() -> None:
         2.0**-57,
         3 * 2.0**-57,
         2.0**-4 * (1 + 2.0**-52),
-        1 - 2.0**-60,
+        2.0**-8 - 2.0**-61,
         -(2.0**-58),
     ]
     words = to_words(torch.tensor(numbers, dtype=torch.float64), 56)
