@@ -4,9 +4,10 @@ The data are in the checkpoint's blobs, one per block; a result has their hashes
 numbers.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from strategies.base.method import ClientOrder, Method, RunResult
 class MaskResult(RunResult):
     """Decided blocks of a run, in order; their masks are in ``store``."""
 
-    STATE: tuple[str, ...] = ("mask_blobs",)
+    STATE: ClassVar[tuple[str, ...]] = ("mask_blobs",)
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
         self.run_settings = settings
@@ -140,9 +141,9 @@ class Masking(Method):
         """Return the fields of a part with these blocks, of ``decided`` blocks in all parts."""
         return Decided(decided=decided)
 
+    @abstractmethod
     def parts_of_decided(self, decided: int) -> list[range]:
         """Return the block numbers of each part in which the first blocks are pushed."""
-        raise NotImplementedError
 
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order of a round; if iterative, with the masks of the block before."""

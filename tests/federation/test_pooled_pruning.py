@@ -19,7 +19,8 @@ from tiny_model import save_tiny_llama
 
 from espalier.data.client_text import client_samples
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.records import read
+from espalier.messages.records import read, write
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
@@ -166,6 +167,38 @@ class TestPooledPruning(PruningPromises):
             # Clients round their losses.
             assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
+
+    def test_limits_that_nobody_meets_change_nothing(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
+        folder = bench.run(pooled_pruning__max_client_ratio=1e6)
+        assert model_files(folder) == model_files(plain.folder)
+        assert all(client["capped"] == {} for client in summary(folder)["clients"])
+
+    def test_met_limits_are_reported(self, bench: Bench, plain: Uninterrupted) -> None:
+        grid = bench.grid(pooled_pruning__max_client_ratio=1.0)
+        list(grid.contexts.values())[1].node_config["num-samples"] = 3
+        folder = bench.run(grid, pooled_pruning__max_client_ratio=1.0)
+        capped = [client["capped"] for client in summary(folder)["clients"]]
+        assert all(one["sums"]["factor"] > 1 for one in capped)
+        assert capped[1]["count"] == {"claimed": 48.0, "counted": 32.0}
+        assert summary(folder)["report"] == {"tokens": 4 * 32}
+        assert model_files(folder) != model_files(plain.folder)
+
+    def test_a_count_that_no_client_has_is_refused(self, bench: Bench) -> None:
+        grid = bench.grid()
+
+        def claim(request: Message, reply: Message) -> Message:
+            body = read(reply.content)
+            for key, blob in body.blobs.items():
+                arrays = load(blob)
+                arrays["count"] = np.array([0], np.uint64)
+                body.blobs[key] = pack_tensors(arrays)
+            return Message(write(body), reply_to=request) if body.blobs else reply
+
+        grid.tamper[2] = claim
+        client = summary(bench.run(grid))["clients"][2]
+        assert client["status"] == "dropped"
 
 
 class TestIterativePooledPruning(PruningPromises):

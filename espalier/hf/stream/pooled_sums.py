@@ -52,7 +52,9 @@ def distinct(block: BlockPlan, found: Mapping[str, InputStatistics]) -> dict[str
     for name, first in shared_inputs(block).items():
         own = found[name]
         assert isinstance(own, Tensor)
-        if not torch.equal(sums.setdefault(first, own.cpu()), own.cpu()):
+        own = own.cpu()
+        # NaN is reported later, in words that name the remedy.
+        if not torch.allclose(sums.setdefault(first, own), own, rtol=0, atol=0, equal_nan=True):
             raise RuntimeError(f"block {block.index}: {name} has another input than {first}")
     return sums
 
