@@ -151,7 +151,7 @@ def _sent_dense(
 def _masks(
     opened: OpenedModel, sums: Sequence[Mapping[str, Tensor]], case: Case
 ) -> dict[str, Tensor]:
-    found = {}
+    found: dict[str, Tensor] = {}
     for block in opened.plan.blocks:
         masks = masks_by_sums(opened, block, sums[block.index], case.settings, CPU)
         found |= {block.linear(name).parameter: mask for name, mask in masks.items()}
@@ -164,7 +164,7 @@ def _sequential(
 ) -> dict[str, Tensor]:
     stream = BlockStream(opened, Computing(CPU, torch.float32, torch.get_num_threads()))
     walks = [stream.start(samples) for samples in clients]
-    found = {}
+    found: dict[str, Tensor] = {}
     for block in opened.plan.blocks:
         blobs = [
             pack_sums(
