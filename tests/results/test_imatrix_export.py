@@ -3,6 +3,14 @@
 ``LLAMA_QUANTIZE`` may name llama.cpp's program ``llama-quantize``:
 
     LLAMA_QUANTIZE=/path/llama-quantize pytest -m slow tests/results/test_imatrix_export.py
+
+The npm package ``node-llama-cpp`` has the libraries of a release (B, the directory
+``@node-llama-cpp/linux-x64/bins/linux-x64``) and its source, from which the program is built:
+
+    git clone node_modules/node-llama-cpp/llama/gitRelease.bundle llama.cpp && cd llama.cpp
+    g++ -O1 -std=c++17 -Icommon -Iinclude -Iggml/include -Ivendor tools/quantize/*.cpp -L$B
+    -l:libllama-common.so -l:libllama.v0.5.0.so -l:libggml.v0.5.0.so -l:libggml-base.so
+    -Wl,-rpath,$B -lpthread -o llama-quantize
 """
 
 import os
