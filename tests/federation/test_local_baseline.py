@@ -18,6 +18,7 @@ from in_process import InProcessGrid
 
 import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
+import client_app.methods.pooled_pruning
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
 from espalier.messages.message import MessageBody
@@ -73,11 +74,11 @@ def test_baseline_has_a_message_of_its_own(bench: Bench, monkeypatch: pytest.Mon
     """When the clients evaluate, they neither train nor prune."""
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
-    monkeypatch.setattr(
-        client_app.methods.fedprllm,
-        "prune_by_block",
-        counted(client_app.methods.fedprllm.prune_by_block, working_on),
-    )
+    for module, name in (
+        (client_app.methods.fedprllm, "prune_by_block"),
+        (client_app.methods.pooled_pruning, "pooled_masks"),
+    ):
+        monkeypatch.setattr(module, name, counted(getattr(module, name), working_on))
     grid = bench.grid()
     worked = dict[str, int]()
 
@@ -289,7 +290,7 @@ def test_repeated_message_gets_kept_answer(bench: Bench) -> None:
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
         # In the iterative method ``alone`` belongs to the last round, which needs votes first.
-        if bench.method == "fedprllm" and kind == "alone":
+        if bench.method in ("fedprllm", "pooled-pruning") and kind == "alone":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"
         first = answer(bench, requests[kind], 1)
