@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from bench import LOCAL_ONLY, Bench, events, model_files, summary
 from flwr.app import Message
@@ -21,9 +22,12 @@ import client_app.methods.fedprllm
 import client_app.methods.pooled_pruning
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.masks import mask_specs
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
+from espalier.models.plan import block_key
 from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop
 from strategies.base.federation import PATIENCE, Federation
@@ -311,8 +315,11 @@ def test_stored_bases_do_not_change_an_evaluation(bench: Bench) -> None:
 
 
 def _second_round(train: MessageBody, bench: Bench) -> MessageBody:
-    """Return the order for the second block, with this client's votes as the decision."""
-    decided = answer(bench, train).blobs
+    """Return the order for the second block, with a decision that prunes nothing."""
+    answer(bench, train)
+    masks = mask_specs(OpenedModel(bench.model).plan.blocks[0])
+    nothing = {name: np.zeros(spec.shape, np.uint64) for name, spec in masks.items()}
+    decided = {block_key(0): pack_tensors(nothing)}
     return MessageBody(train.header.model_copy(update={"server_round": 2}), {}, decided)
 
 
