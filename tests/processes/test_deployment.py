@@ -111,7 +111,7 @@ METHODS = {
     ),
     "flap": (("data.num-samples=20", "evaluation.local-baseline=false"), ["enrol", "train"]),
     "pooled-pruning": (
-        ("data.num-samples=20", "evaluation.local-baseline=false"),
+        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
         ["enrol", "train"],
     ),
     "slicegpt": (
