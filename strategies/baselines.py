@@ -26,6 +26,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_by_block, prune_layers
 from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
+from espalier.hf.stream.pooled_sums import pooled_masks
 from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
 from espalier.methods.fedpetuning import trained
@@ -34,6 +35,7 @@ from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.methods.flap import FlapSettings, biases
 from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.methods.llm_streamline import LlmStreamlineSettings
+from espalier.methods.pooled_pruning import PooledPruningSettings
 from espalier.methods.slicegpt import SliceGptSettings, dense_width, places
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
@@ -49,14 +51,15 @@ SCRATCH = "centralized"
 """Folder in the run directory for blobs of a baseline; it is deleted after the evaluation."""
 
 
+def _samples_of(run: Run, client: int) -> Tensor:
+    """Return the calibration samples of one client, (samples, tokens), int64."""
+    # A simulated node has no data besides the run's [data] table.
+    return client_samples(run.settings, simulated_node(), run.model.encode, client)
+
+
 def pooled_samples(run: Run) -> Tensor:
     """Return the calibration samples of all clients, (samples, tokens), int64."""
-    # A simulated node has no data besides the run's [data] table.
-    nowhere = simulated_node()
-    clients = range(run.settings.num_clients)
-    samples = torch.cat(
-        [client_samples(run.settings, nowhere, run.model.encode, client) for client in clients]
-    )
+    samples = torch.cat([_samples_of(run, client) for client in range(run.settings.num_clients)])
     run.progress.begin("centralized", len(run.model.plan.blocks))
     return samples
 
@@ -81,6 +84,27 @@ def masked_by_all(run: Run) -> Edits:
     for index, masks in prune_by_block(stream, samples, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
         _tell(run, index, samples)
+    return masked(
+        lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
+    )
+
+
+def pooled_by_all(run: Run) -> Edits:
+    """Return the edits by which pooled pruning of all samples in one place would prune the model.
+
+    Sums are float64 and never in fixed point. Each client's samples are in batches of their own, as
+    in the run, because the forward pass may round differently in other batches.
+    """
+    stream = BlockStream(run.model, run.computing)
+    store = BlobStore(run.folder.path / SCRATCH)
+    parties = [_samples_of(run, client) for client in range(run.settings.num_clients)]
+    run.progress.begin("centralized", len(run.model.plan.blocks))
+    hashes = []
+    for index, masks in enumerate(
+        pooled_masks(stream, parties, run.settings.of(PooledPruningSettings))
+    ):
+        hashes.append(store.put(pack_masks(masks)))
+        _tell(run, index, torch.cat(parties))
     return masked(
         lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
     )

@@ -50,6 +50,8 @@ SETTINGS = {
 SITE_KEY = ec.derive_private_key(1, ec.SECP384R1()).public_key()
 HALF = struct.pack("<Q", 0x5555555555555555)
 """Word of a mask that prunes every second weight."""
+ONE = struct.pack("<Q", 1)
+"""Word of a number in fixed point, or a count."""
 TOLD: dict[type, tuple[Any, ...]] = {
     int: (8, 0, 1),
     float: (0.5, 0.0),
@@ -184,13 +186,15 @@ def _hashes(
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:
-    """Return a blob with masks that prune every second weight, and zeros elsewhere."""
+    """Return a blob with masks that prune every second weight, small integers, and zeros."""
     header = {}
     data = b""
     for name, spec in sorted(
         specs.items(), key=lambda item: (-item[1].num_bytes // max(1, _numel(item[1])), item[0])
     ):
-        part = HALF * (spec.num_bytes // 8) if spec.dtype == "U64" else bytes(spec.num_bytes)
+        # Packed masks are flat; numbers in fixed point have a row of low and one of high words.
+        word = HALF if len(spec.shape) == 1 and spec.shape != (1,) else ONE
+        part = word * (spec.num_bytes // 8) if spec.dtype == "U64" else bytes(spec.num_bytes)
         header[name] = {
             "dtype": spec.dtype,
             "shape": list(spec.shape),

@@ -4,7 +4,7 @@ import argparse
 
 from espalier.launch.app import installed_app, run_in_app
 
-TARGETS = ("transformers", "gguf", "hub")
+TARGETS = ("transformers", "gguf", "imatrix", "hub")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -21,7 +21,8 @@ def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         required=True,
         choices=TARGETS,
         help="transformers: a model directory, with the adapter merged; gguf: a file for llama.cpp"
-        " and Ollama; hub: a repository of the Hugging Face hub",
+        " and Ollama; imatrix: llama.cpp's importance matrix, from a run of pooled-pruning; hub: a"
+        " repository of the Hugging Face hub",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="new directory to write")
     parser.add_argument(

@@ -1,6 +1,5 @@
 """FedPrLLM: settings and contracts. Clients send one packed prune mask per matrix, as their vote."""
 
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -9,19 +8,24 @@ from pydantic import Field, model_validator
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name, mask_specs, require_exact_sparsity
 from espalier.messages.contract import BlockSpecs, Contract
-from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
-from espalier.messages.parts import Delivery, Reply, last_rounds, require_result_wanted
+from espalier.messages.decided_blocks import (
+    Decided,
+    blocks_of_round,
+    delivery_of_blocks,
+    parts_of_decided,
+)
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields
+from espalier.messages.parts import Reply
 from espalier.messages.tensor_blobs import TensorSpec, views
-from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key, cut_into_parts
-from espalier.settings.federation import FederationSettings
-from espalier.settings.pruning import PruningSettings
+from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
+from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 
 Group = Literal["layer", "row", "column"]
 
 
-class FedPrLLMSettings(PruningSettings):
+class FedPrLLMSettings(MaskingSettings):
     """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
     READ_WITH: ClassVar[ReadWith] = {
@@ -29,15 +33,6 @@ class FedPrLLMSettings(PruningSettings):
         for key in ("sparsity", "local-comparison-group", "comparison-group")
     }
 
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"strategy": "iterative"}
-
-    strategy: Literal["one-shot", "iterative"] = Field(
-        "one-shot",
-        description=(
-            "`one-shot`: all blocks in one round; `iterative`: one block per round, after which"
-            " clients continue from the pruned block."
-        ),
-    )
     local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
         "wanda",
         description=(
@@ -81,21 +76,6 @@ class FedPrLLMSettings(PruningSettings):
         return self
 
     @property
-    def has_local_baseline(self) -> bool:
-        """True for iterative pruning, in which a client's masks depend on the others' decisions.
-
-        The local baseline prunes without them, in a message of its own.
-        """
-        return self.strategy == "iterative"
-
-    def last_rounds(
-        self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
-    ) -> range:
-        """Return the rounds after which the run ends: one round, or one per block."""
-        last = 1 if self.strategy == "one-shot" else num_blocks()
-        return range(last, last + 1)
-
-    @property
     def local_group(self) -> str:
         """Group in which weights compete in a client's mask.
 
@@ -109,27 +89,6 @@ class FedPrLLMSettings(PruningSettings):
         return self.pattern or self.comparison_group
 
 
-def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
-    """Return the numbers of the blocks that a round decides.
-
-    One-shot pruning decides all blocks in its only round, iterative pruning one block per round
-    (section 3.2.3).
-
-    Raises
-    ------
-    ProtocolError
-        If pruning is iterative and the round does not exist.
-    """
-    if settings.strategy == "one-shot":
-        return range(len(plan.blocks))
-    if not 1 <= server_round <= len(plan.blocks):
-        raise ProtocolError(
-            f"message: round {server_round} does not exist, iterative pruning has one per block:"
-            f" {len(plan.blocks)}"
-        )
-    return range(server_round - 1, server_round)
-
-
 def mask_blobs(
     plan: ModelPlan, settings: FedPrLLMSettings, server_round: int
 ) -> dict[str, dict[str, TensorSpec]]:
@@ -140,16 +99,11 @@ def mask_blobs(
     }
 
 
-class Decision(Fields):
-    """Fields of a message with decided masks and votes.
-
-    With these a client applies the federated result to its own base model.
-    """
+class Decision(Decided):
+    """Fields of a message with decided masks and votes."""
 
     num_voters: list[Annotated[int, Field(ge=1)]]
     """Number of clients that voted on each block of the part, in block order."""
-    decided: int = Field(ge=1)
-    """Number of decided blocks in all parts together."""
 
 
 def votes_key(index: int) -> str:
@@ -175,67 +129,21 @@ def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str
 
 def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[range]:
     """Return the block numbers of each part in which the first ``decided`` blocks are pushed."""
-    blocks = plan.blocks[:decided]
-    specs = [
-        [spec for blob in decided_specs(block, settings).values() for spec in blob.values()]
-        for block in blocks
-    ]
-    return cut_into_parts(
-        [sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes
-    )
+    return parts_of_decided(plan, settings, decided, decided_specs)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
+    """Return the contract of a ``deliver`` message (``decided_blocks.delivery_of_blocks``)."""
 
-    In iterative pruning it may also push all decisions before a round, to a client that lost its
-    hidden states.
-
-    Raises
-    ------
-    ProtocolError
-        If the blocks are neither the result nor the decisions before the round, or if the run
-        pushes no result.
-    """
-    header = request.header
-    decided = validate(Decision, request.fields).decided
-    plan = plan_of()
-    whole = decided == len(plan.blocks)
-    job = settings.of(FedPrLLMSettings)
-    if whole:
-        require_result_wanted(settings)
-    # All blocks are decided only at the end of the last round.
-    if whole and header.server_round != last_rounds(plan_of, settings)[0]:
-        raise ProtocolError(
-            f"message: the result is delivered in round {header.server_round}, before it is decided"
-        )
-    if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
-        raise ProtocolError(
-            f"message: {decided} decided blocks are delivered, which is neither all nor those"
-            " before the round"
-        )
-    blobs = [decided_specs(block, settings) for block in plan.blocks[:decided]]
-    parts = decided_parts(plan, settings, decided)
-
-    def a_number_per_block(decision: Fields) -> None:
-        number = len(parts[header.part])
+    def a_number_per_block(decision: Fields, number: int) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != number:
             raise ProtocolError(
                 f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
             )
 
-    delivery = Delivery(
-        order=Decision,
-        specs={key: specs for block in blobs for key, specs in block.items()},
-        parts=[[key for index in part for key in blobs[index]] for part in parts],
-        observer=(
-            "That the federated result arrived, and nothing else. It is sent with"
-            " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
-            " states."
-        ),
-        check_order=a_number_per_block,
+    return delivery_of_blocks(
+        request, plan_of, settings, Decision, decided_specs, a_number_per_block
     )
-    return delivery.contract(request, settings)
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:

@@ -68,6 +68,7 @@ METHODS = {
     "fedsoda": Look(GREEN, "*"),
     "sft-p": Look(PURPLE, "<"),
     "fedspine": Look(VERMILLION, ">"),
+    "pooled-pruning": Look(BLACK, "p"),
 }
 """Look of each method."""
 MODELS = {

@@ -186,6 +186,20 @@ METHODS: dict[str, Row] = {
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_streamline_of_all",
     ),
+    "pooled-pruning": Row(
+        title=(
+            "Pooled pruning (Wanda or RIA on the sum of the clients' squared inputs, as if all text"
+            " were in one place)"
+        ),
+        settings="espalier.methods.pooled_pruning:PooledPruningSettings",
+        strategy="strategies.pooled_pruning:PooledPruning",
+        job="client_app.methods.pooled_pruning",
+        dry_run="server_app.estimate.pruning:DryPooledPruning",
+        work="server_app.estimate.pruning:Pooled",
+        outcome="server_app.artifacts.pruned_model:PooledOutcome",
+        baseline="strategies.baselines:pooled_by_all",
+        federates=False,
+    ),
     "sft-p": Row(
         title=(
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"

@@ -1,12 +1,16 @@
 """Settings shared by methods that prune: single weights, or groups for a smaller model."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table
+
+if TYPE_CHECKING:
+    from espalier.settings.federation import FederationSettings
 
 
 def _keeps_n_of_m(pattern: str) -> str:
@@ -57,6 +61,35 @@ class PruningSettings(MethodSettings):
         A pattern must not cross the boundary between two such sets of columns.
         """
         return 0
+
+
+class MaskingSettings(PruningSettings):
+    """Settings of methods whose server decides masks, in one round or block by block."""
+
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"strategy": "iterative"}
+
+    strategy: Literal["one-shot", "iterative"] = Field(
+        "one-shot",
+        description=(
+            "`one-shot`: all blocks in one round; `iterative`: one block per round, after which"
+            " clients continue from the pruned block."
+        ),
+    )
+
+    @property
+    def has_local_baseline(self) -> bool:
+        """True for iterative pruning, in which a client's replies depend on the others' decisions.
+
+        The local baseline prunes without them, in a message of its own.
+        """
+        return self.strategy == "iterative"
+
+    def last_rounds(
+        self, federation: "FederationSettings", num_blocks: Callable[[], int], num_clients: int
+    ) -> range:
+        """Return the rounds after which the run ends: one round, or one per block."""
+        last = 1 if self.strategy == "one-shot" else num_blocks()
+        return range(last, last + 1)
 
 
 class SmallerSettings(MethodSettings):

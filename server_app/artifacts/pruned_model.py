@@ -2,10 +2,13 @@
 
 import shutil
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
+
+from torch import Tensor
 
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.edits import Edits, dense
+from espalier.results.input_sums import write_sums
 from espalier.settings.pruning import PruningSettings
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from pruning_kernels.votes.bitmask import Words
@@ -96,6 +99,28 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         """Compute losses on the texts, then delete the centralized baseline's temporary files."""
         super().measure(result)
         shutil.rmtree(self.run.folder.path / SCRATCH, ignore_errors=True)
+
+
+class PooledResult(PrunedResult, Protocol):
+    """Pruned model with the sums of squared inputs by which it was pruned."""
+
+    count: int
+    """Number of tokens or clients in the sums."""
+
+    def sums(self, index: int) -> Mapping[str, Tensor]:
+        """Return the sums of a block, float64, by the first matrix of each input."""
+
+
+class PooledOutcome(PrunedOutcome):
+    """Masks, the pruned model, and the sums of squared inputs (``input-sums.safetensors``)."""
+
+    def write(self, result: PrunedResult) -> None:
+        """Write masks, model and sums."""
+        super().write(result)
+        run = self.run
+        pooled = cast(PooledResult, result)
+        tokens = run.settings.data.sequence_length
+        write_sums(run.folder.path, run.model.plan, pooled.sums, pooled.count, tokens)
 
 
 def rounding_notes(summary: Summary) -> list[str]:

@@ -7,15 +7,16 @@ from torch import Tensor
 
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.methods.fedprllm import FedPrLLMSettings, blocks_of_round
+from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
 from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.methods.llm_streamline import LlmStreamlineSettings, layer_shapes
+from espalier.methods.pooled_pruning import shared_inputs
 from espalier.methods.slicegpt import SliceGptSettings, places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
 from espalier.models.structure import COLUMNS
-from espalier.settings.pruning import StructuredSettings
+from espalier.settings.pruning import MaskingSettings, StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.compiled import WORTH_COMPILING
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
@@ -31,6 +32,7 @@ from strategies.fedprllm import FedPrLLM
 from strategies.fedspallm.strategy import FedSpaLLM
 from strategies.llm_pruner import LlmPruner
 from strategies.llm_streamline import LlmStreamline, StreamlinedResult
+from strategies.pooled_pruning import PooledPruning
 from strategies.slicegpt import SliceGpt
 
 NO_BLOB = ""
@@ -53,10 +55,20 @@ class DryFedPrLLM(DryRun, FedPrLLM):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Decide the blocks of a round."""
-        blocks = len(blocks_of_round(self.run.model.plan, self.settings, server_round))
+        blocks = len(self.blocks_of_round(server_round))
         self.result.mask_blobs += [NO_BLOB] * blocks
         self.result.count_blobs += [NO_BLOB] * blocks
         self.result.num_voters += [len(clients)] * blocks
+
+
+class DryPooledPruning(DryRun, PooledPruning):
+    """Dry run of pooled pruning: the server decides the blocks of a round."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Decide the blocks of a round."""
+        blocks = len(self.blocks_of_round(server_round))
+        self.result.mask_blobs += [NO_BLOB] * blocks
+        self.result.sum_blobs += [NO_BLOB] * blocks
 
 
 class DryFedSpaLLM(DryRun, FedSpaLLM):
@@ -223,13 +235,42 @@ class Masking(BlockWalk):
     def client_files(self) -> dict[str, int]:
         """Return the bytes of hidden states, which iterative pruning keeps for the next round."""
         job = self.settings.job
-        iterative = isinstance(job, FedPrLLMSettings) and job.strategy == "iterative"
+        iterative = isinstance(job, MaskingSettings) and job.strategy == "iterative"
         kept = {"hidden states": KEPT_ROUNDS * self.hidden()} if iterative else {}
         return {**kept, **super().client_files()}
 
     def server_files(self) -> dict[str, int]:
         """Return the bytes of the masks."""
         return {"masks": self.plan.num_weights // 8}
+
+
+class Pooled(Masking):
+    """Work of pooled pruning: a client adds squares, and the server selects weights."""
+
+    def __init__(self, traffic: RunTraffic) -> None:
+        super().__init__(traffic)
+        if self.processes[0] == "pruning client" and not self.settings.evaluation.local_baseline:
+            self.processes = ("client", "pruning server")
+
+    def watched(self) -> Mapping[str, int]:
+        """Return the bytes of a block's sums, which every matrix has, and of masks of its own."""
+        masks = self.sizes.largest_block if self.settings.evaluation.local_baseline else 0
+        block = self.plan.blocks[0]
+        return {"sums": FLOAT64 * sum(one.shape[1] for one in block.linears), "masks": masks}
+
+    def operations(self) -> float:
+        """Return the operations of the passes through each block: one if all are dense."""
+        one_shot = self.settings.of(MaskingSettings).strategy == "one-shot"
+        return super().operations() / (2 if one_shot else 1)
+
+    def server_files(self) -> dict[str, int]:
+        """Return the bytes of masks and sums."""
+        inputs = sum(
+            block.linear(name).shape[1]
+            for block in self.plan.blocks
+            for name in set(shared_inputs(block).values())
+        )
+        return {**super().server_files(), "sums": 2 * FLOAT64 * inputs}
 
 
 class KeptWeights(Masking):

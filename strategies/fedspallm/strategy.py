@@ -46,8 +46,8 @@ from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.public_samples import require_counting
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.fedprllm import require_pattern_fits
 from strategies.fedspallm.global_model import HeldLayers, KeptResult
+from strategies.masks import require_pattern_fits
 
 
 def layers_per_client(

@@ -29,6 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {},
     "fedprllm iterative": {"fedprllm.strategy": "iterative"},
     "fedspallm": {},
+    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
 }
 AT_EVALUATION = {"passing block 1 of 2", "passing block 2 of 2", "scoring"}
 AT_THE_SERVER = ("passing block 2 of 2", "scoring", "writing tensor", "checking tensor")
@@ -52,6 +53,12 @@ SAID: dict[str, dict[str, set[str]]] = {
     },
     "fedspallm": {
         "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "evaluate": AT_EVALUATION,
+        "server": {"pruning block 2 of 2", *AT_THE_SERVER},
+    },
+    "pooled-pruning": {
+        "train": {"watching block 1 of 2", "passing block 1 of 2", "watching block 2 of 2"},
+        "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": AT_EVALUATION,
         "server": {"pruning block 2 of 2", *AT_THE_SERVER},
     },

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedprllm": {},
     "fedspallm": {},
     "flap": {},
+    "pooled-pruning": {},
     "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
     "llm-streamline": {
         "llm-streamline.pruning-ratio": 0.5,
@@ -49,7 +50,10 @@ DENSE = ("granite", "smollm3", "phi3", "gemma2", "gemma3_text")
 CASES = [
     *((kind, method) for kind in DENSE for method in SETTINGS if method != "slicegpt"),
     *((kind, "slicegpt") for kind in DENSE[:3]),
-    *(("olmo2", method) for method in ("fedpetuning", "fedprllm", "fedspallm", "llm-streamline")),
+    *(
+        ("olmo2", method)
+        for method in ("fedpetuning", "fedprllm", "fedspallm", "llm-streamline", "pooled-pruning")
+    ),
     *((kind, method) for kind in ("mixtral", "qwen3_moe") for method in ("fedpetuning", "hetlora")),
 ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from bench import LOCAL_ONLY, Bench, events, model_files, summary
 from flwr.app import Message
@@ -18,11 +19,15 @@ from in_process import InProcessGrid
 
 import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
+import client_app.methods.pooled_pruning
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.masks import mask_specs
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
+from espalier.models.plan import block_key
 from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop
 from strategies.base.federation import PATIENCE, Federation
@@ -39,6 +44,7 @@ TUNING = {
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNING,
     "fedprllm": {"fedprllm.strategy": "iterative"},
+    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
     "hetlora": (
         {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()}
         | {"hetlora.ranks": "1,2"}
@@ -72,11 +78,11 @@ def test_baseline_has_a_message_of_its_own(bench: Bench, monkeypatch: pytest.Mon
     """When the clients evaluate, they neither train nor prune."""
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
-    monkeypatch.setattr(
-        client_app.methods.fedprllm,
-        "prune_by_block",
-        counted(client_app.methods.fedprllm.prune_by_block, working_on),
-    )
+    for module, name in (
+        (client_app.methods.fedprllm, "prune_by_block"),
+        (client_app.methods.pooled_pruning, "pooled_masks"),
+    ):
+        monkeypatch.setattr(module, name, counted(getattr(module, name), working_on))
     grid = bench.grid()
     worked = dict[str, int]()
 
@@ -288,7 +294,7 @@ def test_repeated_message_gets_kept_answer(bench: Bench) -> None:
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
         # In the iterative method ``alone`` belongs to the last round, which needs votes first.
-        if bench.method == "fedprllm" and kind == "alone":
+        if bench.method in ("fedprllm", "pooled-pruning") and kind == "alone":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"
         first = answer(bench, requests[kind], 1)
@@ -309,8 +315,11 @@ def test_stored_bases_do_not_change_an_evaluation(bench: Bench) -> None:
 
 
 def _second_round(train: MessageBody, bench: Bench) -> MessageBody:
-    """Return the order for the second block, with this client's votes as the decision."""
-    decided = answer(bench, train).blobs
+    """Return the order for the second block, with a decision that prunes nothing."""
+    answer(bench, train)
+    masks = mask_specs(OpenedModel(bench.model).plan.blocks[0])
+    nothing = {name: np.zeros(spec.shape, np.uint64) for name, spec in masks.items()}
+    decided = {block_key(0): pack_tensors(nothing)}
     return MessageBody(train.header.model_copy(update={"server_round": 2}), {}, decided)
 
 

@@ -5,7 +5,7 @@ learned a language of a few words, so a spoiled result is visible. Clients tune 
 language.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ from bad_clients import (
 )
 from bench import Bench, Home, summary
 
+from espalier.messages.parts import MAX_SAMPLES
+from espalier.methods.pooled_pruning import COUNT, FRACTION_BITS
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
+from pruning_kernels.fixed_point import bound, from_words, to_words
 
 MAX_WORSE = 1.10
 BAD = 3
@@ -68,6 +71,27 @@ def scaled(**factors: float) -> Change:
     return tensors(lambda name, value: value * factors.get(name.split(".")[-1], 1.0))
 
 
+def sums_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Return a change of sums in fixed point, given as float64; the count stays."""
+
+    def changed(name: str, words: torch.Tensor) -> torch.Tensor:
+        if name == COUNT:
+            return words
+        bits = FRACTION_BITS["tokens"]
+        sums = change(from_words(words.numpy(), bits)).clamp(max=bound(bits) / 2)
+        return torch.from_numpy(to_words(sums, bits))
+
+    return tensors(changed)
+
+
+MOST_TOKENS = tensors(
+    lambda name, words: (
+        torch.tensor([MAX_SAMPLES * COMMON["data.sequence-length"]]).to(torch.uint64)
+        if name == COUNT
+        else words
+    )
+)
+"""Largest count that the contract of pooled pruning accepts."""
 INVERTED = tensors(lambda _, value: (value.median() ** 2 / (value.abs() + 1e-9)).float())
 PERSONAL = {"evaluation.local-baseline": True}
 """Settings of methods with one model per client; the metric is the mean over clients."""
@@ -110,6 +134,20 @@ CASES = {
                     )
                 ),
             ),
+        },
+    ),
+    "pooled-pruning": Case(
+        {"pooled-pruning.max-client-ratio": 2.0},
+        {
+            "sums a thousand times as large": both(sums_of(lambda sums: sums * 1e3), MOST_TOKENS),
+            "what is least is most": sums_of(lambda sums: sums.median() ** 2 / (sums + 1e-9)),
+        },
+    ),
+    "pooled-pruning without limits": Case(
+        {},
+        {"what is least is most": sums_of(lambda sums: 1e6 * sums.median() ** 2 / (sums + 1e-9))},
+        beyond={
+            "what is least is most": "without max-client-ratio the largest sums decide the masks"
         },
     ),
     "llm-pruner": Case(

@@ -25,6 +25,7 @@ TRAINED = {
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
     "votes block by block": ("fedprllm", {"fedprllm.strategy": "iterative", "fedprllm.local-metric": "ria"}),
+    "sums": ("pooled-pruning", {"pooled-pruning.strategy": "iterative", "pooled-pruning.metric": "ria"}),
     "layers": ("fedspallm", {"federation.rounds": 2, "fedspallm.sampled-layers": 0.5}),
     "units, rearranged and rescaled": (
         "llm-pruner",

@@ -31,6 +31,7 @@ from server_app.run_directory import require_run_directory
 METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {"fedprllm.strategy": "iterative"},
     "fedspallm": {"federation.rounds": 2, "fedspallm.schedule": "linear"},
+    "pooled-pruning": {"pooled-pruning.strategy": "iterative"},
     "fedpetuning": {
         "federation.rounds": 2,
         "federation.wire-dtype": "bfloat16",

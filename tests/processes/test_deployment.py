@@ -110,6 +110,10 @@ METHODS = {
         ["enrol", "train", "deliver", "alone"],
     ),
     "flap": (("data.num-samples=20", "evaluation.local-baseline=false"), ["enrol", "train"]),
+    "pooled-pruning": (
+        ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
+        ["enrol", "train"],
+    ),
     "slicegpt": (
         ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
         ["enrol", "train"],

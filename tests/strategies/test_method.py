@@ -3,6 +3,7 @@
 from espalier.settings.methods import METHODS, part
 from strategies.averaging.adapter_averager import Tuning
 from strategies.base.method import Method
+from strategies.masks import Masking
 
 
 def test_a_method_may_override_at_most_15_members() -> None:
@@ -11,4 +12,4 @@ def test_a_method_may_override_at_most_15_members() -> None:
 
 def test_no_method_derives_from_another_one() -> None:
     strategies = {part(entry.strategy) for entry in METHODS.values()}
-    assert {base for one in strategies for base in one.__bases__} == {Method, Tuning}
+    assert {base for one in strategies for base in one.__bases__} == {Method, Tuning, Masking}

@@ -133,6 +133,11 @@ class Activations:
         """Number of samples."""
         return sum(len(batch) for batch in self.input_ids)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all samples."""
+        return sum(batch.numel() for batch in self.input_ids)
+
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
         """Run every batch through a block; with ``keep`` the output replaces the hidden states."""
         for batch, calls in enumerate(self._calls):

@@ -119,7 +119,7 @@ def _choose_in_block(
 ) -> dict[str, Tensor]:
     linears = stream.linears(index, block)
     with _refusals_explained(stream, index):
-        inputs = _watched(activations, index, block, linears, watch)
+        inputs = watched_pass(activations, index, block, linears, watch)
         return {name: choose(linear.weight, inputs[name]) for name, linear in linears.items()}
 
 
@@ -135,7 +135,7 @@ def _prune_block(
     linears = stream.linears(index, block)
     matrices = {}
     with _refusals_explained(stream, index):
-        inputs = _watched(activations, index, block, linears, watch_for(pruning))
+        inputs = watched_pass(activations, index, block, linears, watch_for(pruning))
         for plan in stream.model.plan.blocks[index].linears:
             name = plan.name
             dtype = TORCH_DTYPES[plan.dtype]
@@ -158,16 +158,21 @@ def _refusals_explained(stream: BlockStream, index: int) -> Iterator[None]:
         raise not_finite(stream, f"block {index} meets") from error
 
 
-def _watched(
+def watched_pass(
     activations: Activations,
     index: int,
     block: nn.Module,
     linears: dict[str, nn.Linear],
     watch: Watch,
+    *,
+    keep: bool = False,
 ) -> Mapping[str, InputStatistics]:
-    """Return the input statistics of a block's linears after one pass of all samples."""
+    """Return the input statistics of a block's linears after one pass of all samples.
+
+    With ``keep`` the activations stand behind the loaded block afterwards.
+    """
     watched = watch(linears)
     watched.samples = activations.num_samples
     with watched.watching():
-        activations.through(index, block, keep=False)
+        activations.through(index, block, keep=keep)
     return watched.found()

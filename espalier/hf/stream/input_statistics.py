@@ -59,12 +59,16 @@ class Watched(ABC):
 class InputSquareSums(Watched):
     """Sum over tokens of the squared input of each linear, per input channel, float64.
 
-    Squares are float32 and sums are float64. The batch size therefore influences the result only as
-    much as it influences the forward pass.
+    Squares are float32 by default, and sums are float64. The batch size therefore influences the
+    result only as much as it influences the forward pass. With ``squares_in`` float64 the squares
+    of float32 inputs are exact.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear]) -> None:
+    def __init__(
+        self, linears: dict[str, nn.Linear], *, squares_in: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(linears)
+        self._squares_in = squares_in
         self.sums: dict[str, Tensor] = {
             name: torch.zeros(linear.in_features, dtype=torch.float64, device=linear.weight.device)
             for name, linear in linears.items()
@@ -76,7 +80,8 @@ class InputSquareSums(Watched):
             # A few channels at a time, because torch makes a float64 copy of what it sums.
             pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
             sums = [
-                piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces
+                piece.to(self._squares_in).square().sum(dim=0, dtype=torch.float64)
+                for piece in pieces
             ]
             self._last = (inputs, torch.cat(sums))
         self.sums[name] += self._last[1]

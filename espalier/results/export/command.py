@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from espalier.errors import EspalierError, tell
+from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.export.model import ExportError
 from espalier.progress import Pace, heard_by
 from espalier.results.export.card import card_of
@@ -20,6 +21,7 @@ from espalier.results.export.transformers_export import (
 from espalier.storage.atomic import write_bytes
 
 GGUF = "gguf"
+IMATRIX = "imatrix"
 HUB = "hub"
 MAX_THREADS = 4
 """Maximum number of CPU threads of the comparison; exports are small work."""
@@ -44,10 +46,17 @@ def main(document: Mapping[str, Any]) -> int:
 
 def _export(document: Mapping[str, Any]) -> None:
     target = require_new(document["out"])
+    if document["to"] == IMATRIX:
+        for key in ("adapter", "client", "dtype"):
+            if document[key]:
+                raise InputError(f"--{key}: does not apply to --to {IMATRIX}; leave it out")
     upload = prepared(document["repository"]) if document["to"] == HUB else None
     source = open_source(document["source"], adapter=document["adapter"], client=document["client"])
     if document["to"] == GGUF:
         _to_gguf(source, target, document)
+        return
+    if document["to"] == IMATRIX:
+        _to_imatrix(source, target)
         return
     if upload is not None:
         upload.take(source, as_adapter=document["adapter"], license_name=document["license"])
@@ -74,21 +83,13 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
     require_gguf()
     as_adapter = document["adapter"]
     file = target / ("adapter.gguf" if as_adapter else "model.gguf")
-    unfinished = file.with_suffix(".unfinished")
-    target.mkdir(parents=True, exist_ok=True)
-    try:
+    with _unfinished(file) as unfinished:
         if as_adapter:
             name = write_adapter(source.model, source.adapted, unfinished, source.name)
         else:
             name = write_model(
                 source.model, source.edits, unfinished, source.name, document["dtype"]
             )
-        unfinished.rename(file)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        if not any(target.iterdir()):
-            target.rmdir()
-        raise
     print(f"exported     {file} (architecture {name})")
     if as_adapter:
         print(
@@ -97,6 +98,44 @@ def _to_gguf(source: Source, target: Path, document: Mapping[str, Any]) -> None:
         )
     else:
         print(f"use it       llama-cli -m {file}")
+
+
+def _to_imatrix(source: Source, target: Path) -> None:
+    from espalier.hf.gguf.importance_file import write_importance
+    from espalier.hf.gguf.library import require_gguf
+    from espalier.results.input_sums import read_sums
+
+    require_gguf(IMATRIX)
+    if source.run is None:
+        raise InputError(
+            f"{source.folder}: is a model directory; --to {IMATRIX} needs a run of pooled-pruning"
+        )
+    found = read_sums(source.run)
+    words = f"calibration samples of the clients of {source.name}"
+    file = target / "imatrix.gguf"
+    with _unfinished(file) as unfinished:
+        name = write_importance(
+            source.model, found.sums, found.count, found.sequence_length, unfinished, [words]
+        )
+    print(
+        f"exported     {file} (architecture {name})\n"
+        f"use it       llama-quantize --imatrix {file} DIR/model.gguf DIR/small.gguf Q4_K_M"
+    )
+
+
+@contextmanager
+def _unfinished(file: Path) -> Iterator[Path]:
+    """Yield a path to write, which becomes ``file``; after an error nothing stays."""
+    unfinished = file.with_suffix(".unfinished")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield unfinished
+        unfinished.rename(file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        if not any(file.parent.iterdir()):
+            file.parent.rmdir()
+        raise
 
 
 def _copy_adapter(source: Source, target: Path, card: str) -> None:

@@ -23,6 +23,7 @@ class RunKeywords(TypedDict, total=False):
         "hetlora",
         "llm-pruner",
         "llm-streamline",
+        "pooled-pruning",
         "sft-p",
         "slicegpt",
     ]
@@ -195,6 +196,13 @@ class RunKeywords(TypedDict, total=False):
     llm_streamline_steps: int
     llm_streamline_batch_size: int
     llm_streamline_learning_rate: float
+    pooled_pruning_sparsity: float
+    pooled_pruning_pattern: Text
+    pooled_pruning_strategy: Literal["one-shot", "iterative"]
+    pooled_pruning_metric: Literal["wanda", "ria"]
+    pooled_pruning_comparison_group: Literal["layer", "row", "column"]
+    pooled_pruning_weighting: Literal["tokens", "equal"]
+    pooled_pruning_max_client_ratio: float
     sft_p_keep_models: bool
     sft_p_pruning_ratio: float
     sft_p_pruning_ratios: Text

@@ -1,0 +1,1 @@
+"""Pooled pruning: masks bit by bit, and quality next to the other methods."""

@@ -1,0 +1,62 @@
+"""Importance matrix of llama.cpp: sums of squared inputs by which ``llama-quantize`` rounds."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from espalier.hf.gguf.architecture import architecture_of
+from espalier.hf.gguf.model_file import names_of, new_writer, write_file
+from espalier.hf.gguf.tensors import announce, place_of
+from espalier.hf.opening.opened import OpenedModel
+
+DTYPE = "float32"
+
+
+def write_importance(
+    model: OpenedModel,
+    sums: Mapping[str, Tensor],
+    count: int,
+    chunk_size: int,
+    target: Path,
+    datasets: list[str],
+) -> str:
+    """Write sums of squared inputs as llama.cpp's ``imatrix`` file; return the architecture.
+
+    Every matrix has ``in_sum2``, (in_features,), and ``counts``, (1,), float32, under the name that
+    it has in the model's GGUF file. llama.cpp divides the sums by the count. The order of input
+    channels is that of transformers, because only rows of query and key are reordered.
+
+    Parameters
+    ----------
+    model : the model that is quantised
+    sums : sums of squared inputs by name of the weights
+    count : number of tokens in the sums, or of means that were added
+    chunk_size : number of tokens of a calibration sample
+    target : path of the file
+    datasets : names of the calibration data, in words
+
+    Raises
+    ------
+    InputError
+        llama.cpp has no architecture for the model, or the library ``gguf`` is not installed.
+    """
+    architecture = architecture_of(model)
+    writer = new_writer(target, architecture)
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", datasets)
+    writer.add_uint32("imatrix.chunk_count", max(1, count // chunk_size))
+    writer.add_uint32("imatrix.chunk_size", chunk_size)
+    names = names_of(architecture)
+    places = {place_of(architecture, names, name).name: value for name, value in sums.items()}
+
+    def entries() -> Iterator[tuple[str, Tensor, str]]:
+        for name, value in places.items():
+            yield f"{name}.in_sum2", value.to(torch.float32), DTYPE
+            yield f"{name}.counts", torch.tensor([float(count)]), DTYPE
+
+    for name, value, dtype in entries():
+        announce(writer, name, tuple(value.shape), dtype)
+    write_file(writer, entries())
+    return architecture.name

@@ -1,0 +1,93 @@
+"""Sums in fixed point: integers whose sum over parties is exact, in any order and modulo 2^64.
+
+A number is ``(high * 2^48 + low) / 2^fraction_bits`` with two words of 64 bits: ``low`` has 48 bits,
+and ``high`` is a signed integer of 48 bits (two's complement). Words are added each for itself,
+modulo 2^64, and carries are resolved when the sum is read. So 16 bits of each word are free, and
+the sum over up to ``MAX_PARTIES`` parties cannot overflow.
+
+Rounding: each party's number is rounded once, to the nearest multiple of ``2^-fraction_bits``. A
+float64 of magnitude ``2^(52 - fraction_bits)`` or more is such a multiple, so it is not rounded.
+Range: magnitudes below ``2^(95 - fraction_bits)``; others are refused and never clipped.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+LOW_BITS = 48
+"""Number of bits of the low word that one party uses."""
+HIGH_BITS = 48
+"""Number of bits of the high word that one party uses, with its sign."""
+MAX_PARTIES = (1 << 64 - LOW_BITS) - 1
+"""Maximum number of parties whose words can be added."""
+
+Words = NDArray[np.uint64]
+"""Numbers in fixed point, (2, numbers), uint64: low words, then high words."""
+
+
+def bound(fraction_bits: int) -> float:
+    """Return the power of two that magnitudes must stay below."""
+    return 2.0 ** (LOW_BITS + HIGH_BITS - 1 - fraction_bits)
+
+
+def to_words(numbers: Tensor, fraction_bits: int) -> Words:
+    """Return numbers, float64, (numbers,), in fixed point, rounded to nearest (ties to even).
+
+    Raises
+    ------
+    OverflowError
+        If a number is not finite, or not below ``bound(fraction_bits)``.
+    """
+    values = numbers.detach().cpu().to(torch.float64).numpy()
+    if not (np.abs(values) < bound(fraction_bits)).all():
+        raise OverflowError(f"a number is not finite, or {bound(fraction_bits):g} or more")
+    # All steps but the rounding are exact: powers of two, and parts of one float64.
+    scaled = np.ldexp(values, fraction_bits - LOW_BITS)
+    high = np.floor(scaled)
+    low = np.rint(np.ldexp(scaled - high, LOW_BITS))
+    # The low word may be rounded up to its bound.
+    carry = low == 2.0**LOW_BITS
+    high = high + carry
+    low = np.where(carry, 0.0, low)
+    return np.stack([low.astype(np.uint64), high.astype(np.int64).view(np.uint64)])
+
+
+def summed(parts: Sequence[Words]) -> Words:
+    """Return the sum of several parties' words, modulo 2^64; the order has no effect."""
+    return np.add.reduce(np.stack(parts), axis=0, dtype=np.uint64)
+
+
+def from_words(words: Words, fraction_bits: int) -> Tensor:
+    """Return a number or a sum in fixed point as float64, (numbers,).
+
+    Sums of magnitude below ``2^(101 - fraction_bits)``, which those of 64 parties are, are rounded
+    once. Larger ones are rounded twice.
+    """
+    low, high = words
+    high = (high + (low >> np.uint64(LOW_BITS))).view(np.int64)
+    rest = low & np.uint64((1 << LOW_BITS) - 1)
+    values = np.ldexp(high.astype(np.float64), LOW_BITS) + rest.astype(np.float64)
+    return torch.from_numpy(np.ldexp(values, -fraction_bits))
+
+
+def integers(words: Words) -> list[int]:
+    """Return numbers or sums in fixed point as exact integers, in units of the last bit."""
+    low, high = words
+    return [
+        int(upper) * (1 << LOW_BITS) + int(lower)
+        for lower, upper in zip(low.tolist(), high.view(np.int64).tolist(), strict=True)
+    ]
+
+
+def is_possible(words: Words, *, signed: bool) -> bool:
+    """Return whether the words can be one party's: within their bits and, if not signed, >= 0."""
+    low, high = words
+    most = 1 << HIGH_BITS - 1
+    numbers = high.view(np.int64)
+    least = -most if signed else 0
+    return bool(
+        (low >> np.uint64(LOW_BITS) == 0).all() and ((numbers >= least) & (numbers < most)).all()
+    )

@@ -1,0 +1,186 @@
+"""Pooled pruning: masks by Wanda or RIA on sums of squared inputs of all clients.
+
+The weights are known to the server, and the metrics need only the sum of squares of each input
+channel over all calibration tokens (Wanda: Sun et al. 2023, eq. 1; RIA: Zhang et al. 2024, eq. 4).
+Sums are added in fixed point, so the order of clients and the number of workers have no effect. The
+masks are those of one party that has all samples, unless ``max-client-ratio`` limits a client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.errors import InputError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.pooled_sums import masks_by_sums
+from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
+from espalier.methods.pooled_pruning import (
+    COUNT,
+    PooledPruningSettings,
+    decided_parts,
+    shared_inputs,
+    squares_name,
+)
+from espalier.models.plan import BlockPlan, block_key
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from pruning_kernels.fixed_point import Words as FixedPoint
+from pruning_kernels.fixed_point import from_words, summed
+from pruning_kernels.lora.clipping import MIN_CLIENTS, within_ratio
+from pruning_kernels.selection.scores import NotFiniteError
+from pruning_kernels.votes.bitmask import Words
+from pruning_kernels.votes.bitmask_on_device import pack_tensor
+from strategies.averaging.client_weights import note_claims, up_to_median
+from strategies.averaging.updates import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import ProgressWords
+from strategies.base.run import Run
+from strategies.masks import Masking, MaskResult
+
+
+class PooledResult(MaskResult):
+    """Masks, and the sums from which they follow."""
+
+    STATE = ("mask_blobs", "sum_blobs", "count")
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        super().__init__(settings, model, store)
+        self.sum_blobs: list[str] = []
+        """Hash of the sums of each decided block."""
+        self.count = 0
+        """Number of tokens, or of clients that count equally, in the sums of the last block."""
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        return [*self.mask_blobs, *self.sum_blobs]
+
+    def keep_sums(self, sums: dict[str, Tensor], count: int) -> None:
+        """Store the sums of the next block, float64, by the first matrix of each input."""
+        numbers = {name: values.numpy() for name, values in sums.items()}
+        self.sum_blobs.append(self.store.put(pack_tensors(numbers)))
+        self.count = count
+
+    def sums(self, index: int) -> dict[str, Tensor]:
+        """Return the sums of squares of a block, float64, by the first matrix of each input."""
+        found = unpack_tensors(self.store.get(self.sum_blobs[index]))
+        return {name: torch.from_numpy(values.copy()) for name, values in found.items()}
+
+    def report(self) -> dict[str, Any]:
+        """Return the count of the sums, by its unit."""
+        weighting = self.run_settings.of(PooledPruningSettings).weighting
+        return {"tokens" if weighting == "tokens" else "clients_in_the_mean": self.count}
+
+
+class PooledPruning(Masking):
+    """Strategy of pooled pruning."""
+
+    WORDS = ProgressWords("sums", "sums", "sums")
+    result: PooledResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.settings = run.settings.of(PooledPruningSettings)
+        self.result = PooledResult(run.settings, run.model, run.checkpoint.blobs)
+
+    def description(self) -> str:
+        """Return the main settings in words."""
+        job = self.settings
+        amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
+        limit = f", clients within {job.max_client_ratio:g} times" if job.max_client_ratio else ""
+        return (
+            f"{amount}, {job.strategy}, {job.metric} by {job.server_group}, weighted by"
+            f" {'tokens' if job.weighting == 'tokens' else 'clients'}{limit}"
+        )
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Add the sums block by block, and decide the masks."""
+        blocks = self.blocks_of_round(server_round)
+        limits = UpdateLimits(self.settings.max_client_ratio)
+        self.run.progress.begin("pruning", len(blocks))
+        for index in blocks:
+            block = self.run.model.plan.blocks[index]
+            replies = {client: BlockSums(inbox, client, index) for client in clients}
+            counts = self._counts({client: own.count for client, own in replies.items()})
+            sums = {
+                name: self._sum(name, replies, counts, limits)
+                for name in sorted(set(shared_inputs(block).values()))
+            }
+            self.result.keep_sums(sums, sum(counts.values()))
+            self.result.keep_masks(self._masks(block, sums))
+            self.run.progress.step("pruned", f"block {index}", block=index)
+        limits.tell(self.rounds, "sums")
+
+    def _counts(self, claimed: dict[int, int]) -> dict[int, int]:
+        """Return each client's count, at most ``max-client-ratio`` times the median count."""
+        if not self._limits(len(claimed)):
+            return claimed
+        as_floats = {client: float(count) for client, count in claimed.items()}
+        counted = up_to_median(as_floats, self.settings.max_client_ratio)
+        note_claims(self.rounds, "count", as_floats, counted)
+        return {client: round(count) for client, count in counted.items()}
+
+    def _sum(
+        self,
+        name: str,
+        replies: Mapping[int, "BlockSums"],
+        counts: Mapping[int, int],
+        limits: UpdateLimits,
+    ) -> Tensor:
+        """Return the sum of all clients' numbers, limited if the settings say so."""
+        bits = self.settings.fraction_bits
+        words = {client: own.words(name) for client, own in replies.items()}
+        exact = from_words(summed(list(words.values())), bits)
+        if not self._limits(len(replies)):
+            return exact
+        sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])
+        limited = within_ratio(sent, self.settings.max_client_ratio)
+        for place, client in enumerate(replies):
+            if (beyond := sent[place] != limited[place]).any():
+                high = torch.maximum(sent[place], limited[place])[beyond]
+                low = torch.minimum(sent[place], limited[place])[beyond].clamp(min=1e-300)
+                excess = float((high / low).max())
+                limits.note(client, (replies[client].index, name), excess, 1.0)
+        weights = torch.tensor([counts[client] for client in replies], dtype=torch.float64)
+        untouched = all(counts[client] == own.count for client, own in replies.items())
+        # Numbers that no limit changes stay those of the pooled samples, bit by bit.
+        changed = (sent != limited).any(dim=0) if untouched else torch.ones_like(exact).bool()
+        return torch.where(changed, (limited * weights[:, None]).sum(dim=0), exact)
+
+    def _limits(self, num_clients: int) -> bool:
+        return self.settings.max_client_ratio > 0 and num_clients >= MIN_CLIENTS
+
+    def _masks(self, block: BlockPlan, sums: Mapping[str, Tensor]) -> dict[str, Words]:
+        """Return the packed prune masks of a block, by canonical linear name."""
+        try:
+            masks = masks_by_sums(self.run.model, block, sums, self.settings, self.run.device)
+        except NotFiniteError as error:
+            raise InputError(f"{self.run.model.directory}, block {block.index}: {error}") from error
+        return {name: pack_tensor(mask) for name, mask in masks.items()}
+
+    def parts_of_decided(self, decided: int) -> list[range]:
+        """Return the block numbers of each part in which the first blocks are pushed."""
+        return decided_parts(self.run.model.plan, self.run.settings, decided)
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Sums of one client in a block."""
+
+    inbox: Inbox
+    client: int
+    index: int
+
+    @property
+    def count(self) -> int:
+        """Count that the client reports."""
+        return int(self.inbox.tensor(self.client, block_key(self.index), COUNT))
+
+    def words(self, name: str) -> FixedPoint:
+        """Return the sums of one input in fixed point, (2, channels), uint64."""
+        tensor = self.inbox.tensor(self.client, block_key(self.index), squares_name(name))
+        found: FixedPoint = tensor.numpy()
+        return found
