@@ -18,6 +18,7 @@ from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import studies as fedspallm_studies
 from benchmarks.fedspine import regret, steps, task_report, task_results, task_study
 from benchmarks.fedspine import report as regret_report
+from benchmarks.pooled.quality import STUDY as POOLED
 from benchmarks.reporting import perplexity_report
 from benchmarks.reporting.rows import Rows
 from benchmarks.sft_p import studies as sft_p_studies
@@ -134,6 +135,7 @@ REPORTS: dict[str, Report | None] = {
     "fedsoda-": _fedsoda,
     "fedsoda-memory": _fedsoda_memory,
     "nf4-base-": _nf4_base,
+    "pooled-": _perplexities({"quality": POOLED}, "pooled-"),
     "size-and-speed": _size_and_speed,
     "structured-": _structured,
     "task-runs-": _task_runs,

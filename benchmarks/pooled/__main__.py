@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fedspallm.report import write_report
 from benchmarks.pooled.exact import Finding, iterative, one_shot
 from benchmarks.pooled.quality import STUDY
+from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
-from espalier.errors import EspalierError, InputError
+from benchmarks.study_command import exit_status, new_parser
+from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.storage.atomic import write_bytes
 
@@ -31,11 +32,7 @@ SEQUENTIAL = (("wanda", "row"), ("ria", "2:4"))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pooled",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("benchmarks.pooled", __doc__)
     studies = parser.add_subparsers(dest="study", required=True)
     exact = studies.add_parser("exact", help="compare masks bit by bit")
     exact.add_argument("--model", required=True, help="directory of a Hugging Face model")
@@ -47,7 +44,8 @@ def _arguments() -> argparse.Namespace:
     exact.add_argument("--iterative", action="store_true", help="compare block by block, too")
     exact.add_argument("--threads", type=int, default=1)
     exact.add_argument("--out", type=Path, default=Path("docs/studies"))
-    add_arguments(studies.add_parser("quality", help="run the app"), "runs/pooled", 2)
+    quality = studies.add_parser("quality", help="run the app")
+    add_arguments(quality, work="runs/pooled", threads=2)
     return parser.parse_args()
 
 
@@ -114,21 +112,17 @@ def _exact(given: argparse.Namespace) -> None:
     print(f"written      {path}")
 
 
+def _quality(given: argparse.Namespace) -> None:
+    path = given.out / "pooled-quality"
+    settings = {"data.sequence-length": given.sequence_length}
+    rows, conditions = measure(given, STUDY, path, settings, {})
+    write_report(STUDY, rows, conditions, path)
+
+
 def main() -> int:
-    """Run a study, or its missing parts; return 2 after an InputError."""
+    """Run a study, or its missing parts; return 2 after an error."""
     given = _arguments()
-    try:
-        if given.study == "exact":
-            _exact(given)
-            return 0
-        path = given.out / "pooled-quality"
-        settings = {"data.sequence-length": given.sequence_length}
-        rows, conditions = measure(given, STUDY, path, settings, {})
-        write_report(STUDY, rows, conditions, path)
-    except EspalierError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _exact(given) if given.study == "exact" else _quality(given))
 
 
 if __name__ == "__main__":

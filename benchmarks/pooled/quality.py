@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspallm.studies import Study
-from benchmarks.paired import Pair
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.perplexity_report import Study
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import SAMPLES, Bench
 
 SPARSITIES = (0.5, 0.6, 0.7)
@@ -115,6 +115,6 @@ STUDY = Study(
     "Pooled pruning and the other methods of unstructured pruning",
     KEYS,
     FIGURES,
-    quality,  # type: ignore[arg-type]
+    quality,
     tuple(_pairs()),
 )

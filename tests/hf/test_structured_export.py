@@ -94,8 +94,8 @@ def test_equal_blocks_are_written_in_plain_form(
     torch.testing.assert_close(
         whole_model(tmp_path / "plain")(input_ids=SAMPLES).logits,
         logits(small),
-        rtol=1e-5,
-        atol=1e-5,
+        rtol=1e-4,
+        atol=3e-5,
     )
     assert OpenedModel(tmp_path / "plain").plan.num_parameters == small.plan.num_parameters
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from bench import home, private_text
 
-from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
 from benchmarks.pooled import quality
 from benchmarks.pooled.__main__ import main
+from benchmarks.reporting.perplexity_report import write_report
+from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 
 CONDITIONS: dict[str, Any] = {
