@@ -50,7 +50,12 @@ def _name(path: Path) -> str:
 
 def _perplexities(studies: Mapping[str, perplexity_report.Study], prefix: str) -> Report:
     def write(path: Path, given: Conditions) -> None:
-        study = studies[path.name.removeprefix(prefix)]
+        # What follows the study's name is that of another model.
+        name = path.name.removeprefix(prefix)
+        known = [one for one in studies if name.startswith(one)]
+        if not known:
+            raise InputError(f"{path}: is of no known study of {', '.join(studies)}")
+        study = studies[max(known, key=len)]
         rows = _rows(path, study.keys, study.figures, given)
         perplexity_report.write_report(study, rows, given, path)
 

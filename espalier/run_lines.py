@@ -30,6 +30,8 @@ STEP = re.compile(
     r"(?P<clients> clients)?(?:, round (?P<number>\d+) of (?P<of>\d+))?"
     rf"(?:  (?P<text>.*)  \[{SECONDS}, {SECONDS} left\])?"
 )
+EVENTS = ("refused", "dropped", "reconnected", "lost state", "measured", "warning:")
+"""Labels of lines about events; they may end like a progress line, as their text may be a site's."""
 BEAT = re.compile(rf"(?P<who>\S.{{{LABEL - 1},}}?) (?P<text>\S.*)  \[{SECONDS}\]")
 NOTE = re.compile(rf"(?P<label>\S.{{{LABEL - 1}}}) (?P<text>\S.*)")
 
@@ -109,7 +111,9 @@ class LabelledLine:
     def read_beat(cls, line: str) -> Self | None:
         """Return the content of a progress line, which ends with a time; None for other lines."""
         found = BEAT.fullmatch(line)
-        return cls(found["who"].strip(), found["text"]) if found else None
+        if found is None or line.startswith(EVENTS):
+            return None
+        return cls(found["who"].strip(), found["text"])
 
     @classmethod
     def read(cls, line: str) -> Self | None:

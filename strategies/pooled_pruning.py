@@ -45,14 +45,17 @@ from strategies.masks import Masking, MaskResult
 class PooledResult(MaskResult):
     """Masks, and the sums from which they follow."""
 
-    STATE = ("mask_blobs", "sum_blobs", "count")
+    STATE = ("mask_blobs", "sum_blobs", "counts")
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
         super().__init__(settings, model, store)
         self.sum_blobs: list[str] = []
         """Hash of the sums of each decided block."""
-        self.count = 0
-        """Number of tokens, or of clients that count equally, in the sums of the last block."""
+        self.counts: list[int] = []
+        """Number of tokens, or of clients that count equally, in the sums of each block.
+
+        They differ if a client is lost between the rounds of iterative pruning.
+        """
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
@@ -62,7 +65,7 @@ class PooledResult(MaskResult):
         """Store the sums of the next block, float64, by the first matrix of each input."""
         numbers = {name: values.numpy() for name, values in sums.items()}
         self.sum_blobs.append(self.store.put(pack_tensors(numbers)))
-        self.count = count
+        self.counts.append(count)
 
     def sums(self, index: int) -> dict[str, Tensor]:
         """Return the sums of squares of a block, float64, by the first matrix of each input."""
@@ -70,9 +73,10 @@ class PooledResult(MaskResult):
         return {name: torch.from_numpy(values.copy()) for name, values in found.items()}
 
     def report(self) -> dict[str, Any]:
-        """Return the count of the sums, by its unit."""
+        """Return the count of the sums, by its unit; a list by block if they differ."""
+        count = self.counts[0] if len(set(self.counts)) == 1 else self.counts
         weighting = self.run_settings.of(PooledPruningSettings).weighting
-        return {"tokens" if weighting == "tokens" else "clients_in_the_mean": self.count}
+        return {"tokens" if weighting == "tokens" else "clients_in_the_mean": count}
 
 
 class PooledPruning(Masking):
@@ -85,6 +89,19 @@ class PooledPruning(Masking):
         super().__init__(run, evaluation)
         self.settings = run.settings.of(PooledPruningSettings)
         self.result = PooledResult(run.settings, run.model, run.checkpoint.blobs)
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse a limit on clients where there are too few to limit one by the others."""
+        super().require_fit(settings, model, capabilities)
+        ratio = settings.of(PooledPruningSettings).max_client_ratio
+        if ratio and settings.num_clients < MIN_CLIENTS:
+            raise InputError(
+                f"pooled-pruning.max-client-ratio = {ratio:g}: has no effect with num-clients ="
+                f" {settings.num_clients}; it needs {MIN_CLIENTS} clients; set it to 0"
+            )
 
     def description(self) -> str:
         """Return the main settings in words."""

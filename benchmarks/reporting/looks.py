@@ -1,6 +1,6 @@
 """Looks of the arms of studies, whose names are those of tables."""
 
-from espalier.results.style import BLACK, BLUE, GREY, METHODS, MODELS, ORANGE, OTHER, PURPLE, Look
+from espalier.results.style import BLUE, GREY, METHODS, MODELS, ORANGE, OTHER, PURPLE, Look
 
 CHANCE = Look(GREY, "x", ":")
 """Look of guessing."""
@@ -20,16 +20,18 @@ NAMES = {
     "FedOT": Look(PURPLE, "p"),
     "FedBiOT": Look(ORANGE, "d"),
     "FedAPT": Look(BLUE, "d"),
-    "FedAvg": Look(BLACK, "p"),
+    "FedAvg": Look(GREY, "p"),
     # FedPETuning and HetLoRA with the two ways of averaging.
     "ranks 2 to 32": METHODS["hetlora"],
     "ranks 2 to 32, svd": METHODS["hetlora"].variant(1),
     "rank 8": METHODS["fedpetuning"],
     "rank 8, svd": METHODS["fedpetuning"].variant(1),
+    "pooled": METHODS["pooled-pruning"],
     # Models that are compared with the result of a method.
     "dense": MODELS["dense"],
     "standalone": MODELS["local_baseline"],
     "local-baseline": MODELS["local_baseline"],
+    "local Wanda": MODELS["local_baseline"],
     "local baseline": MODELS["local_baseline"],
     "centralized": MODELS["centralized"],
     "federated": MODELS["federated"],

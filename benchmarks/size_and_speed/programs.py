@@ -98,7 +98,7 @@ def _files(subject: Subject, dense: Subject) -> Iterator[Measure]:
     }
     for name, (value, of_dense) in pairs.items():
         yield Measure(name, value / MILLION, of_dense / MILLION, value / of_dense)
-    known = dense.perplexities
+    known = subject.dense_perplexities
     for text, perplexity in subject.perplexities.items():
         before = known.get(text)
         yield Measure(

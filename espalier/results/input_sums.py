@@ -1,11 +1,13 @@
 """Sums of squared inputs of a model's matrices, as a run of pooled pruning leaves them.
 
 The file ``input-sums.safetensors`` has one float64 per input channel of every pruned matrix, under
-the name of its weights. Its metadata have ``count``, the number of tokens in the sums, or of clients if
-each counts equally, and ``sequence_length``, the number of tokens of a calibration sample.
+the name of its weights. Its metadata have ``counts``, a JSON list of the number of tokens in the sums
+of each block, or of clients if each counts equally, and ``sequence_length``, the number of tokens
+of a calibration sample.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,8 @@ class InputSums:
     """Sums of squared inputs, (in_features,), float64, by name of the weights."""
 
     sums: Mapping[str, Tensor]
-    count: int
-    """Number of tokens in the sums, or of clients if each counts equally."""
+    counts: Mapping[str, int]
+    """Number of tokens in the sums, or of clients if each counts equally, by name of the weights."""
     sequence_length: int
     """Number of tokens of a calibration sample."""
 
@@ -37,7 +39,7 @@ def write_sums(
     folder: Path,
     plan: ModelPlan,
     sums_of: Callable[[int], Mapping[str, Tensor]],
-    count: int,
+    counts: Sequence[int],
     sequence_length: int,
 ) -> None:
     """Write the sums of a run, block by block.
@@ -47,7 +49,7 @@ def write_sums(
     folder : run directory
     plan : plan of the pruned model
     sums_of : function of a block's index that returns its sums by the first matrix of each input
-    count : number of tokens, or of clients that count equally
+    counts : number of tokens, or of clients that count equally, in the sums of each block
     sequence_length : number of tokens of a calibration sample
     """
     specs = {
@@ -63,12 +65,12 @@ def write_sums(
             for linear in block.linears:
                 yield linear.parameter, sums[first[linear.name]]
 
-    metadata = {"count": str(count), "sequence_length": str(sequence_length)}
+    metadata = {"counts": json.dumps(list(counts)), "sequence_length": str(sequence_length)}
     write_shard(folder / FILE, specs, tensors(), metadata)
 
 
-def read_sums(run: FinishedRun) -> InputSums:
-    """Return the sums that a run left.
+def read_sums(run: FinishedRun, plan: ModelPlan) -> InputSums:
+    """Return the sums that a run of the model with this plan left.
 
     Raises
     ------
@@ -82,10 +84,15 @@ def read_sums(run: FinishedRun) -> InputSums:
         )
     try:
         with safe_open(path, "pt") as file:
+            counts = json.loads(file.metadata()["counts"])
             return InputSums(
                 {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
-                int(file.metadata()["count"]),
+                {
+                    linear.parameter: int(counts[block.index])
+                    for block in plan.blocks
+                    for linear in block.linears
+                },
                 int(file.metadata()["sequence_length"]),
             )
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); repeat the run") from None

@@ -104,8 +104,8 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
 class PooledResult(PrunedResult, Protocol):
     """Pruned model with the sums of squared inputs by which it was pruned."""
 
-    count: int
-    """Number of tokens or clients in the sums."""
+    counts: list[int]
+    """Number of tokens or clients in the sums of each block."""
 
     def sums(self, index: int) -> Mapping[str, Tensor]:
         """Return the sums of a block, float64, by the first matrix of each input."""
@@ -120,7 +120,7 @@ class PooledOutcome(PrunedOutcome):
         run = self.run
         pooled = cast(PooledResult, result)
         tokens = run.settings.data.sequence_length
-        write_sums(run.folder.path, run.model.plan, pooled.sums, pooled.count, tokens)
+        write_sums(run.folder.path, run.model.plan, pooled.sums, pooled.counts, tokens)
 
 
 def rounding_notes(summary: Summary) -> list[str]:

@@ -90,7 +90,9 @@ class Enroller:
         rounds = self.rounds
         settings = rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
-        end = rounds.clock.now() + settings.enrol_seconds
+        now = rounds.clock.now()
+        end = now + settings.enrol_seconds
+        last = now + self._patience()
         rounds.progress.begin("enrolling", wanted, of_clients=True)
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
@@ -102,18 +104,19 @@ class Enroller:
                     len(sites) <= wanted if clients is None else enrolment.site in clients
                 ):
                     end = rounds.clock.now() + settings.enrol_seconds
+                    last = rounds.clock.now() + self._patience()
             # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if clients is None else sites.keys() & clients.keys())
-            waits = found < wanted or rounds.shared_workers
-            last = max(end, self._last_answer()) if waits else end
+            waits = (found < wanted or rounds.shared_workers) and self._unanswered()
+            until = max(end, last) if waits else end
             now = rounds.clock.now()
             if found != reported or now - reported_at >= TELL_SECONDS:
                 reported = found
                 reported_at = now
-                self._tell(found, wanted, last - now)
-            if (found >= wanted and not self._waiting) or rounds.clock.now() >= last:
+                self._tell(found, wanted, until - now)
+            if (found >= wanted and not self._waiting) or rounds.clock.now() >= until:
                 break
             rounds.clock.sleep(POLL_SECONDS)
         if clients is None:
@@ -138,21 +141,24 @@ class Enroller:
             why = "the run began without it, and a resumed run keeps its clients; start a new run"
             self._refuse(site, why, sites[site][0])
         now = self.rounds.clock.now()
-        for question in self._waiting.values():
+        for question in self._unanswered():
             waited = duration(now - question.since)
             why = f"connected, but did not answer within {waited}; read the log of the node"
             self._refuse(f"node {question.node_id}", why)
 
-    def _last_answer(self) -> float:
-        """Return the time until which connected nodes may answer, 0 if none is asked.
-
-        A node that starts on a busy machine may need minutes for its first answer.
-        """
+    def _unanswered(self) -> list[_Question]:
+        """Return the questions to connected nodes that have no answer yet."""
         connected = set(self.rounds.grid.get_node_ids())
-        asked = [one.since for one in self._waiting.values() if one.node_id in connected]
+        return [question for question in self._waiting.values() if question.node_id in connected]
+
+    def _patience(self) -> float:
+        """Return the seconds that connected nodes may take for their answers after the last site.
+
+        A node that starts on a busy machine may need minutes. The time does not count from the
+        question, because a node that restarts again and again is asked each time.
+        """
         simulated = self.rounds.shared_workers
-        patience = START_SECONDS if simulated else self.rounds.settings.deadline_seconds
-        return max(asked, default=-patience) + patience
+        return START_SECONDS if simulated else self.rounds.settings.deadline_seconds
 
     def look_for_nodes(self) -> None:
         """Ask newly connected nodes for their names; remember those that claim a seated site."""

@@ -203,3 +203,12 @@ def test_narrow_table_is_a_list() -> None:
 def test_incomplete_table_is_unchanged() -> None:
     assert passed(TABLE[:4], 5) == TABLE[:4]
     assert passed([*TABLE[:3], "an error"], 5) == [*TABLE[:3], "an error"]
+
+
+def test_event_that_ends_like_progress_is_printed() -> None:
+    """The reason of a refusal is a site's text, which may end with a time in brackets."""
+    watch = Watch(2)
+    watch.begin("training", 2, (1, 1))
+    for label in ("refused", "dropped", "reconnected", "warning:"):
+        assert not watch.beat(label, "site-1: waited")
+    assert all("waited" not in line for line in watch.lines())

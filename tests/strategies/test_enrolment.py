@@ -597,6 +597,17 @@ def test_node_that_left_is_not_waited_for(tmp_path: Path) -> None:
     assert 30.0 <= server.time.seconds < 32.0
 
 
+def test_node_that_restarts_for_ever_is_not_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a"}, quorum=0.5, deadline_seconds=200.0)
+    for number in range(100):
+        server.nodes.joining[20.0 * number] = (10 + number, "b")
+        server.nodes.leaving[20.0 * number + 19.0] = 10 + number
+        server.nodes.enrol_seconds[10 + number] = math.inf
+    server.enrol()
+    assert [seat.site for seat in server.rounds.roster.active()] == ["a"]
+    assert server.time.seconds < 240.0
+
+
 def test_silent_node_ends_after_a_deadline(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5, deadline_seconds=200.0)
     server.nodes.enrol_seconds[2] = math.inf

@@ -17,7 +17,7 @@ DTYPE = "float32"
 def write_importance(
     model: OpenedModel,
     sums: Mapping[str, Tensor],
-    count: int,
+    counts: Mapping[str, int],
     chunk_size: int,
     target: Path,
     datasets: list[str],
@@ -32,7 +32,7 @@ def write_importance(
     ----------
     model : the model that is quantised
     sums : sums of squared inputs by name of the weights
-    count : number of tokens in the sums, or of means that were added
+    counts : number of tokens in the sums, or of means that were added, by name of the weights
     chunk_size : number of tokens of a calibration sample
     target : path of the file
     datasets : names of the calibration data, in words
@@ -46,15 +46,15 @@ def write_importance(
     writer = new_writer(target, architecture)
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", datasets)
-    writer.add_uint32("imatrix.chunk_count", max(1, count // chunk_size))
+    writer.add_uint32("imatrix.chunk_count", max(1, max(counts.values()) // chunk_size))
     writer.add_uint32("imatrix.chunk_size", chunk_size)
     names = names_of(architecture)
-    places = {place_of(architecture, names, name).name: value for name, value in sums.items()}
+    places = {place_of(architecture, names, name).name: name for name in sums}
 
     def entries() -> Iterator[tuple[str, Tensor, str]]:
-        for name, value in places.items():
-            yield f"{name}.in_sum2", value.to(torch.float32), DTYPE
-            yield f"{name}.counts", torch.tensor([float(count)]), DTYPE
+        for place, name in places.items():
+            yield f"{place}.in_sum2", sums[name].to(torch.float32), DTYPE
+            yield f"{place}.counts", torch.tensor([float(counts[name])]), DTYPE
 
     for name, value, dtype in entries():
         announce(writer, name, tuple(value.shape), dtype)

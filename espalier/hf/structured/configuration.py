@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espalier.errors import InputError
 from espalier.hf.families import PER_LAYER, SLICED, STRUCTURED, Family, has_own_code
 from espalier.hf.opening.config_file import CONFIG, read_config
 from espalier.models.plan import ModelPlan
@@ -229,7 +230,7 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
         from espalier.hf.structured.modeling_structured import CLASSES
 
         own = {key: value for key, value in document.items() if key != "model_type"}
-        built: PretrainedConfig = CLASSES[kind].config_class(**own)
+        built: PretrainedConfig = _known(kind, CLASSES).config_class(**own)
         return built
     if kind.startswith(SLICED):
         import espalier.hf.sliced.modeling_sliced  # noqa: F401 - registers its classes
@@ -237,6 +238,16 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**document)
+
+
+def _known(kind: str, classes: Mapping[str, Any]) -> Any:
+    """Return the class of a model type with blocks of different widths."""
+    if kind not in classes:
+        raise InputError(
+            f"config.json: {PER_LAYER} in a model of type {kind!r}, whose blocks can have only one"
+            " width here; name a model without this key"
+        )
+    return classes[kind]
 
 
 def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
@@ -255,7 +266,8 @@ def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
     if document.get(PER_LAYER) and not kind.startswith((STRUCTURED, SLICED)):
         from espalier.hf.structured.modeling_structured import CLASSES
 
-        loaded: PretrainedConfig = CLASSES[kind].config_class.from_pretrained(directory, **known)
+        own_class = _known(kind, CLASSES).config_class
+        loaded: PretrainedConfig = own_class.from_pretrained(directory, **known)
         return loaded
     from transformers import AutoConfig
 

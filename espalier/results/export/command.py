@@ -110,12 +110,12 @@ def _to_imatrix(source: Source, target: Path) -> None:
         raise InputError(
             f"{source.folder}: is a model directory; --to {IMATRIX} needs a run of pooled-pruning"
         )
-    found = read_sums(source.run)
+    found = read_sums(source.run, source.model.plan)
     words = f"calibration samples of the clients of {source.name}"
     file = target / "imatrix.gguf"
     with _unfinished(file) as unfinished:
         name = write_importance(
-            source.model, found.sums, found.count, found.sequence_length, unfinished, [words]
+            source.model, found.sums, found.counts, found.sequence_length, unfinished, [words]
         )
     print(
         f"exported     {file} (architecture {name})\n"
