@@ -11,11 +11,13 @@ Range: magnitudes below ``2^(95 - fraction_bits)``; others are refused and never
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOW_BITS = 48
 """Number of bits of the low word that one party uses."""
@@ -33,7 +35,7 @@ def bound(fraction_bits: int) -> float:
     return 2.0 ** (LOW_BITS + HIGH_BITS - 1 - fraction_bits)
 
 
-def to_words(numbers: Tensor, fraction_bits: int) -> Words:
+def to_words(numbers: "Tensor", fraction_bits: int) -> Words:
     """Return numbers, float64, (numbers,), in fixed point, rounded to nearest (ties to even).
 
     Raises
@@ -41,7 +43,7 @@ def to_words(numbers: Tensor, fraction_bits: int) -> Words:
     OverflowError
         If a number is not finite, or not below ``bound(fraction_bits)``.
     """
-    values = numbers.detach().cpu().to(torch.float64).numpy()
+    values = numbers.detach().cpu().double().numpy()
     if not (np.abs(values) < bound(fraction_bits)).all():
         raise OverflowError(f"a number is not finite, or {bound(fraction_bits):g} or more")
     # All steps but the rounding are exact: powers of two, and parts of one float64.
@@ -60,12 +62,15 @@ def summed(parts: Sequence[Words]) -> Words:
     return np.add.reduce(np.stack(parts), axis=0, dtype=np.uint64)
 
 
-def from_words(words: Words, fraction_bits: int) -> Tensor:
+def from_words(words: Words, fraction_bits: int) -> "Tensor":
     """Return a number or a sum in fixed point as float64, (numbers,).
 
     Sums of magnitude below ``2^(101 - fraction_bits)``, which those of 64 parties are, are rounded
     once. Larger ones are rounded twice.
     """
+    # A client exchanges words without torch, which takes a second to import.
+    import torch
+
     low, high = words
     high = (high + (low >> np.uint64(LOW_BITS))).view(np.int64)
     rest = low & np.uint64((1 << LOW_BITS) - 1)

@@ -41,7 +41,9 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def perplexity(folder: Path, text: Path) -> float:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=True
+    ).eval()
     tokens = torch.tensor(AutoTokenizer.from_pretrained(folder)(text.read_text())["input_ids"])
     samples = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():

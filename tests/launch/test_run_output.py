@@ -62,10 +62,13 @@ class Terminal:
         self.screen = pyte.HistoryScreen(columns, rows, history=1000)
         self._stream = pyte.ByteStream(self.screen)
         self._master = master
+        # Variables like those of pytest's workers would hide the size of the terminal.
+        sizes = ("COLUMNS", "LINES")
+        inherited = {name: text for name, text in os.environ.items() if name not in sizes}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=slave,
             stderr=errors or slave, cwd=APP,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8", "TERM": "xterm", **environment},
+            env={**inherited, "PYTHONIOENCODING": "utf-8", "TERM": "xterm", **environment},
         )  # fmt: skip
         os.close(slave)
 
