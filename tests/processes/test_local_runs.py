@@ -105,6 +105,7 @@ def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Pope
         yield link
 
 
+@pytest.mark.slow
 def test_local_run_ignores_others_and_proxies(tmp_path: Path, config: dict[str, object]) -> None:
     odd = (
         tmp_path
