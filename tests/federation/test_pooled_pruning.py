@@ -169,6 +169,22 @@ class TestPooledPruning(PruningPromises):
             assert values["local_baseline"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
 
+    def test_client_lost_between_rounds_counts_in_its_blocks_only(self, bench: Bench) -> None:
+        """Each block has the count of the clients that sent its sums."""
+
+        def silent_in_round_2(request: Message, reply: Message) -> Message | None:
+            return None if read(request.content).header.server_round == 2 else reply
+
+        chosen = {"pooled-pruning.strategy": "iterative"}
+        grid = bench.grid(**chosen)
+        grid.tamper[1] = silent_in_round_2
+        folder = bench.run(grid, **chosen, quorum=0.5)
+        blocks = len(OpenedModel(bench.model).plan.blocks)
+        expected = [4 * 2 * 16] + [3 * 2 * 16] * (blocks - 1)
+        with safe_open(folder / "input-sums.safetensors", "pt") as file:
+            assert json.loads(file.metadata()["counts"]) == expected
+        assert summary(folder)["report"] == {"tokens": expected}
+
     def test_limits_that_nobody_meets_change_nothing(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
