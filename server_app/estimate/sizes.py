@@ -11,7 +11,7 @@ import torch
 
 from espalier.hf.files.checkpoint import SINGLE, shard_header
 from espalier.hf.machine.computing import DTYPES
-from espalier.hf.machine.machine_memory import traced
+from espalier.hf.machine.traced_memory import traced
 from espalier.hf.nf4.folder import (
     WRITTEN_ANEW,
     quantised_config,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.hf.families import Family
-from espalier.hf.machine.machine_memory import traced
+from espalier.hf.machine.traced_memory import traced
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import head_parameters

@@ -77,3 +77,12 @@ def test_masks_are_exchanged_without_torch(
     grid.tamper = {0: answer_anew}
     bench.run(grid)
     assert answered == {"fetch", "deliver"}
+
+
+def test_a_node_that_waits_holds_no_torch() -> None:
+    """The process that waits for messages would hold 180 MB more at every site."""
+    program = "import sys, client_app.node.warm_node; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode
+        == 0
+    )

@@ -13,7 +13,8 @@ from transformers import LlamaConfig
 
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
-from espalier.hf.machine.machine_memory import LiveBytes, resident
+from espalier.hf.machine.machine_memory import resident
+from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
