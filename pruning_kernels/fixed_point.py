@@ -78,15 +78,6 @@ def from_words(words: Words, fraction_bits: int) -> "Tensor":
     return torch.from_numpy(np.ldexp(values, -fraction_bits))
 
 
-def integers(words: Words) -> list[int]:
-    """Return numbers or sums in fixed point as exact integers, in units of the last bit."""
-    low, high = words
-    return [
-        int(upper) * (1 << LOW_BITS) + int(lower)
-        for lower, upper in zip(low.tolist(), high.view(np.int64).tolist(), strict=True)
-    ]
-
-
 def is_possible(words: Words, *, signed: bool) -> bool:
     """Return whether the words can be one party's: within their bits and, if not signed, >= 0."""
     low, high = words

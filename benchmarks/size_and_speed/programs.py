@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.size_and_speed.subjects import Subject
+from benchmarks.size_and_speed.subjects import HASH_CHARACTERS, Subject
 from espalier.errors import InputError
 from espalier.hf.gguf.model_file import write_model
 from espalier.hf.stream.edits import dense as unchanged
@@ -149,9 +149,14 @@ def _in_llama_cpp(subject: Subject, dense: Subject, job: Job) -> Iterator[Measur
     yield from _speeds(_answer(command, both, job, subject)["seconds"], job)
 
 
+def _gguf_path(subject: Subject, job: Job) -> Path:
+    """Return the path of a model's GGUF file; another model of this label has another one."""
+    return job.work / f"{subject.label}-{subject.model.sha256[:HASH_CHARACTERS]}.gguf"
+
+
 def _gguf(subject: Subject, job: Job) -> Path:
     """Write a GGUF file in float16 unless it is there, and return its path."""
-    path = job.work / f"{subject.label}.gguf"
+    path = _gguf_path(subject, job)
     if not path.exists():
         job.work.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")

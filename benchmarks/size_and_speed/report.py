@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.reporting.panels import picture, title_of
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.size_and_speed.programs import (
     DECODE,
@@ -45,9 +46,13 @@ def write_report(rows: Rows, path: Path) -> None:
     """Write ``<path>.md``, and ``<path>.svg`` and ``.png`` if there are rows."""
     results = _by_result(rows)
     path.with_suffix(".md").write_text("\n".join([*_page(rows, results, path), ""]))
-    measured = {label: found for label, found in results.items() if (PROGRAMS[0], MEMORY) in found}
-    if measured:
+    if measured := _measured(results):
         _draw(measured, path)
+
+
+def _measured(results: Mapping[str, Found]) -> dict[str, Found]:
+    """Return the results that were measured themselves, which the figure shows."""
+    return {label: found for label, found in results.items() if (PROGRAMS[0], MEMORY) in found}
 
 
 def _by_result(rows: Rows) -> dict[str, Found]:
@@ -75,8 +80,9 @@ def _page(rows: Rows, results: Mapping[str, Found], path: Path) -> Iterator[str]
         f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
     )
     yield ""
-    yield f"![{TITLE}](./{path.name}.svg)"
-    yield ""
+    if _measured(results):
+        yield picture(path, TITLE)
+        yield ""
     texts = _texts(results)
     heads = [
         "result", "parameters, M", "disk, MB", *(f"memory, MB: {name}" for name in PROGRAMS),
@@ -145,6 +151,7 @@ def _draw(results: Mapping[str, Found], path: Path) -> None:
     labels = list(results)
     with new_figure(190 + 42 * len(labels), STUDY_WIDTH) as figure:
         axes = figure.subplots(1, 2, sharey=True)
+        figure.suptitle(title_of(path, TITLE), x=0.01, ha="left", weight="bold")
         panels = (("What it needs: less is better", SMALLER), ("Speed: more is better", FASTER))
         for panel, (title, series) in zip(axes, panels, strict=True):
             for number, (name, program, measure) in enumerate(series):

@@ -4,12 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.errors import InputError
+from espalier.hf.export.peft_files import WEIGHTS
 from espalier.hf.opening.opened import OpenedModel, opened_in
 from espalier.results.export.source import Source, open_source
 from espalier.results.export.transformers_export import export_model
 from espalier.results.figures import DENSE, FEDERATED, PERPLEXITY, qualities
 from espalier.results.finished_run import FinishedRun
 from espalier.results.style import METHODS
+from espalier.storage.blobs import sha256
+
+HASH_CHARACTERS = 12
+"""Number of characters of a hash in the name of a file or folder."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def open_subject(given: str, dense: Subject, work: Path, threads: int) -> Subjec
     if not (label and equals and path) or "/" in label:
         raise InputError(f"--result {given}: write LABEL=DIRECTORY; a label has no '/'")
     source = open_source(path, adapter=False, client="")
-    model = _merged(source, work / label, threads) if source.is_adapter else source.model
+    model = _merged(source, work, label, threads) if source.is_adapter else source.model
     if source.run is None:
         return Subject(label, "", model, {}, {})
     perplexities = dict[str, dict[str, float]]()
@@ -91,7 +96,10 @@ def _started_from(run: FinishedRun, model: OpenedModel) -> bool:
     )
 
 
-def _merged(source: Source, target: Path, threads: int) -> OpenedModel:
+def _merged(source: Source, work: Path, label: str, threads: int) -> OpenedModel:
+    """Merge an adapter unless that is done; another adapter or base has another folder."""
+    parts = [source.model.sha256, sha256((source.folder / WEIGHTS).read_bytes())]
+    target = work / f"{label}-{sha256(''.join(parts).encode())[:HASH_CHARACTERS]}"
     if not target.exists():
         export_model(source, target, "", threads)
     return opened_in(target)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruning_kernels.fixed_point import Words, integers
 from pruning_kernels.lora.clipping import MIN_CLIENTS, clip_factors, within_ratio
 
 COLUMNS_AT_ONCE = 512
@@ -54,27 +53,6 @@ def moments_of(inputs: Tensor) -> Moments:
         means.append(tokens.mean(dim=0))
         squares.append(tokens.sub_(means[-1]).square_().sum(dim=0))
     return Moments(len(inputs), torch.cat(means).cpu(), torch.cat(squares).cpu())
-
-
-def moments_of_sums(count: int, sums: Words, squares: Words, fraction_bits: int) -> Moments:
-    """Return the moments of one party or of several from sums in fixed point.
-
-    ``sums`` and ``squares`` are the sums over ``count`` tokens of the input and of its square,
-    (2, channels). The variance is the difference of two large numbers if a channel's mean is much
-    larger than its deviation, so it is computed in exact integers and rounded once.
-    """
-    one = 1 << fraction_bits
-    means = []
-    deviations = []
-    for total, square in zip(integers(sums), integers(squares), strict=True):
-        means.append(total / (count * one))
-        # Rounding of the sums can make this slightly negative for a constant channel.
-        deviations.append(max(0, count * square * one - total**2) / (count * one**2))
-    return Moments(
-        count,
-        torch.tensor(means, dtype=torch.float64),
-        torch.tensor(deviations, dtype=torch.float64),
-    )
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:

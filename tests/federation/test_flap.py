@@ -13,19 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
-from espalier.hf.group_scores.flap import flap_cuts, watched_moments
-from espalier.hf.machine.computing import Computing
-from espalier.hf.opening.opened import OpenedModel, open_model
-from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.flap import FlapSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from pruning_kernels.fixed_point import summed, to_words
-from pruning_kernels.groups.fluctuation import Moments, moments_of_sums, pooled
 from strategies.base.rounds import RunFailed
 
 SHARE = 0.3
@@ -349,42 +343,3 @@ def test_site_with_more_windows_takes_part(
 def test_texts_of_the_bench_differ() -> None:
     """Pooled moments would otherwise equal those of one client."""
     assert len({private_text(client) for client in range(4)}) == 4
-
-
-@pytest.mark.parametrize("ratio", [0.2, 0.5])
-def test_cut_follows_from_sums_in_fixed_point(ratio: float) -> None:
-    """Sums of inputs and squares of several clients give the groups of pooled moments.
-
-    They are integers that could be added by a secure sum; biases agree to float32 rounding.
-    """
-    model = open_model("demo")
-    stream = BlockStream(model, Computing(torch.device("cpu"), torch.float32, 1))
-    generator = torch.Generator().manual_seed(0)
-    clients = [torch.randint(300, (2, 64), generator=generator) for _ in range(3)]
-    own = [list(watched_moments(stream, samples)) for samples in clients]
-    blocks = range(len(model.plan.blocks))
-    job = FlapSettings(pruning_ratio=ratio)
-
-    def from_sums(index: int) -> dict[str, Moments]:
-        found = {}
-        for name in LINEARS:
-            moments = [blocks_of_one[index][name] for blocks_of_one in own]
-            sums = summed([to_words(one.mean * one.count, 56) for one in moments])
-            squares = summed([to_words(one.square_sum, 56) for one in moments])
-            found[name] = moments_of_sums(sum(one.count for one in moments), sums, squares, 56)
-        return found
-
-    def from_moments(index: int) -> dict[str, Moments]:
-        return {name: pooled([one[index][name] for one in own]) for name in LINEARS}
-
-    for index, one, other in zip(
-        blocks, flap_cuts(model, from_sums, job), flap_cuts(model, from_moments, job), strict=True
-    ):
-        found = unpack_tensors(one)
-        expected = unpack_tensors(other)
-        assert found.keys() == expected.keys(), index
-        for name, values in expected.items():
-            if values.dtype == np.float32:
-                np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
-            else:
-                assert (found[name] == values).all()

@@ -5,11 +5,9 @@ import statistics
 import pytest
 import torch
 
-from pruning_kernels.fixed_point import summed, to_words
 from pruning_kernels.groups.fluctuation import (
     channel_scores,
     moments_of,
-    moments_of_sums,
     pooled,
     standardised,
 )
@@ -31,24 +29,6 @@ def test_pooled_moments_are_those_of_all_inputs() -> None:
     torch.testing.assert_close(found.mean, whole.mean(dim=0), rtol=1e-12, atol=0)
     torch.testing.assert_close(found.variance, whole.var(dim=0), rtol=1e-12, atol=0)
     torch.testing.assert_close(found.square_sum, whole.square().sum(dim=0), rtol=1e-12, atol=0)
-
-
-def test_moments_follow_from_sums_in_fixed_point() -> None:
-    """Sums of inputs and of squares can be added by secure sums; no party sends its moments."""
-    parts = [inputs(tokens, seed) for seed, tokens in enumerate((7, 1, 300, 12))]
-    sums = summed([to_words(part.double().sum(dim=0), 56) for part in parts])
-    squares = summed([to_words(part.double().square().sum(dim=0), 56) for part in parts])
-    found = moments_of_sums(320, sums, squares, 56)
-    expected = pooled([moments_of(part) for part in parts])
-    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.squares, expected.squares, rtol=1e-12, atol=0)
-
-
-def test_a_constant_channel_has_no_variance() -> None:
-    sums, squares = (
-        to_words(torch.tensor([number]).double(), 56) for number in (3 * 0.1, 3 * 0.01)
-    )
-    assert moments_of_sums(3, sums, squares, 56).squares.item() == pytest.approx(0, abs=1e-16)
 
 
 def test_scores_equal_loops() -> None:

@@ -1,6 +1,7 @@
 """Sizes and speeds next to a dense model: arithmetic, notes and the report."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,32 @@ def test_sizes_are_those_of_the_files(tmp_path: Path, dense: Subject) -> None:
     assert parameters.ratio < 1
 
 
+def test_perplexity_is_relative_to_the_dense_model_of_its_run(
+    tmp_path: Path, dense: Subject
+) -> None:
+    path = smaller(tmp_path / "small", dense)
+    small = open_subject(f"small={path}", dense, tmp_path, 1)
+    given = replace(
+        small, perplexities={"wiki": 30.0, "code": 12.0}, dense_perplexities={"wiki": 20.0}
+    )
+    found = {one.name: one for one in measured(given, dense, FILES, job_in(tmp_path))}
+    assert found["perplexity wiki"] == Measure("perplexity wiki", 30.0, 20.0, 1.5)
+    assert found["perplexity code"] == Measure("perplexity code", 12.0, None, None)
+
+
+def test_another_model_of_a_label_has_another_file(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "work")
+    job.work.mkdir()
+    stale = job.work / "dense.gguf"
+    stale.write_bytes(b"of another model")
+    one, other = (
+        open_dense(str(save_model(tmp_path / family, tiny_config(family))))
+        for family in ("llama", "mistral")
+    )
+    assert programs._gguf_path(one, job) != programs._gguf_path(other, job)
+    assert stale not in (programs._gguf_path(one, job), programs._gguf_path(other, job))
+
+
 def test_speeds_by_hand() -> None:
     """Three turns of 8 prompt tokens: the ratio is the median of the ratios within turns."""
     seconds = [
@@ -77,7 +104,7 @@ def test_what_llama_cpp_cannot_load(tmp_path: Path, dense: Subject) -> None:
     job = job_in(tmp_path / "work")
     small = open_subject(f"small={smaller(tmp_path / 'small', dense)}", dense, tmp_path, 1)
     assert "tokenizer" in refusal(small, LLAMA_CPP, job)
-    assert not (tmp_path / "work" / "small.gguf").exists()
+    assert not list((tmp_path / "work").glob("*.gguf"))
     base = open_dense(str(save_model(tmp_path / "qwen3", tiny_config("qwen3"))))
     other = open_subject(f"other={smaller(tmp_path / 'other', base)}", base, tmp_path, 1)
     assert refusal(other, LLAMA_CPP, job).startswith("model_type = 'qwen3': its blocks differ")

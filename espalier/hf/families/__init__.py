@@ -21,7 +21,7 @@ EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_inte
 
 
 def has_own_code(config: Mapping[str, Any]) -> bool:
-    """Return whether Espalier's code builds the model, and not transformers alone."""
+    """Return whether the model needs classes of Espalier in addition to those of transformers."""
     has_own_type = str(config.get("model_type")).startswith((STRUCTURED, SLICED))
     return has_own_type or bool(config.get(PER_LAYER))
 
