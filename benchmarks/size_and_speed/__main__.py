@@ -52,7 +52,7 @@ def main() -> int:
         conditions = _conditions(dense, job)
         rows = Rows(given.out.with_suffix(".csv"), KEYS, FIGURES, conditions)
         for place, subject in enumerate(subjects):
-            _measure(subject, dense, job, rows, _twin_of(subject, subjects[:place]))
+            _measure(subject, dense, job, rows, _twin_of(subject, [dense, *subjects[:place]]))
         write_report(rows, given.out)
     except EspalierError as error:
         print(error, file=sys.stderr)
@@ -116,9 +116,10 @@ def _processor() -> str:
 
 
 def _twin_of(subject: Subject, before: list[Subject]) -> str:
-    """Return the label of an earlier result with the same shapes; empty if there is none.
+    """Return the label of an earlier model with the same shapes; empty if there is none.
 
-    Programs need the same memory and time for both, such as a pruned model before and after tuning.
+    Programs need the same memory and time for both, such as a pruned model before and after tuning,
+    or the dense model and one with masked weights.
     """
     same = (
         other.label

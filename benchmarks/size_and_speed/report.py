@@ -83,18 +83,9 @@ def _page(rows: Rows, results: Mapping[str, Found], path: Path) -> Iterator[str]
     if _measured(results):
         yield picture(path, TITLE)
         yield ""
-    texts = _texts(results)
-    heads = [
-        "result", "parameters, M", "disk, MB", *(f"memory, MB: {name}" for name in PROGRAMS),
-        *(f"{what}: {name}" for name in PROGRAMS for what in ("prompt", "new tokens")),
-        *(f"perplexity {text}" for text in texts),
-    ]  # fmt: skip
-    yield f"| {' | '.join(heads)} |"
-    yield f"|---|{'---:|' * (len(heads) - 1)}"
-    if results:
-        yield _line("dense", next(iter(results.values())), texts, results)
-    for label, found in results.items():
-        yield _line(label, found, texts, None)
+    yield from _quality(results)
+    yield ""
+    yield from _speeds(results)
     notes = {
         (row["result"], row["program"]): row["note"]
         for found in results.values()
@@ -106,6 +97,46 @@ def _page(rows: Rows, results: Mapping[str, Found], path: Path) -> Iterator[str]
         yield from (f"- {label}, {program}: {note}" for (label, program), note in notes.items())
 
 
+def _quality(results: Mapping[str, Found]) -> Iterator[str]:
+    """Yield the table of files and perplexities, and where a result's speed stands."""
+    texts = _texts(results)
+    wanted = [(FILES, PARAMETERS), (FILES, DISK)]
+    wanted += [(FILES, f"{PERPLEXITY} {text}") for text in texts]
+    heads = ["result", "parameters, M", "disk, MB", *(f"{PERPLEXITY} {text}" for text in texts)]
+    yield f"| {' | '.join(heads)} | memory and speed |"
+    yield f"|---|{'---:|' * (len(heads) - 1)}---|"
+    for label, cells in _lines(results, list(results), wanted):
+        yield f"| {label} | {' | '.join(cells)} | {_where(results.get(label, {}))} |"
+
+
+def _speeds(results: Mapping[str, Found]) -> Iterator[str]:
+    """Yield the table of memory and speed of the results that were measured themselves."""
+    wanted = [(name, MEMORY) for name in PROGRAMS]
+    wanted += [(name, measure) for name in PROGRAMS for measure in (PREFILL, DECODE)]
+    heads = ["result", *(f"memory, MB: {name}" for name in PROGRAMS)]
+    heads += [f"{what}: {name}" for name in PROGRAMS for what in ("prompt", "new tokens")]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|---|{'---:|' * (len(heads) - 1)}"
+    for label, cells in _lines(results, list(_measured(results)), wanted):
+        yield f"| {label} | {' | '.join(cells)} |"
+
+
+def _lines(
+    results: Mapping[str, Found], labels: list[str], wanted: list[tuple[str, str]]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield label and cells of the dense model, then of these results."""
+    if results:
+        yield "dense", [_dense_cell(results, *one) for one in wanted]
+    for label in labels:
+        yield label, [_cell(results[label], *one) for one in wanted]
+
+
+def _where(found: Found) -> str:
+    """Return whose memory and speed those of a result are: "below", or "as" another's."""
+    notes = (row["note"] for row in found.values())
+    return next((note for note in notes if note.startswith(SAME_SHAPES)), "below")
+
+
 def _texts(results: Mapping[str, Found]) -> list[str]:
     """Return the names of the texts on which perplexity was measured."""
     names = {
@@ -115,16 +146,6 @@ def _texts(results: Mapping[str, Found]) -> list[str]:
         if program == FILES and measure.startswith(PERPLEXITY)
     }
     return list(names)
-
-
-def _line(label: str, found: Found, texts: list[str], results: Mapping[str, Found] | None) -> str:
-    """Return a line of the table: of the dense model if ``results`` are given."""
-    wanted = [(FILES, PARAMETERS), (FILES, DISK), *((name, MEMORY) for name in PROGRAMS)]
-    wanted += [(name, measure) for name in PROGRAMS for measure in (PREFILL, DECODE)]
-    wanted += [(FILES, f"{PERPLEXITY} {text}") for text in texts]
-    if results is None:
-        return f"| {label} | {' | '.join(_cell(found, *one) for one in wanted)} |"
-    return f"| {label} | {' | '.join(_dense_cell(results, *one) for one in wanted)} |"
 
 
 def _cell(found: Found, program: str, measure: str) -> str:

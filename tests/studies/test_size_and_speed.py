@@ -116,6 +116,7 @@ def test_results_with_the_same_shapes(tmp_path: Path, dense: Subject) -> None:
     one, two = (open_subject(f"{name}={path}", dense, tmp_path, 1) for name in ("one", "two"))
     assert command._twin_of(two, [one]) == "one"
     assert command._twin_of(dense, [one, two]) == ""
+    assert command._twin_of(one, [dense]) == ""
 
 
 @pytest.mark.parametrize("given", ["small", "=small", "a/b=small"])
@@ -144,18 +145,29 @@ def rows_in(folder: Path) -> Rows:
     return rows
 
 
+def cells_of(table: str) -> dict[tuple[str, str], str]:
+    """Return the cells of a table by label and heading; it begins with its second heading."""
+    head, _, *lines = table.split("\n\n")[0].removesuffix("\n").splitlines()
+    found = {}
+    for line in lines:
+        label, *cells = line.strip("| ").split(" | ")
+        found |= {(label, name): cell for name, cell in zip(head.strip("| ").split(" | "), cells)}
+    return found
+
+
 def test_report(tmp_path: Path) -> None:
     write_report(rows_in(tmp_path), tmp_path / "speed")
     text = (tmp_path / "speed.md").read_text()
-    lines = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if "| " in line}
-    head = lines["| result"]
-    assert lines["| dense"][head.index("parameters, M")] == "10.0"
-    assert lines["| FLAP"][head.index("parameters, M")] == "8.0 (0.80)"
-    assert lines["| FLAP"][head.index("prompt: transformers float32")] == "30.0 (1.50)"
-    assert lines["| FLAP"][head.index("prompt: llama.cpp float16")] == "not measured"
-    assert lines["| SliceGPT"][head.index("prompt: llama.cpp float16")] == "not supported"
-    assert lines["| tuned"][head.index("prompt: llama.cpp float16")] == "as FLAP"
-    assert lines["| FLAP"][-1] == "30.0 (1.50) |"
+    quality, speed = (cells_of(table) for table in text.split("| result | ")[1:])
+    assert quality["dense", "parameters, M"] == "10.0"
+    assert quality["FLAP", "parameters, M"] == "8.0 (0.80)"
+    assert quality["FLAP", "perplexity wiki"] == "30.0 (1.50)"
+    assert quality["FLAP", "memory and speed"] == "below"
+    assert quality["tuned", "memory and speed"] == "as FLAP"
+    assert speed["FLAP", "prompt: transformers float32"] == "30.0 (1.50)"
+    assert speed["FLAP", "prompt: llama.cpp float16"] == "not measured"
+    assert speed["SliceGPT", "prompt: llama.cpp float16"] == "not supported"
+    assert ("tuned", "prompt: llama.cpp float16") not in speed
     assert "- SliceGPT, llama.cpp float16: not supported: its stream is sliced" in text
     assert "Load of the machine when a measurement began: 1.5 to 1.5" in text
     assert (tmp_path / "speed.png").exists()
