@@ -7,6 +7,7 @@ the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts
 ``train`` brings the last.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,6 +27,8 @@ from espalier.messages.parts import (
     require_samples,
     require_some_steps,
 )
+from espalier.messages.summands import SumSpec, SumSpecs
+from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
@@ -34,6 +37,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from pruning_kernels.bounded_fixed_point import signed_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +94,15 @@ class AdapterAveraging(MethodSettings):
         """
         return not self.averages_updates
 
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        if federation.sends_differences:
+            return (
+                f"federation.wire-dtype = '{federation.wire_dtype}' rounds each client's adapters"
+                " before they are summed, and saves no bytes then; set it to 'float32'"
+            )
+        return federation.compares_clients(self, num_clients)
+
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
 
@@ -131,7 +144,18 @@ class FedPETuningSettings(AdapterAveraging):
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        if self.averages_updates:
+            return (
+                "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
+                " from the sums of A and of B; set it to 'factors'"
+            )
+        return super().secure_sum_fault(federation, num_clients)
 
+
+CHANGE_BITS = 31
+"""Bits of the largest change that training can make to a tensor, as a summand, without the sign."""
 MAX_SAMPLES = 1_000_000_000
 """Maximum number of training sequences that a client may report; they are its weight in a mean."""
 
@@ -175,6 +199,21 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
     lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
     adapters = adapter_plan(plan, lora, run.num_classes)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of a reply's changes as summands, and of the weight."""
+    return change_specs(trained(plan, run), run)
+
+
+def change_specs(adapters: AdapterPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of the weighted changes of some tensors, and of the weight."""
+    bits = signed_bits(CHANGE_BITS, run.num_clients, most_weight(run))
+    specs = {
+        key: {name: SumSpec(math.prod(shape), bits) for name, shape in shapes.items()}
+        for key, shapes in adapters.shapes().items()
+    }
+    return {**specs, **weight_specs(run)}
 
 
 Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]

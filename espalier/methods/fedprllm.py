@@ -6,7 +6,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.masks import mask_name, mask_specs, require_exact_sparsity
+from espalier.messages.blobs.masks import (
+    mask_name,
+    mask_specs,
+    require_exact_sparsity,
+    votes_specs,
+)
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.decided_blocks import (
     Decided,
@@ -16,8 +21,10 @@ from espalier.messages.decided_blocks import (
 )
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields
 from espalier.messages.parts import Reply
+from espalier.messages.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
+from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -75,6 +82,10 @@ class FedPrLLMSettings(MaskingSettings):
             )
         return self
 
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        return ""
+
     @property
     def local_group(self) -> str:
         """Group in which weights compete in a client's mask.
@@ -96,6 +107,14 @@ def mask_blobs(
     return {
         block_key(index): mask_specs(plan.blocks[index])
         for index in blocks_of_round(plan, settings, server_round)
+    }
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of a round's votes as summands, in block order."""
+    return {
+        block_key(index): votes_specs(plan.blocks[index], run.num_clients)
+        for index in blocks_of_round(plan, run.of(FedPrLLMSettings), server_round)
     }
 
 

@@ -1,23 +1,32 @@
 """FedSpaLLM: settings and contracts. Clients send masks and kept weights of their sampled layers."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.masks import kept_specs, require_exact_sparsity, require_kept
+from espalier.messages.blobs.masks import (
+    kept_name,
+    kept_specs,
+    require_exact_sparsity,
+    require_kept,
+    votes_specs,
+)
 from espalier.messages.contract import Contract, Side
 from espalier.messages.enrolment import MAX_CAPABILITY
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, require_samples
+from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
-from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.federation import FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from pruning_kernels.bounded_fixed_point import Scale, signed_bits
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 
 
@@ -102,6 +111,30 @@ class FedSpaLLMSettings(PruningSettings):
         ),
     )
 
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        if self.sampled_layers < 1:
+            return (
+                f"fedspallm.sampled-layers = {self.sampled_layers:g}: the sum of a layer would be"
+                " that of the few clients that sampled it; set it to 1"
+            )
+        if len(set(map(float, filter(None, self.capabilities.split(","))))) != 1:
+            return (
+                f"fedspallm.capabilities = '{self.capabilities}': clients of different capability"
+                " prune different layers, whose sums would be those of few clients; set it to '1'"
+            )
+        if federation.client_weights == "samples":
+            return (
+                "federation.client-weights = 'samples' needs a sum of weights for each weight of"
+                " the model; set it to 'equal'"
+            )
+        return federation.compares_clients(self, num_clients) if self.changes_weights else ""
+
+    @property
+    def changes_weights(self) -> bool:
+        """True if a client changes the weights that it keeps (SparseGPT)."""
+        return self.local_method == "sparsegpt"
+
     @model_validator(mode="after")
     def _a_pattern_has_no_schedule(self) -> "FedSpaLLMSettings":
         if self.pattern and self.schedule != "constant":
@@ -146,6 +179,11 @@ class FedSpaLLMSettings(PruningSettings):
             return self.sparsity * (1 - (1 - share) ** 3)
         return self.sparsity
 
+
+KEPT_HEADROOM = 4
+"""Bits of a kept weight above the largest dense weight, as a summand."""
+FRACTION_BITS = {"F32": 30, "F64": 30}
+"""Bits below it by the dtype of the model's files; 24 for dtypes of 16 bits."""
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
@@ -209,6 +247,37 @@ def sampled_specs(
     """Return the specs of the blobs of a reply with these sampled layers, in layer order."""
     kept = {index: num_kept(plan.blocks[index], run, server_round) for index in blocks}
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
+
+
+def kept_scale(linear: LinearPlan, largest: float) -> Scale:
+    """Return the fixed point of a matrix's kept weights as summands.
+
+    They are clipped to ``2^KEPT_HEADROOM`` times the power of two above ``largest``, the largest
+    magnitude of the dense matrix. SparseGPT's updates stay far below.
+    """
+    exponent = math.frexp(largest)[1]
+    return Scale(exponent + KEPT_HEADROOM, kept_fraction(linear) - exponent)
+
+
+def kept_fraction(linear: LinearPlan) -> int:
+    """Return the bits of a kept weight below the power of two above the largest dense weight."""
+    return FRACTION_BITS.get(linear.dtype, 24)
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of votes and, if clients change weights, of kept weights as summands.
+
+    A pruned weight adds zero, so there is a number for every weight of the matrix.
+    """
+    changes = run.of(FedSpaLLMSettings).changes_weights
+    found = {}
+    for block in plan.blocks:
+        own = votes_specs(block, run.num_clients)
+        for linear in block.linears if changes else ():
+            bits = signed_bits(KEPT_HEADROOM + kept_fraction(linear), run.num_clients)
+            own[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
+        found[block_key(block.index)] = own
+    return found
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:

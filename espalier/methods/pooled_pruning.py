@@ -25,6 +25,7 @@ from espalier.messages.parts import MAX_SAMPLES, Reply
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
+from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -79,6 +80,15 @@ class PooledPruningSettings(MaskingSettings):
                 f"max-client-ratio = {self.max_client_ratio}: is neither 0 nor 1 or more"
             )
         return self
+
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        if self.max_client_ratio:
+            return (
+                f"pooled-pruning.max-client-ratio = {self.max_client_ratio:g} compares the clients'"
+                " single sums, which the server does not see; set it to 0"
+            )
+        return ""
 
     @property
     def fraction_bits(self) -> int:

@@ -18,12 +18,16 @@ from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
 from espalier.messages.parts import MAX_SAMPLES, Delivery, Reply, Report, require_result_wanted
+from espalier.messages.summands import SumSpec, SumSpecs
+from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
+from espalier.settings.federation import FederationSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 
 class SliceGptSettings(PublicTextSettings):
@@ -74,6 +78,15 @@ class SliceGptSettings(PublicTextSettings):
         """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
+    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        if self.covariances == "public":
+            return (
+                "slicegpt.covariances = 'public': clients send nothing that could be summed; set it"
+                " to 'clients'"
+            )
+        return federation.compares_clients(self, num_clients)
+
     def width(self, dense: int) -> int:
         """Return the width of the residual stream after slicing.
 
@@ -94,6 +107,8 @@ class SliceGptSettings(PublicTextSettings):
         return kept
 
 
+MAX_FRACTION_BITS = 32
+"""Maximum number of bits after the point of a moment as a summand."""
 MOMENTS = "moments"
 """Name of the tensor in a blob of moments."""
 BASIS = "basis"
@@ -131,6 +146,21 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
         return {}
     width = dense_width(plan)
     return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
+
+
+def moment_scale(plan: ModelPlan, run: RunSettings) -> Scale:
+    """Return the fixed point of second moments, none of which exceeds the width."""
+    exponent = (dense_width(plan) - 1).bit_length()
+    most = most_weight(run)
+    return Scale(exponent, fraction_that_fits(exponent, run.num_clients, most, MAX_FRACTION_BITS))
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of the weighted moments as summands, and of the weight."""
+    scale = moment_scale(plan, run)
+    bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients, most_weight(run))
+    spec = SumSpec(triangle_size(dense_width(plan)), bits)
+    return {**{place: {MOMENTS: spec} for place in places(plan)}, **weight_specs(run)}
 
 
 def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:

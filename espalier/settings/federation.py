@@ -11,6 +11,11 @@ AUTO = "auto"
 MEASURED = "measured"
 """Values of ``fleet`` that name no fleet."""
 
+NO_LIMIT = 1_000_000.0
+"""Value of ``max-weight-ratio`` and ``max-update-ratio`` without a limit."""
+MIN_COMPARED = 3
+"""Minimum number of clients for ``max-update-ratio``; with fewer it has no effect."""
+
 WireDtype = Literal["float32", "bfloat16", "nf4"]
 
 
@@ -102,6 +107,32 @@ class FederationSettings(Table):
         The server then adds the change to its own global adapters.
         """
         return self.wire_dtype != "float32"
+
+    def compares_clients(self, job: MethodSettings, num_clients: int) -> str:
+        """Return which limit needs each client's reply by itself, as a sentence; empty if none.
+
+        Without ``client-weights``, clients count by their tokens or by the size of their numbers.
+        """
+        weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
+        limits = {
+            "max-update-ratio": (
+                self.max_update_ratio,
+                "changes",
+                num_clients >= MIN_COMPARED and "max-update-ratio" in job.FEDERATION,
+            ),
+            "max-weight-ratio": (
+                self.max_weight_ratio,
+                "weights",
+                weights != "equal" and "max-weight-ratio" in job.FEDERATION,
+            ),
+        }
+        found = [
+            f"federation.{key} = {ratio:g} compares the clients' single {what}, which the server"
+            f" does not see; set it to {NO_LIMIT:.0f} (no limit)"
+            for key, (ratio, what, has_effect) in limits.items()
+            if has_effect and ratio < NO_LIMIT
+        ]
+        return "; ".join(found)
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty without virtual devices."""

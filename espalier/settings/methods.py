@@ -58,6 +58,18 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
+    summands: str = ""
+    """Function of round, plan and settings that returns the specs of a reply's summands.
+
+    Empty if the server needs single replies. The settings say why
+    (``MethodSettings.secure_sum_fault``).
+    """
+    to_summands: str = ""
+    """Function of site, ``train`` request, report and blobs by key that yields the summands.
+
+    It yields blob keys with integers by tensor name, in the order of the specs. The report is that
+    of the client's own work, also if it must not leave as it is.
+    """
     federates: bool = True
     """True if the method reads the table ``[federation]``."""
 
@@ -76,6 +88,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
+        summands="espalier.methods.fedpetuning:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -87,6 +101,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
+        summands="espalier.methods.fedprllm:summands",
+        to_summands="client_app.summands.votes:of_masks",
         dry_run="server_app.estimate.pruning:DryFedPrLLM",
         work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -101,6 +117,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedspallm:FedSpaLLMSettings",
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
+        summands="espalier.methods.fedspallm:summands",
+        to_summands="client_app.summands.votes:of_kept",
         delivery="client_app.methods.fedspallm_layers:take_layers",
         dry_run="server_app.estimate.pruning:DryFedSpaLLM",
         work="server_app.estimate.pruning:KeptWeights",
@@ -115,6 +133,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedsoda:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
+        summands="espalier.methods.fedpetuning:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
         delivery="client_app.methods.fedsoda:take_any",
         dry_run="server_app.estimate.tuning:DryFedSoda",
         work="server_app.estimate.tuning:SubTuned",
@@ -144,6 +164,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
+        summands="espalier.methods.flap:summands",
+        to_summands="client_app.summands.statistics:of_input_sums",
         dry_run="server_app.estimate.pruning:DryCutting",
         work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -168,6 +190,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
+        summands="espalier.methods.llm_pruner:summands",
+        to_summands="client_app.summands.statistics:of_scores",
         dry_run="server_app.estimate.pruning:DryLlmPruner",
         work="server_app.estimate.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -208,6 +232,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
+        summands="espalier.methods.sft_p:summands",
+        to_summands="client_app.summands.adapters:of_generator",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
@@ -221,6 +247,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
+        summands="espalier.methods.slicegpt:summands",
+        to_summands="client_app.summands.statistics:of_moments",
         dry_run="server_app.estimate.pruning:DrySliceGpt",
         work="server_app.estimate.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",

@@ -16,7 +16,9 @@ from espalier.amounts import count
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
+from espalier.messages.summed_weights import most_weight
 from espalier.methods.fedpetuning import (
+    CHANGE_BITS,
     AdapterAveraging,
     Order,
     PartOrder,
@@ -29,17 +31,20 @@ from espalier.models.plan import block_of_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.training import TrainingSettings
+from espalier.training.change_scale import change_scale
+from espalier.training.training_bound import Reach
+from pruning_kernels.bounded_fixed_point import signed_bits
 from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import count_claims
-from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits, Updates
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums import Sums, total_weight
 from strategies.fleet import (
     DeviceTime,
     FleetClock,
@@ -95,9 +100,11 @@ class AdapterAverager:
         self._report = report
         self._starts: dict[str, float] = {}
         """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
+        self._training = [*(training or {}).items(), ("", run.settings.training)]
+        """Training settings by the beginning of a tensor's name; the first one that fits counts."""
         self._reaches = {
             prefix: Reach(settings, self.federation.sends_differences, self._starts)
-            for prefix, settings in {**(training or {}), "": run.settings.training}.items()
+            for prefix, settings in self._training
         }
         """Bounds by the beginning of a tensor's name; the first one that fits counts."""
         ratio = self.federation.max_update_ratio
@@ -264,7 +271,7 @@ class AdapterAverager:
         plans = {client: self.plan_of(client) for client in clients}
         ranks = {client: self.reports[client].rank for client in plans}
         updates = Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
-        if len(clients) < MIN_CLIENTS:
+        if len(clients) < MIN_CLIENTS or self._limits.off:
             return updates
         products = updates.products()
         distances = dict(zip(clients, distances_from_others(products), strict=True))
@@ -320,6 +327,25 @@ class AdapterAverager:
         self.adapters().replace(means, limits_after)
         self._limits.tell(rounds)
 
+    def average_sums(self, sums: Sums, clients: Sequence[int], limits_after: Iterable[int]) -> None:
+        """Add to the global adapters the mean of the clients' changes, blob by blob.
+
+        ``sums`` has the weighted changes in fixed point (``change_scale``), and the weights.
+        """
+        settings = self.run.settings
+        total = total_weight(sums, settings, clients)
+        bits = signed_bits(CHANGE_BITS, settings.num_clients, most_weight(settings))
+
+        def mean_of(key: str) -> dict[str, Tensor]:
+            found = {}
+            for name, begun in self.adapters().tensors(key).items():
+                training = next(own for start, own in self._training if name.startswith(start))
+                change = change_scale(training, begun).numbers(sums.tensor(key, name), bits)
+                found[name] = (begun.double() + change.view(begun.shape) / total).float()
+            return found
+
+        self.adapters().replace(self._blob_by_blob(mean_of, len(clients)), limits_after)
+
     def limits_after(self, server_round: int) -> list[int]:
         """Return the rank limits with which the global adapters are sent next.
 
@@ -335,10 +361,9 @@ class AdapterAverager:
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self.adapters().adapters
-        keys = list(adapters.shapes())
-        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
         in_order = [weights[client] for client in updates.clients]
-        for key in keys:
+
+        def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
             tensors = dict[str, Tensor]()
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
@@ -346,9 +371,20 @@ class AdapterAverager:
                 tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
             for name in adapters.whole.get(key, {}):
                 tensors[name] = updates.mean(key, name, weights)
-            yield key, tensors
-            if index is not None:
-                clients = count(len(updates.clients), "client")
+            return tensors
+
+        return self._blob_by_blob(mean_of, len(updates.clients))
+
+    def _blob_by_blob(
+        self, mean_of: Callable[[str], dict[str, Tensor]], num_clients: int
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the mean of each blob, and show progress."""
+        keys = list(self.adapters().adapters.shapes())
+        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
+        for key in keys:
+            yield key, mean_of(key)
+            if (index := block_of_key(key)) is not None:
+                clients = count(num_clients, "client")
                 self.run.progress.step("averaged", f"block {index} of {clients}", block=index)
 
     def _mean(
@@ -418,6 +454,12 @@ class Tuning(Method):
         averager.note_times(server_round, updates.clients)
         weights = averager.samples_of(updates.clients)
         averager.average(updates, weights, averager.limits_after(server_round))
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Add the mean of the clients' changes, of which only the sum is known."""
+        averager = self.averager
+        averager.note_times(server_round, clients)
+        averager.average_sums(sums, clients, averager.limits_after(server_round))
 
     def state(self) -> dict[str, Any]:
         """Return the state of result and averager."""
