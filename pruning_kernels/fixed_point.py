@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORD_BITS = 64
 LOW_BITS = 48
 """Number of bits of the low word that one party uses."""
 HIGH_BITS = 48
 """Number of bits of the high word that one party uses, with its sign."""
-MAX_PARTIES = (1 << WORD_BITS - LOW_BITS) - 1
+MAX_PARTIES = (1 << 64 - LOW_BITS) - 1
 """Maximum number of parties whose words can be added."""
 
 Words = NDArray[np.uint64]
@@ -82,30 +81,6 @@ def as_floats(words: Words, fraction_bits: int) -> NDArray[np.float64]:
     rest = low & np.uint64((1 << LOW_BITS) - 1)
     values = np.ldexp(high.astype(np.float64), LOW_BITS) + rest.astype(np.float64)
     return np.ldexp(values, -fraction_bits)
-
-
-def to_wide(words: Words) -> Words:
-    """Return one party's numbers as integers of 128 bits in two's complement, for a secure sum.
-
-    The result is (2, numbers): low words, then high words. Their addition carries from the low word
-    to the high one, so that a sum tells nothing of the words of single parties.
-    """
-    low, high = words
-    # ``high`` counts in units of 2^48: its lower 16 bits belong to the low word of 128 bits.
-    added = low + (high << np.uint64(LOW_BITS))
-    carried = (added < low).astype(np.uint64)
-    upper = (high.view(np.int64) >> np.int64(WORD_BITS - LOW_BITS)).view(np.uint64)
-    return np.stack([added, upper + carried])
-
-
-def from_wide(numbers: Words) -> Words:
-    """Return a sum of integers of 128 bits as words, with which ``from_words`` gives its number.
-
-    Up to ``MAX_PARTIES`` parties' sum has at most 112 bits, so the two words can hold it.
-    """
-    low, upper = numbers
-    high = (low >> np.uint64(LOW_BITS)) | (upper << np.uint64(WORD_BITS - LOW_BITS))
-    return np.stack([low & np.uint64((1 << LOW_BITS) - 1), high])
 
 
 def is_possible(words: Words, *, signed: bool) -> bool:

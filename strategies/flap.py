@@ -18,9 +18,10 @@ from espalier.methods.pooled_pruning import COUNT
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
-from pruning_kernels.fixed_point import Words, from_wide, summed
+from pruning_kernels.fixed_point import Words, summed
 from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
+from pruning_kernels.wide_integers import from_wide
 from strategies.averaging.client_weights import count_claims, count_sizes
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation

@@ -41,9 +41,9 @@ from espalier.methods.llm_streamline import (
 )
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.training.training_bound import Reach
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS, root_mean_square, within_ratio
 from strategies.averaging.client_weights import count_claims
+from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox

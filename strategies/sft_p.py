@@ -16,7 +16,7 @@ from espalier.messages.local_baseline import Alone
 from espalier.methods.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
-from espalier.training.masked_training import first_shared, generator_training
+from espalier.training.masked_training import first_shared, of_generator
 from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
@@ -46,7 +46,7 @@ class SftP(Tuning):
             run,
             lambda: self.result,
             brings_result=evaluation.asked or self.job.has_local_baseline,
-            training={PREFIX: generator_training(settings)},
+            training={PREFIX: of_generator((), settings).settings(settings.training)},
         )
 
     @classmethod
@@ -63,7 +63,7 @@ class SftP(Tuning):
         job = settings.of(SftPSettings)
         method = settings.method
         try:
-            generator_training(settings)
+            of_generator((), settings).settings(settings.training)
         except EspalierError as error:
             raise InputError(f"{method}.learning-rate, {method}.weight-decay: {error}") from None
         if not model.family.residual_prunable:

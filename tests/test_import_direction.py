@@ -14,7 +14,6 @@ LINES = [
     ["server_app.entry_point"],
     ["server_app.app", "server_app.preflight", "client_app.node"],
     ["server_app.estimate", "client_app.app"],
-    ["client_app.summands"],
     ["server_app.artifacts", "server_app.tracking", "client_app.methods"],
     ["server_app.report", "client_app.policy"],
     ["server_app", "client_app.protocol"],

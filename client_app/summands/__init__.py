@@ -1,1 +1,1 @@
-"""Summands: a client's reply as integers, of which a server may learn only the sum."""
+"""Summands of clients: modular integers made of the plain reply of a method."""

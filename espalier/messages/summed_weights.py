@@ -4,7 +4,9 @@ A client multiplies its numbers by its weight, and the weight is a summand too. 
 samples each client counts 1, and the server knows the number of clients.
 """
 
-from espalier.messages.summands import SumSpec, bits_for
+import numpy as np
+
+from espalier.messages.summands import Numbers, SumSpec, bits_for
 from espalier.settings.run import RunSettings
 
 WEIGHT = "weight"
@@ -24,3 +26,13 @@ def weight_specs(run: RunSettings) -> dict[str, dict[str, SumSpec]]:
     if most == 1:
         return {}
     return {WEIGHT: {WEIGHT: SumSpec(1, bits_for(run.num_clients * most))}}
+
+
+def own_weight(samples: int, run: RunSettings) -> int:
+    """Return the weight of a client with so many samples: clipped, or 1 with equal weights."""
+    return max(1, min(samples, most_weight(run)))
+
+
+def weight_summand(weight: int) -> dict[str, Numbers]:
+    """Return the summand of the weight's blob."""
+    return {WEIGHT: np.array([weight], np.uint64)}

@@ -37,7 +37,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from pruning_kernels.bounded_fixed_point import signed_bits
+from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ class AdapterAveraging(MethodSettings):
         return not self.averages_updates
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if federation.sends_differences:
             return (
                 f"federation.wire-dtype = '{federation.wire_dtype}' rounds each client's adapters"
@@ -145,7 +145,7 @@ class FedPETuningSettings(AdapterAveraging):
         return self.aggregation == "svd"
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if self.averages_updates:
             return (
                 "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
@@ -154,8 +154,10 @@ class FedPETuningSettings(AdapterAveraging):
         return super().secure_sum_fault(federation, num_clients)
 
 
-CHANGE_BITS = 31
-"""Bits of the largest change that training can make to a tensor, as a summand, without the sign."""
+VALUE_EXPONENT = 6
+"""Trained values are clipped to 2^6 as summands; LoRA's are of the order of 0.01 to 1."""
+MAX_FRACTION_BITS = 32
+"""Maximum number of bits after the point of a trained value as a summand."""
 MAX_SAMPLES = 1_000_000_000
 """Maximum number of training sequences that a client may report; they are its weight in a mean."""
 
@@ -202,13 +204,21 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
-    """Return the specs of a reply's changes as summands, and of the weight."""
-    return change_specs(trained(plan, run), run)
+    """Return the specs of a reply's weighted adapters as summands, and of the weight."""
+    return value_specs(trained(plan, run), run)
 
 
-def change_specs(adapters: AdapterPlan, run: RunSettings) -> SumSpecs:
-    """Return the specs of the weighted changes of some tensors, and of the weight."""
-    bits = signed_bits(CHANGE_BITS, run.num_clients, most_weight(run))
+def value_scale(run: RunSettings) -> Scale:
+    """Return the fixed point of trained values as summands, with at most 64 bits of a sum."""
+    most = most_weight(run)
+    fraction = fraction_that_fits(VALUE_EXPONENT, run.num_clients, most, MAX_FRACTION_BITS)
+    return Scale(VALUE_EXPONENT, fraction)
+
+
+def value_specs(adapters: AdapterPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of some tensors' weighted values as summands, and of the weight."""
+    scale = value_scale(run)
+    bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients, most_weight(run))
     specs = {
         key: {name: SumSpec(math.prod(shape), bits) for name, shape in shapes.items()}
         for key, shapes in adapters.shapes().items()

@@ -24,7 +24,6 @@ from espalier.messages.parts import Reply
 from espalier.messages.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -81,10 +80,6 @@ class FedPrLLMSettings(MaskingSettings):
                 "continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"
             )
         return self
-
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
-        return ""
 
     @property
     def local_group(self) -> str:

@@ -1,6 +1,5 @@
 """FedSpaLLM: settings and contracts. Clients send masks and kept weights of their sampled layers."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -112,7 +111,7 @@ class FedSpaLLMSettings(PruningSettings):
     )
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if self.sampled_layers < 1:
             return (
                 f"fedspallm.sampled-layers = {self.sampled_layers:g}: the sum of a layer would be"
@@ -180,10 +179,10 @@ class FedSpaLLMSettings(PruningSettings):
         return self.sparsity
 
 
-KEPT_HEADROOM = 4
-"""Bits of a kept weight above the largest dense weight, as a summand."""
-FRACTION_BITS = {"F32": 30, "F64": 30}
-"""Bits below it by the dtype of the model's files; 24 for dtypes of 16 bits."""
+KEPT_EXPONENT = 6
+"""Kept weights are clipped to 2^6 as summands; those of language models are far below 10."""
+FRACTION_BITS = {"F32": 32, "F64": 32}
+"""Bits after the point of a kept weight by the dtype of the model's files; 24 for 16 bits."""
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
@@ -249,19 +248,9 @@ def sampled_specs(
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
 
 
-def kept_scale(linear: LinearPlan, largest: float) -> Scale:
-    """Return the fixed point of a matrix's kept weights as summands.
-
-    They are clipped to ``2^KEPT_HEADROOM`` times the power of two above ``largest``, the largest
-    magnitude of the dense matrix. SparseGPT's updates stay far below.
-    """
-    exponent = math.frexp(largest)[1]
-    return Scale(exponent + KEPT_HEADROOM, kept_fraction(linear) - exponent)
-
-
-def kept_fraction(linear: LinearPlan) -> int:
-    """Return the bits of a kept weight below the power of two above the largest dense weight."""
-    return FRACTION_BITS.get(linear.dtype, 24)
+def kept_scale(linear: LinearPlan) -> Scale:
+    """Return the fixed point of a matrix's kept weights as summands."""
+    return Scale(KEPT_EXPONENT, FRACTION_BITS.get(linear.dtype, 24))
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
@@ -274,7 +263,8 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     for block in plan.blocks:
         own = votes_specs(block, run.num_clients)
         for linear in block.linears if changes else ():
-            bits = signed_bits(KEPT_HEADROOM + kept_fraction(linear), run.num_clients)
+            scale = kept_scale(linear)
+            bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients)
             own[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
         found[block_key(block.index)] = own
     return found

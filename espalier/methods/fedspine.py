@@ -219,13 +219,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """Return the rank of a device's adapters in round 1."""
         return self.usual_rank(lora)
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server needs single replies: choices and weights per client."""
-        return (
-            "the server chooses each client's ratio and rank by its own losses, and averages each"
-            " row over the clients that kept it, weighted by each client's importance"
-        )
-
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:

@@ -44,7 +44,7 @@ class FlapSettings(StructuredSettings):
     )
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         return federation.compares_clients(self, num_clients)
 
 

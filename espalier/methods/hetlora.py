@@ -91,13 +91,6 @@ class HetLoRASettings(AdapterAveraging):
         """True if a client may continue with a lower rank than the server asked for."""
         return self.gamma < 1
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server needs single replies: ranks, and weights by norms."""
-        return (
-            "clients have different ranks and give some up, and the server weights them by the norm"
-            " of each client's update"
-        )
-
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:

@@ -93,7 +93,7 @@ class LlmPrunerSettings(StructuredSettings):
     )
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if self.element == "squared":
             return (
                 "llm-pruner.element = 'squared': squares of single samples differ by more orders of"

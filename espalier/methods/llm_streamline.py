@@ -159,13 +159,6 @@ class LlmStreamlineSettings(SmallerSettings):
         """Return the number of rounds: one that compares blocks, and those that train the layer."""
         return 1 + federation.rounds * (self.replacement == "layer")
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return that sums of similarities and of the layer are not defined."""
-        return (
-            "its similarities and layers could be summed, but no fixed point with a bound is"
-            " defined for them"
-        )
-
     def contradictions(
         self, method: str, federation: FederationSettings, lora: object, num_clients: int
     ) -> list[str]:

@@ -82,7 +82,7 @@ class PooledPruningSettings(MaskingSettings):
         return self
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if self.max_client_ratio:
             return (
                 f"pooled-pruning.max-client-ratio = {self.max_client_ratio:g} compares the clients'"

@@ -277,8 +277,8 @@ OBSERVER = (
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
-    """Return the specs of the changes of generator and LoRA as summands, and of the weight."""
-    return fedpetuning.change_specs(trained(plan, run), run)
+    """Return the specs of weighted generator and LoRA as summands, and of the weight."""
+    return fedpetuning.value_specs(trained(plan, run), run)
 
 
 EXAMPLES: dict[Kind, dict[str, Any]] = fedpetuning.EXAMPLES

@@ -79,7 +79,7 @@ class SliceGptSettings(PublicTextSettings):
         return self.covariances == "public"
 
     def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can."""
+        """Return which settings need single replies; empty if none do."""
         if self.covariances == "public":
             return (
                 "slicegpt.covariances = 'public': clients send nothing that could be summed; set it"

@@ -96,12 +96,12 @@ class MethodSettings(Table):
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
     def secure_sum_fault(self, federation: "FederationSettings", num_clients: int) -> str:
-        """Return why the server cannot decide from the sum of all replies; empty if it can.
+        """Return which settings need single replies, by ``federation.secure-sum``; empty if none do.
 
-        It is a sentence that names the key to change, if there is one. ``espalier.settings.methods``
-        names the summands of the methods that can.
+        It is a sentence that names the key to change. The row of a method whose server always needs
+        single replies says why (``summands_reason``).
         """
-        return "the server needs each client's reply by itself"
+        return ""
 
     def contradictions(
         self, method: str, federation: "FederationSettings", lora: "LoraSettings", num_clients: int

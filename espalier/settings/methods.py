@@ -58,20 +58,21 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
+    federates: bool = True
+    """True if the method reads the table ``[federation]``."""
     summands: str = ""
     """Function of round, plan and settings that returns the specs of a reply's summands.
 
-    Empty if the server needs single replies. The settings say why
-    (``MethodSettings.secure_sum_fault``).
+    Its result is a ``SumSpecs`` of ``espalier.messages.summands``. Empty if clients' tensors cannot
+    be summed secretly (``federation.secure-sum``).
     """
     to_summands: str = ""
-    """Function of site, ``train`` request, report and blobs by key that yields the summands.
+    """Function that turns a client's plain reply into the summands of one blob.
 
-    It yields blob keys with integers by tensor name, in the order of the specs. The report is that
-    of the client's own work, also if it must not leave as it is.
+    It has the parameters of ``client_app.protocol.secure_sum.ToSummands``.
     """
-    federates: bool = True
-    """True if the method reads the table ``[federation]``."""
+    summands_reason: str = ""
+    """Reason why there are no ``summands``, as the end of a sentence about the method."""
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
@@ -150,6 +151,10 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedspine:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine",
+        summands_reason=(
+            "chooses a ratio and a rank for each client by its losses, and averages each row"
+            " over the clients that kept it, weighted by the importance of each"
+        ),
         delivery="client_app.methods.fedspine_cut:take_or_cut",
         dry_run="server_app.estimate.tuning:DryFedSpine",
         work="server_app.estimate.tuning:Spined",
@@ -176,6 +181,10 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
+        summands_reason=(
+            "weights clients by the norm of each one's update, and they have ranks of their"
+            " own and give some up"
+        ),
         dry_run="server_app.estimate.tuning:DryHetLoRA",
         work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -205,6 +214,7 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
+        summands_reason=("has no fixed point with a bound for similarities and layers"),
         dry_run="server_app.estimate.pruning:DryLlmStreamline",
         work="server_app.estimate.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -233,7 +243,7 @@ METHODS: dict[str, Row] = {
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
         summands="espalier.methods.sft_p:summands",
-        to_summands="client_app.summands.adapters:of_generator",
+        to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",

@@ -32,7 +32,6 @@ from espalier.models.plan import ModelPlan
 from espalier.models.structure import RESIDUAL_KINDS
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
-from espalier.settings.training import TrainingSettings
 from espalier.training.adapted_model import AdaptedModel, flattened
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
@@ -174,11 +173,6 @@ def of_generator(names: Collection[str], settings: RunSettings) -> Group:
     """Return the group of generator and embedding, with its own constant rate and weight decay."""
     rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
     return Group(names, rate, WEIGHT_DECAY, "constant")
-
-
-def generator_training(settings: RunSettings) -> TrainingSettings:
-    """Return the table ``[training]`` as it applies to the generator."""
-    return of_generator((), settings).settings(settings.training)
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:

@@ -16,29 +16,27 @@ from espalier.amounts import count
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
-from espalier.messages.summed_weights import most_weight
 from espalier.methods.fedpetuning import (
-    CHANGE_BITS,
     AdapterAveraging,
     Order,
     PartOrder,
     TuningReport,
     parts,
     trained,
+    value_scale,
+    value_specs,
 )
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.training import TrainingSettings
-from espalier.training.change_scale import change_scale
-from espalier.training.training_bound import Reach
-from pruning_kernels.bounded_fixed_point import signed_bits
 from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import count_claims
+from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits, Updates
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
@@ -100,11 +98,9 @@ class AdapterAverager:
         self._report = report
         self._starts: dict[str, float] = {}
         """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
-        self._training = [*(training or {}).items(), ("", run.settings.training)]
-        """Training settings by the beginning of a tensor's name; the first one that fits counts."""
         self._reaches = {
             prefix: Reach(settings, self.federation.sends_differences, self._starts)
-            for prefix, settings in self._training
+            for prefix, settings in {**(training or {}), "": run.settings.training}.items()
         }
         """Bounds by the beginning of a tensor's name; the first one that fits counts."""
         ratio = self.federation.max_update_ratio
@@ -328,20 +324,22 @@ class AdapterAverager:
         self._limits.tell(rounds)
 
     def average_sums(self, sums: Sums, clients: Sequence[int], limits_after: Iterable[int]) -> None:
-        """Add to the global adapters the mean of the clients' changes, blob by blob.
+        """Replace the global adapters by the mean of the clients', blob by blob.
 
-        ``sums`` has the weighted changes in fixed point (``change_scale``), and the weights.
+        ``sums`` has the weighted values in fixed point (``value_scale``), and the weights.
         """
         settings = self.run.settings
+        adapters = self.adapters().adapters
+        scale = value_scale(settings)
+        specs = value_specs(adapters, settings)
         total = total_weight(sums, settings, clients)
-        bits = signed_bits(CHANGE_BITS, settings.num_clients, most_weight(settings))
+        shapes = adapters.shapes()
 
         def mean_of(key: str) -> dict[str, Tensor]:
             found = {}
-            for name, begun in self.adapters().tensors(key).items():
-                training = next(own for start, own in self._training if name.startswith(start))
-                change = change_scale(training, begun).numbers(sums.tensor(key, name), bits)
-                found[name] = (begun.double() + change.view(begun.shape) / total).float()
+            for name, spec in specs[key].items():
+                values = scale.numbers(sums.tensor(key, name), spec.bits) / total
+                found[name] = values.view(shapes[key][name]).to(torch.float32)
             return found
 
         self.adapters().replace(self._blob_by_blob(mean_of, len(clients)), limits_after)
@@ -456,7 +454,7 @@ class Tuning(Method):
         averager.average(updates, weights, averager.limits_after(server_round))
 
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
-        """Add the mean of the clients' changes, of which only the sum is known."""
+        """Average the adapters, of which only the sum is known."""
         averager = self.averager
         averager.note_times(server_round, clients)
         averager.average_sums(sums, clients, averager.limits_after(server_round))

@@ -404,7 +404,7 @@ class FedSpaLLM(Method):
             keepers = num_clients - votes.counts().reshape(-1)
             if changes:
                 name = kept_name(linear.name)
-                scale = kept_scale(linear, self._largest_dense(linear))
+                scale = kept_scale(linear)
                 total = scale.numbers(sums.tensor(key, name), specs[key][name].bits).numpy()
             else:
                 total = before[linear.name].double().reshape(-1).numpy() * keepers

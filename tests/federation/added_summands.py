@@ -1,9 +1,10 @@
-"""Runs whose server folds the plain sum of the clients' summands in place of their replies.
+"""Runs in which a second strategy folds the plain sum of the clients' summands.
 
-Clients make their summands of the blobs that they stored. They are packed, added modulo 2^bits in
-the order in which ``clients`` are asked for them, and unpacked. The server's fold never sees a reply.
+Clients make their summands of the blobs that they stored. These are packed, added modulo 2^bits and
+unpacked. The second strategy begins every round with the state of the first, and sees no reply.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,7 +25,7 @@ from strategies.base.method import Method
 Summands = dict[str, dict[str, Numbers]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class AddedSums:
     """Sum of some clients' summands."""
 
@@ -40,51 +41,80 @@ class AddedSums:
 
 
 @dataclass
-class SummedRuns:
-    """Bench whose clients make summands, and whose server folds their sum if ``folds`` is set."""
+class Folded:
+    """Round that was folded twice."""
+
+    plain: Method
+    summed: Method
+    clients: list[int]
+    state: dict[str, Any]
+    """State of ``plain`` after the round."""
+    state_of_sums: dict[str, Any]
+
+
+@dataclass
+class SummedRun:
+    """Run of a bench whose replies and sums are both folded."""
 
     bench: Bench
-    folds: bool = True
-    order: Callable[[list[int]], list[int]] = lambda clients: clients
-    spoil: Callable[[int, Summands], Summands] = lambda client, found: found
+    spoil: Callable[[int, Summands], None] = lambda client, found: None
+    """Function that changes the summands of a client in place."""
     made: dict[tuple[int, int], Summands] = field(default_factory=dict)
     """Summands by round and client."""
     specs: dict[int, SumSpecs] = field(default_factory=dict)
+    rounds: list[Folded] = field(default_factory=list)
 
-    def watch(self, monkeypatch: pytest.MonkeyPatch) -> "SummedRuns":
+    def run(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
         row = METHODS[self.bench.method]
         job = part(row.job)
-        train = job.train
         strategy = part(row.strategy)
-        fold = strategy.fold
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "train", self._trained(job.train))
+            patch.setattr(strategy, "fold", self._folded(strategy.fold))
+            return self.bench.run(**changes)
 
+    def _trained(
+        self, train: Callable[[Site, MessageBody], MessageBody]
+    ) -> Callable[[Site, MessageBody], MessageBody]:
         def watched(site: Site, request: MessageBody) -> MessageBody:
-            reply: MessageBody = train(site, request)
+            reply = train(site, request)
             header = request.header
             keys = chain.from_iterable(site.contract.parts)
             store = site.state(header).blobs(header.server_round)
-            blobs = dict(zip(keys, map(store.get, reply.fields["blob_sha256"]), strict=True))
-            made = part(row.to_summands)(site, request, reply.fields, blobs)
-            found = {key: dict(own) for key, own in made}
+            hashes = dict(zip(keys, reply.fields["blob_sha256"], strict=True))
+            row = METHODS[site.settings.method]
+            plan = site.model.plan
             self.specs[header.server_round] = part(row.summands)(
-                header.server_round, site.model.plan, site.settings
+                header.server_round, plan, site.settings
             )
-            self.made[header.server_round, header.client] = self.spoil(header.client, found)
+            found = {}
+            for key, specs in self.specs[header.server_round].items():
+                found[key] = dict(
+                    part(row.to_summands)(
+                        key,
+                        lambda of: store.get(hashes[of]),
+                        reply.fields,
+                        plan,
+                        site.settings,
+                    )
+                )
+                assert found[key].keys() == specs.keys()
+            self.spoil(header.client, found)
+            self.made[header.server_round, header.client] = found
             return reply
 
-        def fold_sums(method: Method, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-            if not self.folds:
-                fold(method, server_round, inbox, clients)
-                return
-            # A reply that is read would raise an error.
-            inbox.clear()
-            replies = [self.made[server_round, client] for client in self.order(clients)]
-            method.fold_sums(server_round, AddedSums(self.specs[server_round], replies), clients)
+        return watched
 
-        monkeypatch.setattr(job, "train", watched)
-        monkeypatch.setattr(strategy, "fold", fold_sums)
-        return self
+    def _folded(self, fold: Callable[..., None]) -> Callable[..., None]:
+        def twice(method: Method, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+            before = copy.deepcopy(method.state())
+            fold(method, server_round, inbox, clients)
+            other = type(method)(method.run, method.evaluation)
+            other.restore(before)
+            # The order of the clients is another one than that of the replies.
+            replies = [self.made[server_round, client] for client in reversed(clients)]
+            other.fold_sums(server_round, AddedSums(self.specs[server_round], replies), clients)
+            states = copy.deepcopy(method.state()), copy.deepcopy(other.state())
+            self.rounds.append(Folded(method, other, clients, *states))
 
-    def run(self, **changes: Any) -> Path:
-        self.made.clear()
-        return self.bench.run(**changes)
+        return twice

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
 from espalier.settings.training import BETAS, TrainingSettings
-from espalier.training.training_bound import Reach, largest_step
+from strategies.averaging.training_bound import Reach, largest_step
 
 
 def any_training(**chosen: Any) -> TrainingSettings:
