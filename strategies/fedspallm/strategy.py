@@ -405,6 +405,11 @@ class FedSpaLLM(Method):
             if changes:
                 name = kept_name(linear.name)
                 scale = kept_scale(linear)
+                if self._largest_dense(linear) > 2.0**scale.exponent:
+                    raise InputError(
+                        f"{linear.parameter}: has a weight beyond {2**scale.exponent}, where kept"
+                        " weights are clipped in a secure sum; set federation.secure-sum to false"
+                    )
                 total = scale.numbers(sums.tensor(key, name), specs[key][name].bits).numpy()
             else:
                 total = before[linear.name].double().reshape(-1).numpy() * keepers
