@@ -67,6 +67,14 @@ class FederationSettings(Table):
         ),
     )
 
+    secure_sum: bool = Field(
+        False,
+        description=(
+            "The server learns the sum of the clients' tensors and no client's own: clients mask"
+            " them with keys that they agree on (docs/secure-sums.md). The sum is the same, bit for"
+            " bit. It takes three more exchanges per round, and at least three clients."
+        ),
+    )
     fleet: str = Field(
         AUTO,
         min_length=1,

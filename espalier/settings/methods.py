@@ -60,6 +60,19 @@ class Row:
     """
     federates: bool = True
     """True if the method reads the table ``[federation]``."""
+    summands: str = ""
+    """Function of round, plan and settings that returns the specs of a reply's summands.
+
+    Its result is a ``SumSpecs`` of ``espalier.messages.summands``. Empty if clients' tensors cannot
+    be summed secretly (``federation.secure-sum``).
+    """
+    to_summands: str = ""
+    """Function that turns a client's plain reply into the summands of one blob.
+
+    It has the parameters of ``client_app.protocol.secure_sum.ToSummands``.
+    """
+    summands_reason: str = ""
+    """Reason why there are no ``summands``, as the end of a sentence about the method."""
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
@@ -198,7 +211,8 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
-        federates=False,
+        summands="espalier.methods.pooled_pruning:summands",
+        to_summands="client_app.summands.pooled_squares:to_summands",
     ),
     "sft-p": Row(
         title=(
