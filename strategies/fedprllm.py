@@ -40,7 +40,7 @@ from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, ProgressWords
 from strategies.base.public_samples import require_counting
 from strategies.base.run import Run
-from strategies.base.sums import Sums
+from strategies.base.sums.unmasking import Sums
 from strategies.masks import Masking, MaskResult
 
 

@@ -51,7 +51,7 @@ from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, settings_of
 from strategies.base.run import Run
-from strategies.base.sums import Sums
+from strategies.base.sums.unmasking import Sums
 from strategies.cuts import CutResult, require_cuttable
 
 

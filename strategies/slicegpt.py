@@ -44,7 +44,8 @@ from strategies.base.method import Method, ProgressWords, RunResult, settings_of
 from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.base.sums import Sums, total_weight
+from strategies.base.sums.unmasking import Sums
+from strategies.base.sums.weights import total_weight
 
 
 class SlicedResult(RunResult):

@@ -11,6 +11,8 @@ from espalier.settings.run import RunSettings
 
 WEIGHT = "weight"
 """Blob key and tensor name of the weight."""
+WITHHELD = ("samples",)
+"""Fields of reports with a client's weight: with secure sums they are told as 0."""
 MAX_WEIGHT = 1_000_000
 """Maximum weight of a client; more samples count as so many."""
 

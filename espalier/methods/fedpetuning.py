@@ -32,7 +32,7 @@ from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
@@ -51,6 +51,7 @@ class AdapterAveraging(MethodSettings):
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
 
@@ -128,7 +129,7 @@ class AdapterAveraging(MethodSettings):
 class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet", "secure-sum")
     PRUNES = False
 
     aggregation: Literal["factors", "svd"] = Field(

@@ -34,6 +34,7 @@ Group = Literal["layer", "row", "column"]
 class FedPrLLMSettings(MaskingSettings):
     """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
+    FEDERATION: ClassVar[tuple[str, ...]] = ("secure-sum",)
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
         for key in ("sparsity", "local-comparison-group", "comparison-group")

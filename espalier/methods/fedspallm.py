@@ -20,7 +20,7 @@ from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, req
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import NO_LIMIT, FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
@@ -33,8 +33,12 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "secure-sum",
     )  # fmt: skip
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
+        "fedspallm.capabilities": "1",
+        "federation.max-update-ratio": NO_LIMIT,
+    }
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},

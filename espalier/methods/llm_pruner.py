@@ -10,7 +10,7 @@ includes the cut, so that their shapes are a function of the request.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -46,6 +46,12 @@ class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
+        **WITHOUT_LIMITS,
+        "llm-pruner.element": "signed",
+        "llm-pruner.rearrange": "off",
+        "llm-pruner.rescale": "off",
+    }
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 

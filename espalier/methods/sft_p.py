@@ -47,6 +47,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
 
     ROUNDS = 10
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "secure-sum")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {"validation-samples": {"task.name": (TEXT,)}}
     CHECKS_SITE = True

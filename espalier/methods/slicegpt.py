@@ -9,7 +9,7 @@ The server computes the bases from the moments of all clients.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,13 +17,20 @@ from pydantic import Field
 from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
-from espalier.messages.parts import MAX_SAMPLES, Delivery, Reply, Report, require_result_wanted
+from espalier.messages.parts import (
+    MAX_SAMPLES,
+    Delivery,
+    Reply,
+    Report,
+    require_result_wanted,
+    tells_samples,
+)
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -37,7 +44,9 @@ class SliceGptSettings(PublicTextSettings):
         "client-weights",
         "max-weight-ratio",
         "max-update-ratio",
+        "secure-sum",
     )
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
@@ -200,7 +209,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
-    tells = bool(specs) and run.federation.client_weights == "samples"
+    tells = bool(specs) and tells_samples(run)
 
     def check_report(report: Fields) -> None:
         if isinstance(report, MomentsReport) and (report.samples > 0) != tells:

@@ -13,6 +13,11 @@ MEASURED = "measured"
 
 NO_LIMIT = 1_000_000.0
 """Value of ``max-weight-ratio`` and ``max-update-ratio`` without a limit."""
+WITHOUT_LIMITS = {
+    "federation.max-update-ratio": NO_LIMIT,
+    "federation.max-weight-ratio": NO_LIMIT,
+}
+"""Settings without limits that compare clients."""
 MIN_COMPARED = 3
 """Minimum number of clients for ``max-update-ratio``; with fewer it has no effect."""
 
@@ -72,6 +77,14 @@ class FederationSettings(Table):
         ),
     )
 
+    secure_sum: bool = Field(
+        False,
+        description=(
+            "The server learns the sum of the clients' tensors and no client's own: clients mask"
+            " them with keys that they agree on (docs/secure-sums.md). The sum is the same, bit for"
+            " bit. It takes three more exchanges per round, and at least three clients."
+        ),
+    )
     fleet: str = Field(
         AUTO,
         min_length=1,
@@ -114,25 +127,22 @@ class FederationSettings(Table):
         Without ``client-weights``, clients count by their tokens or by the size of their numbers.
         """
         weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
-        limits = {
-            "max-update-ratio": (
-                self.max_update_ratio,
-                "changes",
-                num_clients >= MIN_COMPARED and "max-update-ratio" in job.FEDERATION,
-            ),
-            "max-weight-ratio": (
-                self.max_weight_ratio,
-                "weights",
-                weights != "equal" and "max-weight-ratio" in job.FEDERATION,
-            ),
+        has_effect = {
+            "max-update-ratio": (self.max_update_ratio, num_clients >= MIN_COMPARED),
+            "max-weight-ratio": (self.max_weight_ratio, weights != "equal"),
         }
         found = [
-            f"federation.{key} = {ratio:g} compares the clients' single {what}, which the server"
-            f" does not see; set it to {NO_LIMIT:.0f} (no limit)"
-            for key, (ratio, what, has_effect) in limits.items()
-            if has_effect and ratio < NO_LIMIT
+            f"federation.{key} = {ratio:g}"
+            for key, (ratio, used) in has_effect.items()
+            if used and key in job.FEDERATION and ratio < NO_LIMIT
         ]
-        return "; ".join(found)
+        if not found:
+            return ""
+        verb, them = ("compares", "it") if len(found) == 1 else ("compare", "them")
+        return (
+            f"{' and '.join(found)} {verb} single clients, whose replies the server does not see;"
+            f" set {them} to {NO_LIMIT:.0f} (no limit)"
+        )
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty without virtual devices."""

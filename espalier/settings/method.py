@@ -4,7 +4,7 @@ Callers read these attributes instead of asking which method a run uses.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -44,6 +44,8 @@ class MethodSettings(Table):
 
     A tuple lists several such values.
     """
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {}
+    """Settings by flat key with which ``federation.secure-sum`` works, if the defaults do not."""
     PRUNES: ClassVar[bool] = True
     """True if the method removes weights, heads, channels or blocks."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True

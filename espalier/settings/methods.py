@@ -58,8 +58,6 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
-    federates: bool = True
-    """True if the method reads the table ``[federation]``."""
     summands: str = ""
     """Function of round, plan and settings that returns the specs of a reply's summands.
 
@@ -78,7 +76,7 @@ class Row:
         """Return the tables that the method reads besides the general ones, its own first."""
         return (
             own,
-            *(("federation",) if self.federates else ()),
+            "federation",
             *(TUNING_TABLES if self.tunes else ()),
         )
 
@@ -108,7 +106,6 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
-        federates=False,
     ),
     "fedspallm": Row(
         title=(
@@ -232,7 +229,8 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
-        federates=False,
+        summands="espalier.methods.pooled_pruning:summands",
+        to_summands="client_app.summands.pooled_squares:to_summands",
     ),
     "sft-p": Row(
         title=(

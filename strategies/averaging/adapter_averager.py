@@ -16,6 +16,7 @@ from espalier.amounts import count
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
+from espalier.messages.parts import tells_samples
 from espalier.methods.fedpetuning import (
     AdapterAveraging,
     Order,
@@ -42,7 +43,8 @@ from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.base.sums import Sums, total_weight
+from strategies.base.sums.unmasking import Sums
+from strategies.base.sums.weights import total_weight
 from strategies.fleet import (
     DeviceTime,
     FleetClock,
@@ -226,8 +228,7 @@ class AdapterAverager:
         if body.header.kind == "train":
             told = self.reports[seat.client] = validate(self._report, body.fields)
             skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-            weighed = self.federation.client_weights == "samples"
-            samples = {"samples": told.samples} if weighed else {}
+            samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
             seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():

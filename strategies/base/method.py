@@ -22,7 +22,7 @@ from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.base.sums import Sums
+from strategies.base.sums.unmasking import Sums
 
 
 class RunResult(Protocol):

@@ -49,7 +49,7 @@ from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.public_samples import require_counting
 from strategies.base.roster import Seat
 from strategies.base.run import Run
-from strategies.base.sums import Sums
+from strategies.base.sums.unmasking import Sums
 from strategies.fedspallm.global_model import HeldLayers, KeptResult
 from strategies.masks import require_pattern_fits
 

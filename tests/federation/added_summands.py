@@ -17,27 +17,28 @@ from bench import Bench
 
 from client_app.site import Site
 from espalier.messages.message import MessageBody
-from espalier.messages.summands import Numbers, SumSpecs, add_to, pack, unpack
+from espalier.messages.summands import Numbers, SumSpecs, add_to, pack
+from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.methods import METHODS, part
+from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method
+from strategies.base.sums.unmasking import Sums
 
 Summands = dict[str, dict[str, Numbers]]
 
 
-@dataclass(frozen=True)
-class AddedSums:
-    """Sum of some clients' summands."""
-
-    specs: SumSpecs
-    replies: Sequence[Summands]
-
-    def tensor(self, key: str, name: str) -> Numbers:
-        spec = self.specs[key][name]
-        total = np.zeros(spec.num_words, np.uint64)
-        for reply in self.replies:
-            add_to(total, pack(reply[key][name], spec), spec)
-        return unpack(total, spec)
+def added(specs: SumSpecs, replies: Sequence[Summands], store: BlobStore) -> Sums:
+    """Return the sum of some clients' summands, in blobs of a store."""
+    totals = {}
+    for key, tensors in specs.items():
+        packed = {}
+        for name, spec in tensors.items():
+            packed[name] = np.zeros(spec.num_words, np.uint64)
+            for reply in replies:
+                add_to(packed[name], pack(reply[key][name], spec), spec)
+        totals[key] = store.put(pack_tensors(packed))
+    return Sums(specs, totals, store)
 
 
 @dataclass
@@ -113,7 +114,8 @@ class SummedRun:
             other.restore(before)
             # The order of the clients is another one than that of the replies.
             replies = [self.made[server_round, client] for client in reversed(clients)]
-            other.fold_sums(server_round, AddedSums(self.specs[server_round], replies), clients)
+            store = BlobStore(self.bench.folder / "added")
+            other.fold_sums(server_round, added(self.specs[server_round], replies, store), clients)
             states = copy.deepcopy(method.state()), copy.deepcopy(other.state())
             self.rounds.append(Folded(method, other, clients, *states))
 

@@ -1,18 +1,10 @@
-"""Sum of the clients' summands in a round, as a strategy reads it."""
+"""Sum of the clients' weights in a secure sum."""
 
 from collections.abc import Collection
-from typing import Protocol
 
-from espalier.messages.summands import Numbers
 from espalier.messages.summed_weights import WEIGHT, most_weight
 from espalier.settings.run import RunSettings
-
-
-class Sums(Protocol):
-    """Sums of a round, by blob key and tensor name of the method's specs."""
-
-    def tensor(self, key: str, name: str) -> Numbers:
-        """Return the sum of a vector over the round's clients, as ``summands.unpack`` does."""
+from strategies.base.sums.unmasking import Sums
 
 
 def total_weight(sums: Sums, run: RunSettings, clients: Collection[int]) -> int:
