@@ -30,6 +30,11 @@ class Scale:
     exponent: int
     fraction_bits: int
 
+    @property
+    def bound(self) -> float:
+        """Largest magnitude of a party's number."""
+        return 2.0**self.exponent
+
     def integers(self, numbers: "Tensor", weight: int = 1) -> NDArray[np.uint64]:
         """Return clipped numbers times a weight, flat, in two's complement modulo 2^64.
 
@@ -43,8 +48,8 @@ class Scale:
         values = numbers.detach().cpu().double().reshape(-1).numpy()
         if np.isnan(values).any():
             raise OverflowError("a number is not a number (NaN)")
-        bound = 2.0**self.exponent
-        scaled = np.ldexp(np.clip(values, -bound, bound) * weight, self.fraction_bits)
+        clipped = np.clip(values, -self.bound, self.bound)
+        scaled = np.ldexp(clipped * weight, self.fraction_bits)
         return np.rint(scaled).astype(np.int64).view(np.uint64)
 
     def numbers(self, total: NDArray[np.uint64], bits: int) -> "Tensor":
@@ -56,6 +61,13 @@ class Scale:
         unused = WORD_BITS - bits
         signed = (total << np.uint64(unused)).view(np.int64) >> np.int64(unused)
         return torch.from_numpy(np.ldexp(signed.astype(np.float64), -self.fraction_bits))
+
+    def mean(self, total: NDArray[np.uint64], bits: int, weight: int) -> "Tensor":
+        """Return a sum modulo ``2^bits`` divided by the sum of the weights, flat, float64.
+
+        A mean beyond the bound, which no honest parties have, is clipped to it.
+        """
+        return (self.numbers(total, bits) / weight).clamp(-self.bound, self.bound)
 
 
 def signed_bits(whole_bits: int, parties: int, max_weight: int = 1) -> int:

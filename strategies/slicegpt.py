@@ -170,7 +170,7 @@ class SliceGpt(Method):
         total = total_weight(sums, settings, clients)
         self._find(
             unpacked(
-                scale.numbers(sums.tensor(place, MOMENTS), specs[place][MOMENTS].bits) / total,
+                scale.mean(sums.tensor(place, MOMENTS), specs[place][MOMENTS].bits, total),
                 dense_width(self.plan),
             )
             for place in places(self.plan)

@@ -339,7 +339,7 @@ class AdapterAverager:
         def mean_of(key: str) -> dict[str, Tensor]:
             found = {}
             for name, spec in specs[key].items():
-                values = scale.numbers(sums.tensor(key, name), spec.bits) / total
+                values = scale.mean(sums.tensor(key, name), spec.bits, total)
                 found[name] = values.view(shapes[key][name]).to(torch.float32)
             return found
 

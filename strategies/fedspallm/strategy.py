@@ -405,12 +405,14 @@ class FedSpaLLM(Method):
             if changes:
                 name = kept_name(linear.name)
                 scale = kept_scale(linear)
-                if self._largest_dense(linear) > 2.0**scale.exponent:
+                if self._largest_dense(linear) > scale.bound:
                     raise InputError(
-                        f"{linear.parameter}: has a weight beyond {2**scale.exponent}, where kept"
+                        f"{linear.parameter}: has a weight beyond {scale.bound:g}, where kept"
                         " weights are clipped in a secure sum; set federation.secure-sum to false"
                     )
                 total = scale.numbers(sums.tensor(key, name), specs[key][name].bits).numpy()
+                # A mean beyond the bound, which no honest clients have, is clipped to it.
+                total = np.clip(total, -scale.bound * keepers, scale.bound * keepers)
             else:
                 total = before[linear.name].double().reshape(-1).numpy() * keepers
             yield linear, SummedMean(linear.shape, total, keepers, num_clients), votes

@@ -78,3 +78,13 @@ def test_sum_is_off_by_half_a_unit_per_party_and_order_has_no_effect() -> None:
 def test_nan_is_refused() -> None:
     with pytest.raises(OverflowError, match="NaN"):
         Scale(0, 4).integers(torch.tensor([float("nan")]))
+
+
+def test_mean_stays_within_the_bound() -> None:
+    """One of three parties may add any integer."""
+    scale = Scale(1, 4)
+    bits = signed_bits(5, 3, 2)
+    part = scale.integers(torch.tensor([0.5, 0.5, 0.5]), 2)
+    wrong = np.array([16, 150, 2**bits - 150], np.uint64)
+    total = summed([part, part, wrong], bits)
+    assert scale.mean(total, bits, 6).tolist() == [0.5, 2.0, -2.0]
