@@ -85,6 +85,6 @@ def test_mean_stays_within_the_bound() -> None:
     scale = Scale(1, 4)
     bits = signed_bits(5, 3, 2)
     part = scale.integers(torch.tensor([0.5, 0.5, 0.5]), 2)
-    wrong = np.array([16, 150, 2**bits - 150], np.uint64)
+    wrong = np.array([16, 220, 2**bits - 250], np.uint64)
     total = summed([part, part, wrong], bits)
     assert scale.mean(total, bits, 6).tolist() == [0.5, 2.0, -2.0]
