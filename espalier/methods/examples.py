@@ -50,7 +50,7 @@ HASH = "0" * 64
 SECURE_ORDERS: dict[Kind, Fields] = {
     "shares": ShareOrder(
         session="0" * 32,
-        threshold=2,
+        threshold=3,
         clients=[0, 1, 2],
         sites=["a", "b", "c"],
         mask_keys=["0" * 64, "1" * 64, "2" * 64],
