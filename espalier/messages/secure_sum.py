@@ -28,7 +28,7 @@ from espalier.messages.summands import SumSpecs, has_clean_padding
 from espalier.messages.tensor_blobs import views
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
-from espalier.secure_sum.neighbours import Neighbourhood, two_thirds, neighbourhood
+from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import LEAST_OF_A_SUM, RunSettings
 

@@ -62,6 +62,8 @@ def privacy_table() -> str:
                     contracts[0].observer,
                 )
                 methods_by_row.setdefault(row, []).append(method)
+            if kind == "train" and METHODS[method].summands:
+                methods_by_row.setdefault(_secure_train(method), []).append(method)
     lines = [
         "| message | methods | leaves the client | what an observer learns |",
         "|---|---|---|---|",
@@ -72,6 +74,14 @@ def privacy_table() -> str:
         lines.append(f"| {shown} | {named} | {fields or 'nothing'} | {observer} |")
     lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
+
+
+def _secure_train(method: str) -> tuple[str, str, str]:
+    """Return the row of a ``train`` whose tensors are summed secretly."""
+    kind: Kind = "train"
+    settings = {"federation.secure-sum": True}
+    contract = _contract(method, kind, rounds(method, kind)[0], plan_of(method), settings)
+    return "train with `secure-sum`", _fields([contract.up]), contract.observer
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:

@@ -8,9 +8,9 @@ from espalier.secure_sum.neighbours import (
     COLLUDING,
     Neighbourhood,
     _at_least,
-    two_thirds,
     neighbourhood,
     neighbours,
+    two_thirds,
 )
 
 KEYS = {client: f"key of {client}" for client in range(3, 43)}
