@@ -28,7 +28,7 @@ from espalier.messages.summands import SumSpecs, has_clean_padding
 from espalier.messages.tensor_blobs import views
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
-from espalier.secure_sum.neighbours import Neighbourhood, majority, neighbourhood
+from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import LEAST_OF_A_SUM, RunSettings
 
@@ -242,10 +242,10 @@ def _check_keys(order: Any, client: int) -> None:
         raise ProtocolError("ShareOrder: two clients have one site, or one key")
     if len(clients) < LEAST_OF_A_SUM:
         raise ProtocolError(f"ShareOrder: {len(clients)} clients, a sum needs {LEAST_OF_A_SUM}")
-    if not majority(len(clients)) <= order.threshold <= len(clients):
+    if not two_thirds(len(clients)) <= order.threshold <= len(clients):
         raise ProtocolError(
             f"ShareOrder: a threshold of {order.threshold} of {len(clients)} clients; it must be"
-            " more than half of them"
+            " more than two thirds of them"
         )
 
 
@@ -321,8 +321,9 @@ def sized_fields(request: MessageBody) -> dict[str, Any]:
 
 
 ADVERTISED = (
-    "How long the work took, and random public keys of this round. With `federation.secure-sum` the"
-    " tensors stay at the site until they are masked."
+    "How long the work took, with tuning how many steps failed, and random public keys of this"
+    " round. With `federation.secure-sum` the tensors stay at the site until they are masked, and"
+    " the number of samples is told as 0."
 )
 SHARED = (
     "Encrypted shares of random secrets, which their receivers can read and nobody else, and hashes"

@@ -11,8 +11,11 @@ from espalier.settings.run import RunSettings
 
 WEIGHT = "weight"
 """Blob key and tensor name of the weight."""
-WITHHELD = ("samples",)
-"""Fields of reports with a client's weight: with secure sums they are told as 0."""
+WITHHELD = ("samples", "damping")
+"""Fields of reports that follow from a client's data: with secure sums they are told as 0.
+
+The weight is a summand, and FedSpaLLM's damping is shown in the summary of other runs only.
+"""
 MAX_WEIGHT = 1_000_000
 """Maximum weight of a client; more samples count as so many."""
 

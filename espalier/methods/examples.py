@@ -50,7 +50,7 @@ HASH = "0" * 64
 SECURE_ORDERS: dict[Kind, Fields] = {
     "shares": ShareOrder(
         session="0" * 32,
-        threshold=2,
+        threshold=3,
         clients=[0, 1, 2],
         sites=["a", "b", "c"],
         mask_keys=["0" * 64, "1" * 64, "2" * 64],
@@ -124,6 +124,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "evaluate": last,
         "deliver": result,
         "shares": 1,
+        "masked": 1,
         "unmask": 1,
     }
     usual = [single[kind]] if kind in single else differ

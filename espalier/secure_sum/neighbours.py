@@ -49,9 +49,14 @@ class Neighbourhood:
     """Number of holders' shares that are needed, of ``degree + 1``."""
 
 
-def majority(clients: int) -> int:
-    """Return the smallest number of clients that are more than half of them."""
-    return clients // 2 + 1
+def two_thirds(clients: int) -> int:
+    """Return the smallest number of clients that are more than two thirds of them.
+
+    With this threshold a server that names other clients to each client as those in the sum can
+    neither get both secrets of a client, nor the sum of fewer than half of the clients (Bonawitz et
+    al. 2017, section 6.2, has the same bound).
+    """
+    return 2 * clients // 3 + 1
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +66,7 @@ def neighbourhood(clients: int, threshold: int) -> Neighbourhood:
     Parameters
     ----------
     clients : number of clients whose keys are known
-    threshold : number of clients that must stay, more than half of them
+    threshold : number of clients that must stay, more than two thirds of them
     """
     for degree in range(2, int((clients - 1) * WORTHWHILE) + 1, 2):
         needed = _needed(clients, threshold, degree)
@@ -100,7 +105,7 @@ def _needed(clients: int, threshold: int, degree: int) -> int:
     if in_a_row > SECRET:
         return 0
     colluding = math.ceil(COLLUDING * clients)
-    needed = majority(degree + 1)
+    needed = two_thirds(degree + 1)
     while needed <= degree:
         if clients * _at_least(needed, degree, clients - 1, colluding) <= SECRET:
             break

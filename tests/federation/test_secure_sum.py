@@ -118,7 +118,7 @@ LIES: dict[str, dict[Change, str]] = {
     "shares": {
         own_key: "lists other keys for this client than its own",
         other_name: "lists other keys for this client than its own",
-        low_threshold: "must be more than half of them",
+        low_threshold: "must be more than two thirds of them",
         two_clients: "2 clients, a sum needs 3",
         one_key_twice: "two clients have one site, or one key",
         other_session: "has no keys of this session",
@@ -353,10 +353,11 @@ def test_a_server_cannot_replace_keys_of_a_site(deployment: Bench) -> None:
         return answer(message, context)
 
     grid.answer = between  # type: ignore[method-assign]
-    document = summary(deployment.run(grid))
-    assert document["clients"][0]["reason"] == (
-        "shares: shares: the keys of site hospital-b are not signed with its key"
-    )
+    with pytest.raises(
+        RunFailed, match="the keys of site hospital-b are not signed with its key"
+    ) as error:
+        deployment.run(grid)
+    assert "nothing was unmasked" in str(error.value)
 
 
 def test_keys_of_unknown_sites_are_refused(deployment: Bench) -> None:

@@ -8,9 +8,9 @@ from espalier.secure_sum.neighbours import (
     COLLUDING,
     Neighbourhood,
     _at_least,
-    majority,
     neighbourhood,
     neighbours,
+    two_thirds,
 )
 
 KEYS = {client: f"key of {client}" for client in range(3, 43)}
@@ -18,8 +18,8 @@ KEYS = {client: f"key of {client}" for client in range(3, 43)}
 
 def test_few_clients_are_all_neighbours() -> None:
     for clients in (3, 8, 32, 100):
-        assert neighbourhood(clients, majority(clients)) == Neighbourhood(
-            clients - 1, majority(clients)
+        assert neighbourhood(clients, two_thirds(clients)) == Neighbourhood(
+            clients - 1, two_thirds(clients)
         )
     assert neighbours({2: "a", 5: "b", 9: "c"}, 2) == {2: [5, 9], 5: [2, 9], 9: [2, 5]}
 
@@ -48,7 +48,7 @@ def test_degree_of_many_clients(clients: int, threshold: int) -> None:
     found = neighbourhood(clients, threshold)
     assert found.degree < 0.8 * (clients - 1)
     assert found.degree % 2 == 0
-    assert majority(found.degree + 1) <= found.threshold <= found.degree
+    assert two_thirds(found.degree + 1) <= found.threshold <= found.degree
     alone = clients * (COLLUDING + 1 - threshold / clients) ** (found.degree // 2)
     assert alone <= 2**-40
     # Two degrees less would not do.
@@ -57,6 +57,6 @@ def test_degree_of_many_clients(clients: int, threshold: int) -> None:
     lost = clients * (COLLUDING + 1 - threshold / clients) ** (found.degree // 2 - 1)
     colluding = math.ceil(COLLUDING * clients)
     caught = clients * _at_least(
-        majority(found.degree - 1), found.degree - 2, clients - 1, colluding
+        two_thirds(found.degree - 1), found.degree - 2, clients - 1, colluding
     )
     assert lost > 2**-40 or caught > 2**-40

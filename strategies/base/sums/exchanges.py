@@ -31,7 +31,7 @@ from espalier.messages.signed_name import is_signed
 from espalier.messages.summands import SumSpecs, Words, add_to
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
-from espalier.secure_sum.neighbours import majority, neighbours
+from espalier.secure_sum.neighbours import neighbours, two_thirds
 from espalier.settings.run import LEAST_OF_A_SUM
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
@@ -51,7 +51,7 @@ Advertise = Callable[[str], Iterable[MessageBody]]
 
 
 @dataclass
-class _Session:
+class OpenSession:
     """Keys, shares and masked summands of one session, as they arrive."""
 
     order: ShareOrder
@@ -145,7 +145,7 @@ class SecureSum:
 
     def _session(
         self, server_round: int, advertise: Advertise, quorum_of: int | None
-    ) -> tuple[_Session, dict[int, dict[str, Any]]]:
+    ) -> tuple[OpenSession, dict[int, dict[str, Any]]]:
         """Return a new session with the shares of its members, and the clients' reports."""
         number = token_hex(SESSION_BYTES)
         reports = {}
@@ -159,7 +159,7 @@ class SecureSum:
                 f" sum needs {LEAST_OF_A_SUM}; nothing was unmasked{self.rounds.reasons()}"
             )
         order = self._order(number, reports)
-        session = _Session(order, neighbours(order.keys(), order.neighbourhood.degree))
+        session = OpenSession(order, neighbours(order.keys(), order.neighbourhood.degree))
         requests = (
             self.rounds.request("shares", self.rounds.roster.seats[client], server_round, order)
             for client in order.clients
@@ -174,7 +174,7 @@ class SecureSum:
         quorum = self.rounds.quorum_of(len(clients))
         return ShareOrder(
             session=number,
-            threshold=max(majority(len(clients)), quorum),
+            threshold=max(two_thirds(len(clients)), quorum),
             clients=clients,
             sites=[self.rounds.roster.seats[client].site for client in clients],
             mask_keys=[reports[client]["mask_key"] for client in clients],
@@ -199,7 +199,7 @@ class SecureSum:
             self.rounds.drop("train", seat, fault)
         return not fault
 
-    def _receive_masked(self, server_round: int, session: _Session, inbox: Inbox) -> None:
+    def _receive_masked(self, server_round: int, session: OpenSession, inbox: Inbox) -> None:
         """Store the masked summands of all members, part by part."""
 
         def following(body: MessageBody) -> MessageBody | None:
@@ -234,7 +234,7 @@ class SecureSum:
                 seat = self.rounds.roster.seats[header.client]
                 self.rounds.progress.step("masked", f"{seat.site}: masked", client=seat.client)
 
-    def _drop_unreadable(self, session: _Session, lacking: list[int]) -> bool:
+    def _drop_unreadable(self, session: OpenSession, lacking: list[int]) -> bool:
         """Drop the clients whose shares others could not read; return True if there are any."""
         found = False
         for owner in lacking:
