@@ -288,7 +288,9 @@ class FedSpaLLM(Method):
         if body.header.kind != "train":
             return
         weighed = self.run.settings.federation.client_weights == "samples"
-        names = ("damping", *(["calibration_samples"] if weighed else []))
+        # In a secure sum no number of a single client's data is told.
+        told = [] if self.run.settings.federation.secure_sum else ["damping"]
+        names = (*told, *(["calibration_samples"] if weighed else []))
         seat.metrics = {name: body.fields[name] for name in names} | {
             "layers": self._sampled[seat.client]
         }
