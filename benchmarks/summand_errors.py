@@ -7,7 +7,7 @@ float32, as its clients sent them before they sent sums.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -52,7 +52,7 @@ COMPUTING = Computing(torch.device("cpu"), torch.float32, 1)
 def summed(
     run: RunSettings,
     model: OpenedModel,
-    convert: Callable[..., dict[str, Numbers]],
+    convert: Callable[..., Mapping[str, Numbers]],
     key: str,
     blobs: Sequence[bytes],
     samples: int,
@@ -62,7 +62,7 @@ def summed(
     found = {}
     report = {"samples": samples}
     parts = [
-        convert(key, lambda _, own=blob: own, report, model.plan, run)  # type: ignore[misc]
+        convert(key, lambda _, own=blob: own, report, model.plan, run)
         for blob in blobs
     ]
     for name, spec in specs.items():
