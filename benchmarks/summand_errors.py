@@ -61,10 +61,7 @@ def summed(
     specs = part(METHODS[run.method].summands)(1, model.plan, run)[key]
     found = {}
     report = {"samples": samples}
-    parts = [
-        convert(key, lambda _, own=blob: own, report, model.plan, run)
-        for blob in blobs
-    ]
+    parts = [convert(key, lambda _, own=blob: own, report, model.plan, run) for blob in blobs]
     for name, spec in specs.items():
         total = np.zeros(spec.num_words, np.uint64)
         for own in parts:

@@ -187,20 +187,22 @@ class TestFlap(Promises):
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
         samples = all_samples(plain.bench, **changes).chunk(4)
+        found = set[tuple[int, str]]()
         for client, reply in plain.received:
             body = read(reply.content)
-            if body.header.kind != "train":
-                continue
-            inputs = inputs_of(plain.bench, samples[client])
-            assert body.fields.keys() == {"seconds", "blob_sha256"}
-            for index, own in enumerate(inputs):
-                sent = unpack_tensors(body.blobs[f"block-{index:04d}"])
+            if body.header.kind == "train":
+                assert body.fields.keys() == {"seconds", "blob_sha256"}
+            for key, blob in body.blobs.items():
+                found.add((client, key))
+                sent = unpack_tensors(blob)
                 assert sent["count"].tolist() == [32]
-                for name, values in own.items():
+                inputs = inputs_of(plain.bench, samples[client])[int(key.removeprefix("block-"))]
+                for name, values in inputs.items():
                     sums = {"sums": values.sum(dim=0), "squares": values.square().sum(dim=0)}
                     for kind, expected in sums.items():
-                        found = from_words(sent[f"{name}.{kind}"], 56)
-                        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+                        numbers = from_words(sent[f"{name}.{kind}"], 56)
+                        np.testing.assert_allclose(numbers, expected, rtol=1e-4, atol=1e-6)
+        assert len(found) == 4 * 2
 
     @pytest.mark.parametrize(
         ("changes", "alike"),
@@ -274,7 +276,7 @@ class TestFlap(Promises):
     def test_impossible_moments_drop_their_sender(self, bench: Bench, spoilt: str) -> None:
         def spoil(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                tensors = unpack_tensors(reply.content["blobs"]["block-0001"].data)
+                tensors = unpack_tensors(reply.content["blobs"]["block-0000"].data)
                 squares = tensors["mlp.down.squares"]
                 if spoilt == "negative":
                     squares[1, 3] = 2**64 - 1
@@ -285,7 +287,7 @@ class TestFlap(Promises):
                     squares[1, 3] = 2**47
                 else:
                     tensors["count"][0] = 0
-                reply.content["blobs"]["block-0001"] = Array("", (), STYPE, pack_tensors(tensors))
+                reply.content["blobs"]["block-0000"] = Array("", (), STYPE, pack_tensors(tensors))
             return reply
 
         grid = bench.grid()
