@@ -30,7 +30,7 @@ from espalier.models.plan import ModelPlan, PlanOf
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.methods import METHODS, part
-from espalier.settings.run import LEAST_OF_A_SUM, RunSettings
+from espalier.settings.run import LEAST_OF_A_SUM, MOST_OF_A_SUM, RunSettings
 
 LABEL = b"espalier: a site says its keys of a secure sum (1)\n"
 """Label of the statement that a site signs, with the version of its form."""
@@ -240,8 +240,10 @@ def _check_keys(order: Any, client: int) -> None:
         raise ProtocolError("ShareOrder: clients must ascend, and the receiver must be one of them")
     if len(set(order.sites)) != len(clients) or len(set(keys)) != len(keys):
         raise ProtocolError("ShareOrder: two clients have one site, or one key")
-    if len(clients) < LEAST_OF_A_SUM:
-        raise ProtocolError(f"ShareOrder: {len(clients)} clients, a sum needs {LEAST_OF_A_SUM}")
+    if not LEAST_OF_A_SUM <= len(clients) <= MOST_OF_A_SUM:
+        raise ProtocolError(
+            f"ShareOrder: {len(clients)} clients, a sum needs {LEAST_OF_A_SUM} to {MOST_OF_A_SUM}"
+        )
     if not two_thirds(len(clients)) <= order.threshold <= len(clients):
         raise ProtocolError(
             f"ShareOrder: a threshold of {order.threshold} of {len(clients)} clients; it must be"

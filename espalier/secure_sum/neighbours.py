@@ -1,7 +1,7 @@
 """Neighbours of clients in a secure sum: all others, or some of them if there are many clients.
 
 Each client shares masks with its neighbours, and its neighbours and itself hold the shares of its
-secrets. With few clients all are neighbours (Bonawitz et al. 2017). With many, a regular graph of
+secrets. Up to ``ALL_UP_TO`` clients are all neighbours (Bonawitz et al. 2017). With more, a regular graph of
 a degree that grows with the logarithm of their number suffices (Bell et al. 2020, SecAgg+,
 section 3): clients are put on a circle in an order that the hash of all public keys decides, and
 each is a neighbour of the ``degree / 2`` nearest ones on both sides.
@@ -35,6 +35,8 @@ SECRET = 2.0**-40
 """Largest probability that the graph does not hide single clients."""
 CORRECT = 2.0**-30
 """Largest probability that too few holders stay."""
+ALL_UP_TO = 100
+"""Maximum number of clients of which all are neighbours, whatever the threshold."""
 WORTHWHILE = 0.8
 """Largest fraction of all others that a degree may be to be used."""
 
@@ -68,7 +70,8 @@ def neighbourhood(clients: int, threshold: int) -> Neighbourhood:
     clients : number of clients whose keys are known
     threshold : number of clients that must stay, more than two thirds of them
     """
-    for degree in range(2, int((clients - 1) * WORTHWHILE) + 1, 2):
+    fewer = int((clients - 1) * WORTHWHILE) if clients > ALL_UP_TO else 0
+    for degree in range(2, fewer + 1, 2):
         needed = _needed(clients, threshold, degree)
         if needed:
             return Neighbourhood(degree, needed)

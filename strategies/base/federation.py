@@ -254,7 +254,12 @@ class Federation:
         masked = sums.load(server_round)
         if masked is None:
             masked = secure.masked_sum(server_round, advertise, quorum_of)
+            ledger = self.run.folder.ledger
+            masked = replace(masked, seats=self.rounds.roster.state(), traffic=ledger.state())
             sums.save(masked)
+        else:
+            self.rounds.roster.restore(masked.seats)
+            self.run.folder.restore_ledger(masked.traffic)
         unmasked = secure.unmask(masked)
         for client in masked.included:
             seat = self.rounds.roster.seats[client]

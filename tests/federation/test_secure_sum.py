@@ -119,7 +119,7 @@ LIES: dict[str, dict[Change, str]] = {
         own_key: "lists other keys for this client than its own",
         other_name: "lists other keys for this client than its own",
         low_threshold: "must be more than two thirds of them",
-        two_clients: "2 clients, a sum needs 3",
+        two_clients: "2 clients, a sum needs 3 to 900",
         one_key_twice: "two clients have one site, or one key",
         other_session: "has no keys of this session",
     },

@@ -176,11 +176,14 @@ class SecureSum:
             session=number,
             threshold=max(two_thirds(len(clients)), quorum),
             clients=clients,
-            sites=[self.rounds.roster.seats[client].site for client in clients],
+            sites=[self._site(client) for client in clients],
             mask_keys=[reports[client]["mask_key"] for client in clients],
             share_keys=[reports[client]["share_key"] for client in clients],
             signatures=[reports[client]["signature"] for client in clients],
         )
+
+    def _site(self, client: int) -> str:
+        return self.rounds.roster.seats[client].site
 
     def _has_good_keys(self, body: MessageBody, number: str) -> bool:
         """Return True if the others can use a client's keys; drop the client otherwise."""

@@ -6,7 +6,7 @@ the last two rounds are kept, because a person may go back to the checkpoint of 
 """
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,12 @@ class MaskedSum:
     """Report of the work of each client in the sum."""
     totals: dict[str, str]
     """Hash of the packed masked sums, by blob key."""
+    seats: list[dict[str, Any]] = field(default_factory=list)
+    traffic: list[list[int]] = field(default_factory=list)
+    """State of roster and byte ledger at this point, as in a checkpoint.
+
+    A resumed run does not repeat what came before, and counts it once.
+    """
 
     @cached_property
     def keys(self) -> ShareOrder:
