@@ -35,7 +35,7 @@ class Scale:
         """Largest magnitude of a party's number."""
         return 2.0**self.exponent
 
-    def integers(self, numbers: "Tensor", weight: int = 1) -> NDArray[np.uint64]:
+    def integers(self, numbers: NDArray[np.floating], weight: int = 1) -> NDArray[np.uint64]:
         """Return clipped numbers times a weight, flat, in two's complement modulo 2^64.
 
         ``numbers`` have any floating dtype and any shape.
@@ -45,7 +45,7 @@ class Scale:
         OverflowError
             If a number is NaN.
         """
-        values = numbers.detach().cpu().double().reshape(-1).numpy()
+        values = numbers.reshape(-1).astype(np.float64)
         if np.isnan(values).any():
             raise OverflowError("a number is not a number (NaN)")
         clipped = np.clip(values, -self.bound, self.bound)

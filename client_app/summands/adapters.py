@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from espalier.messages.summands import Numbers
 from espalier.messages.summed_weights import WEIGHT, own_weight, weight_summand
 from espalier.messages.tensor_blobs import views
@@ -28,7 +26,4 @@ def of_adapters(
     if key == WEIGHT:
         return weight_summand(weight)
     scale = value_scale(run)
-    return {
-        name: scale.integers(torch.tensor(values), weight)
-        for name, values in views(blob(key)).items()
-    }
+    return {name: scale.integers(values, weight) for name, values in views(blob(key)).items()}

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from espalier.messages.summands import Numbers
 from espalier.messages.summed_weights import WEIGHT, own_weight, weight_summand
 from espalier.messages.tensor_blobs import views
@@ -43,7 +41,7 @@ def of_scores(
     """Return the scores of a block's groups in fixed point, clipped (LLM-Pruner)."""
     scale = score_scale(run)
     scores = views(blob(key))
-    return {name: scale.integers(torch.tensor(own)) for name, own in scores.items()}
+    return {name: scale.integers(own) for name, own in scores.items()}
 
 
 def of_moments(
@@ -57,5 +55,5 @@ def of_moments(
     weight = own_weight(report["samples"], run)
     if key == WEIGHT:
         return weight_summand(weight)
-    moments = torch.tensor(views(blob(key))[MOMENTS])
+    moments = views(blob(key))[MOMENTS]
     return {MOMENTS: moment_scale(plan, run).integers(moments, weight)}

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
-from espalier.messages.blobs.mask_tensors import unpack_kept
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.summands import Numbers
 from espalier.messages.tensor_blobs import views
@@ -61,11 +59,15 @@ def _votes(block: BlockPlan, blob: bytes) -> dict[str, Numbers]:
 
 def _kept(block: BlockPlan, blob: bytes) -> dict[str, Numbers]:
     """Return the kept weights of a block in fixed point, with zeros at pruned places."""
+    tensors = views(blob)
     found = {}
-    for name, matrix in unpack_kept(block, blob).items():
-        linear = block.linear(name)
+    for linear in block.linears:
+        keep = ~unpack(tensors[mask_name(linear.name)], (linear.num_weights,))
+        kept = tensors[kept_name(linear.name)]
+        if linear.dtype == "BF16":
+            # NumPy has no bfloat16, whose bits are the upper half of a float32.
+            kept = (kept.astype(np.uint32) << np.uint32(16)).view(np.float32)
         whole = np.zeros(linear.num_weights, np.uint64)
-        keep = ~unpack(matrix.words, (linear.num_weights,))
-        whole[keep] = kept_scale(linear).integers(matrix.kept.to(torch.float32))
-        found[kept_name(name)] = whole
+        whole[keep] = kept_scale(linear).integers(kept)
+        found[kept_name(linear.name)] = whole
     return found

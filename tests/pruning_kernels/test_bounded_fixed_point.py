@@ -20,12 +20,12 @@ def summed(parts: list[np.ndarray], bits: int) -> np.ndarray:
 
 def test_by_hand() -> None:
     scale = Scale(exponent=1, fraction_bits=2)
-    numbers = torch.tensor([0.0, 1.0, -1.0, 0.125, 0.375, 1.9, 5.0, -5.0])
+    numbers = np.array([0.0, 1.0, -1.0, 0.125, 0.375, 1.9, 5.0, -5.0])
     # Units of 1/4, ties to even; 2 is the bound.
     expected = [0, 4, -4, 0, 2, 8, 8, -8]
     assert scale.integers(numbers).view(np.int64).tolist() == expected
     # A weight is multiplied in before the number is rounded.
-    assert scale.integers(torch.tensor([0.125, 1.9]), 3).view(np.int64).tolist() == [2, 23]
+    assert scale.integers(np.array([0.125, 1.9]), 3).view(np.int64).tolist() == [2, 23]
 
 
 def test_sign_is_that_of_the_top_bit() -> None:
@@ -40,10 +40,10 @@ def test_bits_are_enough_for_the_largest_sums_and_one_less_is_not(
     scale = Scale(exponent=3, fraction_bits=20)
     bits = signed_bits(23, parties, weight)
     for value in (8.0, -8.0):
-        part = scale.integers(torch.tensor([value]), weight)
+        part = scale.integers(np.array([value]), weight)
         total = scale.numbers(summed([part] * parties, bits), bits)
         assert total.tolist() == [value * parties * weight]
-    part = scale.integers(torch.tensor([8.0]), weight)
+    part = scale.integers(np.array([8.0]), weight)
     wrong = scale.numbers(summed([part] * parties, bits - 1), bits - 1)
     assert wrong.tolist() != [8.0 * parties * weight]
 
@@ -62,8 +62,7 @@ def test_sum_is_off_by_half_a_unit_per_party_and_order_has_no_effect() -> None:
     weights = [drawn.randint(1, 1000) for _ in parts]
     bits = signed_bits(30, 9, 1000)
     sent = [
-        scale.integers(torch.tensor(part, dtype=torch.float64), weight)
-        for part, weight in zip(parts, weights, strict=True)
+        scale.integers(np.array(part), weight) for part, weight in zip(parts, weights, strict=True)
     ]
     found = scale.numbers(summed(sent, bits), bits)
     assert torch.equal(found, scale.numbers(summed(sent[::-1], bits), bits))
@@ -77,14 +76,14 @@ def test_sum_is_off_by_half_a_unit_per_party_and_order_has_no_effect() -> None:
 
 def test_nan_is_refused() -> None:
     with pytest.raises(OverflowError, match="NaN"):
-        Scale(0, 4).integers(torch.tensor([float("nan")]))
+        Scale(0, 4).integers(np.array([float("nan")]))
 
 
 def test_mean_stays_within_the_bound() -> None:
     """One of three parties may add any integer."""
     scale = Scale(1, 4)
     bits = signed_bits(5, 3, 2)
-    part = scale.integers(torch.tensor([0.5, 0.5, 0.5]), 2)
+    part = scale.integers(np.array([0.5, 0.5, 0.5]), 2)
     wrong = np.array([16, 220, 2**bits - 250], np.uint64)
     total = summed([part, part, wrong], bits)
     assert scale.mean(total, bits, 6).tolist() == [0.5, 2.0, -2.0]
