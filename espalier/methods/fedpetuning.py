@@ -95,14 +95,14 @@ class AdapterAveraging(MethodSettings):
         """
         return not self.averages_updates
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if federation.sends_differences:
             return (
                 f"federation.wire-dtype = '{federation.wire_dtype}' rounds each client's adapters"
                 " before they are summed, and saves no bytes then; set it to 'float32'"
             )
-        return federation.compares_clients(self, num_clients)
+        return federation.compares_clients(self)
 
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
@@ -145,14 +145,14 @@ class FedPETuningSettings(AdapterAveraging):
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if self.averages_updates:
             return (
                 "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
                 " from the sums of A and of B; set it to 'factors'"
             )
-        return super().secure_sum_fault(federation, num_clients)
+        return super().secure_sum_fault(federation)
 
 
 VALUE_EXPONENT = 6

@@ -114,7 +114,7 @@ class FedSpaLLMSettings(PruningSettings):
         ),
     )
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if self.sampled_layers < 1:
             return (
@@ -131,7 +131,7 @@ class FedSpaLLMSettings(PruningSettings):
                 "federation.client-weights = 'samples' needs a sum of weights for each weight of"
                 " the model; set it to 'equal'"
             )
-        return federation.compares_clients(self, num_clients) if self.changes_weights else ""
+        return federation.compares_clients(self) if self.changes_weights else ""
 
     @property
     def changes_weights(self) -> bool:

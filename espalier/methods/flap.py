@@ -43,9 +43,9 @@ class FlapSettings(StructuredSettings):
         ),
     )
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
-        return federation.compares_clients(self, num_clients)
+        return federation.compares_clients(self)
 
 
 FRACTION_BITS = pooled_pruning.FRACTION_BITS["tokens"]

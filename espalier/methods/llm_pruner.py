@@ -98,7 +98,7 @@ class LlmPrunerSettings(StructuredSettings):
         ),
     )
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if self.element == "squared":
             return (
@@ -110,7 +110,7 @@ class LlmPrunerSettings(StructuredSettings):
                 f"llm-pruner.rescale = '{self.rescale}': the numbers of the normal equations have"
                 " no bound that is known before; set it to 'off'"
             )
-        return federation.compares_clients(self, num_clients)
+        return federation.compares_clients(self)
 
     @property
     def rearranged(self) -> tuple[str, ...]:

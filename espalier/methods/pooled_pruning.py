@@ -83,7 +83,7 @@ class PooledPruningSettings(MaskingSettings):
             )
         return self
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if self.max_client_ratio:
             return (

@@ -87,14 +87,14 @@ class SliceGptSettings(PublicTextSettings):
         """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
-    def secure_sum_fault(self, federation: FederationSettings, num_clients: int) -> str:
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
         if self.covariances == "public":
             return (
                 "slicegpt.covariances = 'public': clients send nothing that could be summed; set it"
                 " to 'clients'"
             )
-        return federation.compares_clients(self, num_clients)
+        return federation.compares_clients(self)
 
     def width(self, dense: int) -> int:
         """Return the width of the residual stream after slicing.

@@ -18,8 +18,6 @@ WITHOUT_LIMITS = {
     "federation.max-weight-ratio": NO_LIMIT,
 }
 """Settings without limits that compare clients."""
-MIN_COMPARED = 3
-"""Minimum number of clients for ``max-update-ratio``; with fewer it has no effect."""
 
 WireDtype = Literal["float32", "bfloat16", "nf4"]
 
@@ -121,14 +119,14 @@ class FederationSettings(Table):
         """
         return self.wire_dtype != "float32"
 
-    def compares_clients(self, job: MethodSettings, num_clients: int) -> str:
+    def compares_clients(self, job: MethodSettings) -> str:
         """Return which limit needs each client's reply by itself, as a sentence; empty if none.
 
         Without ``client-weights``, clients count by their tokens or by the size of their numbers.
         """
         weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
         has_effect = {
-            "max-update-ratio": (self.max_update_ratio, num_clients >= MIN_COMPARED),
+            "max-update-ratio": (self.max_update_ratio, True),
             "max-weight-ratio": (self.max_weight_ratio, weights != "equal"),
         }
         found = [

@@ -97,7 +97,7 @@ class MethodSettings(Table):
         """
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
-    def secure_sum_fault(self, federation: "FederationSettings", num_clients: int) -> str:
+    def secure_sum_fault(self, federation: "FederationSettings") -> str:
         """Return which settings need single replies, by ``federation.secure-sum``; empty if none do.
 
         It is a sentence that names the key to change. The row of a method whose server always needs

@@ -634,7 +634,7 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )
     if federation.secure_sum and METHODS[method].summands:
-        fault = job.secure_sum_fault(federation, num_clients)
+        fault = job.secure_sum_fault(federation)
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
     return lines
 
