@@ -21,6 +21,7 @@ from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
 from client_app.protocol.answer_once import at_work
 from client_app.protocol.push import hand_out
+from client_app.protocol.secure_sum import advertise, mask, share, unmask
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
 from espalier.environment.imports import importing
@@ -67,8 +68,10 @@ def _deliver(site: Site, request: MessageBody) -> MessageBody:
 def _compute(site: Site, request: MessageBody) -> MessageBody:
     """Run the method's local job on private data: a round, or the local baseline."""
     _require_within_limits(site)
-    job = job_of(request.header.method)
-    answer: MessageBody = getattr(job, request.header.kind)(site, request)
+    work = getattr(job_of(request.header.method), request.header.kind)
+    if request.header.kind == "train" and site.settings.federation.secure_sum:
+        return advertise(site, request, work)
+    answer: MessageBody = work(site, request)
     return answer
 
 
@@ -148,6 +151,9 @@ WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
     "alone": _compute,
     "evaluate": _evaluate,
     "fetch": hand_out,
+    "shares": share,
+    "masked": mask,
+    "unmask": unmask,
 }
 """Function that does the work for a message, by kind."""
 
@@ -162,6 +168,9 @@ def _error_text(request: MessageBody, context: Context, reason: str) -> str:
 @app.query("refused")
 @app.query("deliver")
 @app.query("fetch")
+@app.query("shares")
+@app.query("masked")
+@app.query("unmask")
 @app.train()
 @app.train("alone")
 @app.evaluate()

@@ -4,6 +4,7 @@ Each of these is read once per message, however many steps need it.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import Contract
-from espalier.messages.contracts import contract_for
+from espalier.messages.contracts import contract_for, plain_contract
 from espalier.messages.message import Fields, Header, MessageBody
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
@@ -46,6 +47,8 @@ class Site:
     """Request that is answered; None if there is no message."""
     node_id: int = 0
     """Flower's id of the node that answers."""
+    plain: bool = False
+    """True if ``contract`` is that of tensors which are not summed secretly."""
 
     @staticmethod
     def of(context: Context, request: MessageBody | None = None) -> "Site":
@@ -69,7 +72,19 @@ class Site:
     def contract(self) -> Contract:
         """Contract of the request and its reply; ProtocolError if there is no such request."""
         assert self.request is not None
-        return contract_for(self.request, lambda: self.model.plan, self.settings)
+        find = plain_contract if self.plain else contract_for
+        return find(self.request, lambda: self.model.plan, self.settings)
+
+    def with_plain_contract(self, request: MessageBody) -> "Site":
+        """Return this site as the handler of a request sees it whose tensors stay here.
+
+        What this site has opened is shared.
+        """
+        found = copy(self)
+        found.request = request
+        found.plain = True
+        found.__dict__.pop("contract", None)
+        return found
 
     @cached_property
     def model(self) -> OpenedModel:

@@ -71,11 +71,16 @@ def from_words(words: Words, fraction_bits: int) -> "Tensor":
     # A client exchanges words without torch, which takes a second to import.
     import torch
 
+    return torch.from_numpy(as_floats(words, fraction_bits))
+
+
+def as_floats(words: Words, fraction_bits: int) -> NDArray[np.float64]:
+    """Return the numbers of ``from_words`` as an array, without torch."""
     low, high = words
     high = (high + (low >> np.uint64(LOW_BITS))).view(np.int64)
     rest = low & np.uint64((1 << LOW_BITS) - 1)
     values = np.ldexp(high.astype(np.float64), LOW_BITS) + rest.astype(np.float64)
-    return torch.from_numpy(np.ldexp(values, -fraction_bits))
+    return np.ldexp(values, -fraction_bits)
 
 
 def is_possible(words: Words, *, signed: bool) -> bool:

@@ -10,7 +10,7 @@ masked block as in step 7, or behind the scaled one as in the published code (``
 ties, and its code breaks them at random without a seed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, masked
 from espalier.messages.blobs.mask_tensors import kept_shares
-from espalier.messages.blobs.masks import mask_name
+from espalier.messages.blobs.masks import mask_name, votes_name
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.methods.fedprllm import (
     Decision,
@@ -40,6 +40,7 @@ from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, ProgressWords
 from strategies.base.public_samples import require_counting
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 from strategies.masks import Masking, MaskResult
 
 
@@ -148,17 +149,36 @@ class FedPrLLM(Masking):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Count the votes block by block, and decide the masks (section 3.2, steps 3 and 4)."""
+
+        def count_masks(key: str, name: str, counter: VoteCounter) -> None:
+            for first, masks in inbox.words(key, mask_name(name), clients):
+                counter.count(masks, first)
+
+        self._vote(server_round, len(clients), count_masks)
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Decide the masks by the sums of the votes."""
+        self._vote(
+            server_round,
+            len(clients),
+            lambda key, name, counter: counter.take_counts(sums.tensor(key, votes_name(name))),
+        )
+
+    def _vote(
+        self, server_round: int, voters: int, fill: Callable[[str, str, VoteCounter], None]
+    ) -> None:
+        """Decide the masks of a round's blocks.
+
+        ``fill`` counts the votes for a matrix, given the key of its block and its name.
+        """
         blocks = self.blocks_of_round(server_round)
         self.run.progress.begin("voting", len(blocks))
         for index in blocks:
             block = self.run.model.plan.blocks[index]
-            counters = {
-                linear.name: vote_counter(linear.shape, len(clients), self.run.device)
-                for linear in block.linears
-            }
-            for name, counter in counters.items():
-                for first, masks in inbox.words(block_key(index), mask_name(name), clients):
-                    counter.count(masks, first)
+            counters = {}
+            for linear in block.linears:
+                counters[linear.name] = vote_counter(linear.shape, voters, self.run.device)
+                fill(block_key(index), linear.name, counters[linear.name])
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 

@@ -2,31 +2,33 @@
 
 Paper: "Fluctuation-based Adaptive Structured Pruning for Large Language Models".
 Every client observes the inputs of each block's attention output and FFN down projection in the
-dense model, and sends their mean and sum of squared deviations per channel. The server pools them
-exactly. Up to float32 rounding, it decides as one party with all calibration samples would. It
+dense model, and sends their sum and sum of squares per channel in fixed point. The server adds them
+exactly, in any order. Up to rounding, it decides as one party with all calibration samples would. It
 removes key-value groups and channels by the published metric, standardized within each block and
 compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
-from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
+from espalier.hf.group_scores.flap import BlockMoments, flap_cuts, moments_of_sums
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.message import MessageBody
-from espalier.methods.flap import FlapSettings, biases, mean_name, squares_name
-from espalier.models.plan import block_key
+from espalier.methods.flap import FlapSettings, biases
+from espalier.methods.pooled_pruning import COUNT
+from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
+from pruning_kernels.fixed_point import Words, summed
 from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
+from pruning_kernels.wide_integers import from_wide
 from strategies.averaging.client_weights import count_claims, count_sizes
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import Method, ProgressWords
-from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 from strategies.cuts import CutResult, require_cuttable
 
 
@@ -40,8 +42,6 @@ class Flap(Method):
         super().__init__(run, evaluation)
         self.job = run.settings.of(FlapSettings)
         self.result = CutResult(run, biases(run.settings))
-        self._tokens: dict[int, int] = {}
-        """Number of tokens that each client reported."""
 
     @classmethod
     def require_fit(
@@ -57,55 +57,100 @@ class Flap(Method):
         amount = f"{job.pruning_ratio:.0%} of the blocks' parameters"
         return f"{amount}, {job.selection} comparison{bias}"
 
-    def note_part(self, seat: Seat, body: MessageBody) -> None:
-        """Record the number of tokens."""
-        if body.header.kind == "train":
-            self._tokens[seat.client] = int(body.fields["tokens"])
+    def fault_of(self, inbox: Inbox, client: int) -> str | None:
+        """Return that a client's blocks cover different numbers of tokens."""
+        counts = {_tokens(inbox, client, block.index) for block in self.run.model.plan.blocks}
+        return None if len(counts) == 1 else f"{COUNT}: its blocks have different numbers of tokens"
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Pool the moments and decide the cut."""
-        claimed = {client: self._tokens[client] for client in clients}
-        sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
-        as_floats = {client: float(number) for client, number in claimed.items()}
-        tokens = count_claims(self.rounds, "tokens", as_floats)
-        factor = count_sizes(self.rounds, "inputs", sizes)
+        """Add the sums and decide the cut."""
+        replies = Replies(inbox, self.run.model.plan, clients)
+        claimed = {client: float(tokens) for client, tokens in replies.tokens.items()}
+        tokens = count_claims(self.rounds, "tokens", claimed)
+        factor = count_sizes(self.rounds, "inputs", replies.sizes())
+        as_claimed = tokens == claimed and set(factor.values()) == {1.0}
         limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
 
         @cache
         def moments(index: int) -> BlockMoments:
-            found = {}
+            found = replies.pooled(index)
+            if as_claimed and limits.off:
+                return found
+            own = {client: replies.of(client, index) for client in clients}
             for name in ADDED_BIASES:
-                own = [
-                    _moments(inbox, client, index, name, claimed[client]).counted(
-                        int(tokens[client]), factor[client]
-                    )
+                counted = [
+                    own[client][name].counted(int(tokens[client]), factor[client])
                     for client in clients
                 ]
-                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.max_ratio)
+                parts, excesses = limited_by_median(counted, SINGLE_NUMBERS * limits.max_ratio)
                 for client, excess in zip(clients, excesses, strict=True):
                     if excess > 1:
                         limits.note(client, (index, name), excess, 1.0)
-                found[name] = pooled(parts)
+                # If no limit has an effect, the moments are those of the exact sums.
+                if not as_claimed or max(excesses) > 1:
+                    found[name] = pooled(parts)
             return found
 
-        self.result.keep(flap_cuts(self.run.model, moments, self.job))
+        self._cut(moments)
         limits.tell(self.rounds, "moments")
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Decide the cut by the sums of all clients."""
+
+        @cache
+        def moments(index: int) -> BlockMoments:
+            key = block_key(index)
+            tokens = int(sums.tensor(key, COUNT)[0])
+            return moments_of_sums(tokens, lambda name: from_wide(sums.tensor(key, name)))
+
+        self._cut(moments)
+
+    def _cut(self, moments: Callable[[int], BlockMoments]) -> None:
+        """Decide the cut by the moments of each block."""
+        self.result.keep(flap_cuts(self.run.model, moments, self.job))
 
     def deliver(self, server_round: int) -> None:
         """Push the decisions to the clients, for the evaluation on their own text."""
         self.result.push(server_round)
 
-    def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
-        """Return the root mean square of a client's inputs, summed over matrices."""
-        found = (
-            _moments(inbox, client, block.index, name, tokens)
-            for block in self.run.model.plan.blocks
-            for name in ADDED_BIASES
+
+class Replies:
+    """Sums of a round's clients."""
+
+    def __init__(self, inbox: Inbox, plan: ModelPlan, clients: list[int]) -> None:
+        self._inbox = inbox
+        self._plan = plan
+        self.tokens = {client: _tokens(inbox, client, 0) for client in clients}
+        """Number of tokens of each client."""
+
+    def _words(self, client: int, index: int, name: str) -> Words:
+        tensor = self._inbox.tensor(client, block_key(index), name)
+        found: Words = tensor.numpy()
+        return found
+
+    def of(self, client: int, index: int) -> dict[str, Moments]:
+        """Return a client's moments of a block."""
+        return moments_of_sums(self.tokens[client], lambda name: self._words(client, index, name))
+
+    def pooled(self, index: int) -> dict[str, Moments]:
+        """Return the moments of all clients' inputs of a block."""
+        return moments_of_sums(
+            sum(self.tokens.values()),
+            lambda name: summed([self._words(client, index, name) for client in self.tokens]),
         )
-        return sum(float((one.square_sum / one.count).mean().sqrt()) for one in found)
+
+    def sizes(self) -> dict[int, float]:
+        """Return the root mean square of each client's inputs, summed over matrices."""
+        return {
+            client: sum(
+                float((one.square_sum / one.count).mean().sqrt())
+                for block in self._plan.blocks
+                for one in self.of(client, block.index).values()
+            )
+            for client in self.tokens
+        }
 
 
-def _moments(inbox: Inbox, client: int, index: int, name: str, tokens: int) -> Moments:
-    mean = inbox.tensor(client, block_key(index), mean_name(name)).double()
-    squares = inbox.tensor(client, block_key(index), squares_name(name)).double()
-    return Moments(tokens, mean, squares)
+def _tokens(inbox: Inbox, client: int, index: int) -> int:
+    """Return the number of tokens that a client reports with a block."""
+    return int(inbox.tensor(client, block_key(index), COUNT))

@@ -33,7 +33,9 @@ from espalier.methods.llm_pruner import (
     fisher_name,
     require_sendable,
     score_name,
+    score_scale,
     score_specs,
+    summands,
 )
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
@@ -49,6 +51,7 @@ from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, settings_of
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 from strategies.cuts import CutResult, require_cuttable
 
 
@@ -129,11 +132,29 @@ class LlmPruner(Method):
         Scores arrive in round 1, equations in round 2.
         """
         if server_round == 1:
-            cut = self._chosen(inbox, clients)
-            blocks = self.plan.blocks
-            self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
+            self._keep(self._chosen(inbox, clients))
         else:
             self._rescale(inbox, clients)
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Decide the cut by the sums of the scores."""
+        specs = summands(server_round, self.plan, self.run.settings)
+        scale = score_scale(self.run.settings)
+
+        def summed(index: int, kind: str) -> Tensor:
+            key, name = block_key(index), score_name(kind)
+            return scale.numbers(sums.tensor(key, name), specs[key][name].bits)
+
+        scores = {
+            index: {kind: summed(index, kind) for kind in GROUP_KINDS}
+            for index in cut_blocks(self.plan, self.job)
+        }
+        self._keep(taylor_cut(self.run.model, scores, self.job))
+
+    def _keep(self, cut: Cut) -> None:
+        """Store a cut of all blocks."""
+        blocks = self.plan.blocks
+        self.result.keep(pack_cut(self.groups, cut, block.index) for block in blocks)
 
     def deliver(self, server_round: int) -> None:
         """Push the decisions to the clients, for the evaluation on their own text."""
@@ -176,6 +197,8 @@ class LlmPruner(Method):
 
     def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
         """Return the scores of one kind in a block, limited relative to the median, by client."""
+        if self.limits.off:
+            return list(scores.values())
         found = []
         sizes = torch.stack([one.abs() for one in scores.values()])
         for (client, own), size, limited in zip(

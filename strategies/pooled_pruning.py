@@ -33,12 +33,14 @@ from pruning_kernels.lora.clipping import MIN_CLIENTS, within_ratio
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_tensor
+from pruning_kernels.wide_integers import from_wide
 from strategies.averaging.client_weights import note_claims, up_to_median
 from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ProgressWords
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 from strategies.masks import Masking, MaskResult
 
 
@@ -126,10 +128,27 @@ class PooledPruning(Masking):
                 name: self._sum(name, replies, counts, limits)
                 for name in sorted(set(shared_inputs(block).values()))
             }
-            self.result.keep_sums(sums, sum(counts.values()))
-            self.result.keep_masks(self._masks(block, sums))
-            self.run.progress.step("pruned", f"block {index}", block=index)
+            self._decide(block, sums, sum(counts.values()))
         limits.tell(self.rounds, "sums")
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Decide the masks on the clients' sums; they are those of ``fold``, bit for bit."""
+        blocks = self.blocks_of_round(server_round)
+        self.run.progress.begin("pruning", len(blocks))
+        for index in blocks:
+            block = self.run.model.plan.blocks[index]
+            key = block_key(index)
+            bits = self.settings.fraction_bits
+            squares = {
+                name: from_words(from_wide(sums.tensor(key, squares_name(name))), bits)
+                for name in sorted(set(shared_inputs(block).values()))
+            }
+            self._decide(block, squares, int(sums.tensor(key, COUNT)[0]))
+
+    def _decide(self, block: BlockPlan, sums: dict[str, Tensor], count: int) -> None:
+        self.result.keep_sums(sums, count)
+        self.result.keep_masks(self._masks(block, sums))
+        self.run.progress.step("pruned", f"block {block.index}", block=block.index)
 
     def _counts(self, claimed: dict[int, int]) -> dict[int, int]:
         """Return each client's count, at most ``max-client-ratio`` times the median count."""

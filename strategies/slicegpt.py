@@ -28,7 +28,9 @@ from espalier.methods.slicegpt import (
     SliceGptSettings,
     basis_specs,
     dense_width,
+    moment_scale,
     places,
+    summands,
 )
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
@@ -42,6 +44,8 @@ from strategies.base.method import Method, ProgressWords, RunResult, settings_of
 from strategies.base.public_samples import public_samples, require_public_text
 from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
+from strategies.base.sums.weights import total_weight
 
 
 class SlicedResult(RunResult):
@@ -158,6 +162,20 @@ class SliceGpt(Method):
         self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
         self.limits.tell(self.rounds, "moments")
 
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Compute the bases from the sums of the weighted moments."""
+        settings = self.run.settings
+        specs = summands(server_round, self.plan, settings)
+        scale = moment_scale(self.plan, settings)
+        total = total_weight(sums, settings, clients)
+        self._find(
+            unpacked(
+                scale.mean(sums.tensor(place, MOMENTS), specs[place][MOMENTS].bits, total),
+                dense_width(self.plan),
+            )
+            for place in places(self.plan)
+        )
+
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
         """Return the mean of the clients' limited moments at a place: (width, width), float64."""
         width = dense_width(self.plan)
@@ -167,7 +185,7 @@ class SliceGpt(Method):
             mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
         mean = unpacked(mean / total, width)
         excess = torch.zeros_like(mean)
-        for client, weight in weights.items() if len(weights) >= MIN_CLIENTS else ():
+        for client, weight in weights.items() if self._limits(weights) else ():
             own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
             others = (mean * total - own * weight) / (total - weight)
             limited, largest = limited_moments(own, others, self.limits.max_ratio)
@@ -175,6 +193,9 @@ class SliceGpt(Method):
                 excess += (own - limited) * (weight / total)
                 self.limits.note(client, place, largest, 1.0)
         return mean - excess
+
+    def _limits(self, weights: Mapping[int, float]) -> bool:
+        return len(weights) >= MIN_CLIENTS and not self.limits.off
 
     def _find(self, moments: Iterator[Tensor]) -> None:
         """Compute a basis for each place, one at a time."""

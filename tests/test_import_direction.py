@@ -34,7 +34,7 @@ LINES = [
     ["espalier.methods"],
     ["espalier.messages"],
     ["espalier.models", "espalier.storage"],
-    ["espalier.identity"],
+    ["espalier.identity", "espalier.secure_sum"],
     ["espalier.flower"],
     ["espalier.settings"],
     ["espalier.environment", "espalier.progress", "pruning_kernels"],

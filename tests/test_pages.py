@@ -13,6 +13,7 @@ import pytest
 from markdown import markdown
 from markdown_it import MarkdownIt
 
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS, settings_of
@@ -27,6 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
     *sorted((ROOT / "docs" / "findings").glob("*.md")),
     *sorted((ROOT / "docs" / "api").glob("*.md")),
+    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
 ]
 DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 WRITTEN = [page for page in PAGES if page.name != "settings.md"]
@@ -213,7 +215,7 @@ def test_privacy_table_has_each_method_once() -> None:
         jobs = {
             method: settings_of(method)
             for method in METHODS
-            if kind != "fetch" or is_sent(method, kind)
+            if kind not in ("fetch", *SECURE_KINDS) or is_sent(method, kind)
         }
         expected = {
             method
@@ -221,4 +223,4 @@ def test_privacy_table_has_each_method_once() -> None:
             if kind != "alone" or job.MAKES_ALONE_WITH or job().has_local_baseline
         }
         assert {name.strip("`") for name in methods} == expected
-        assert expected >= {"fedpetuning", "fedprllm"}
+        assert expected >= ({"pooled-pruning"} if kind in SECURE_KINDS else {"fedpetuning"})

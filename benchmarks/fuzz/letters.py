@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
 from espalier.errors import EspalierError
+from espalier.messages import secure_sum
 from espalier.messages.contract import Contract, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import Enrolment, SignedEnrolment
@@ -149,6 +150,8 @@ def _told(
         yield Losses(
             losses=[1.5], own_losses=[1.0, 2.0, 1.5], test_scores=[], seconds=0.5
         ).model_dump()
+    elif kind in secure_sum.KINDS:
+        yield secure_sum.sized_fields(asking)
     else:
         known = (
             {"blob_sha256": _hashes(run, asking, contract, blobs)}

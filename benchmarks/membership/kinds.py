@@ -60,13 +60,9 @@ def _moments(stream: BlockStream, samples: Tensor, _: RunSettings) -> Iterator[b
     return map(pack_moments, watched_moments(stream, samples))
 
 
-def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
+def _read_moments(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
     return torch.cat(
-        [
-            part
-            for found in unpack_moments(blob, tokens).values()
-            for part in (found.mean, found.variance)
-        ]
+        [part for found in unpack_moments(blob).values() for part in (found.mean, found.variance)]
     )
 
 

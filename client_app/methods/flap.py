@@ -1,8 +1,8 @@
-"""FLAP at a client: mean and variance of the inputs of two matrices of each block.
+"""FLAP at a client: sums and sums of squares of the inputs of two matrices of each block.
 
-They are measured in the dense model on the client's own calibration samples. Only these moments are
+They are measured in the dense model on the client's own calibration samples. Only these sums are
 sent; samples and activations never leave. The local baseline is the cut that follows from the
-client's own moments.
+client's own sums.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     def moments(samples: Tensor) -> Iterator[bytes]:
         return map(pack_moments, watched_moments(BlockStream(site.model, site.computing), samples))
 
-    return answer_from_samples(site, request, moments, lambda samples: {"tokens": samples.numel()})
+    return answer_from_samples(site, request, moments)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:
@@ -53,7 +53,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
 
     def moments(index: int) -> BlockMoments:
-        return unpack_moments(store.get(report["blob_sha256"][index]), report["tokens"])
+        return unpack_moments(store.get(report["blob_sha256"][index]))
 
     cuts = list(flap_cuts(site.model, moments, site.settings.of(FlapSettings)))
     return open_cut(site.model, cuts.__getitem__, biases(site.settings))

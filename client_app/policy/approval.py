@@ -8,7 +8,9 @@ continues in the same way.
 
 Covers: the reply that leaves is the reply that was shown, verified by a hash of all its contents.
 The approval of a ``train`` reply includes the blobs of its further parts, and ``fetch`` returns no
-others. The contribution of a site whose reply is refused is missing in the round.
+others. With secure sums a person sees the plain tensors, once, before the site's keys leave; the
+masked tensors and shares of the round leave only after that. The contribution of a site whose reply
+is refused is missing in the round.
 
 Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
 that a site is active; the times of all messages; a program that does not ask for approval (see
@@ -17,7 +19,7 @@ docs/privacy-reference.md).
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from client_app.policy.egress_log import described, egress_log, now
 from client_app.site import Site
 from espalier.errors import EspalierError, NoAnswerError
 from espalier.messages.ledger import seconds_of
-from espalier.messages.message import MessageBody
+from espalier.messages.message import Header, MessageBody
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.messages.tensor_blobs import tensor_specs
 from espalier.storage.blobs import BlobStore
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies
@@ -51,15 +54,18 @@ def is_to_be_held(site: Site, body: MessageBody) -> bool:
     header = body.header
     if not holds or header.kind == "enrol" or header.status == "failed":
         return False
+    # A person decides on the plain tensors, before the other sites mask theirs together with them.
+    if header.kind in SECURE_KINDS or _is_of_a_secure_sum(site, header):
+        return True
     return bool(body.blobs) or (holds == "all" and bool(body.fields))
 
 
 def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_until: float) -> str:
     """Wait until a reply is approved, and return the id of the approval.
 
-    A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
-    reply. It returns the text ``with its first part`` then. ``entry`` is the reply's entry of the
-    egress log.
+    A ``fetch``, and all messages of a secure sum, need no approval of their own if the tensors were
+    approved with the round's ``train`` reply. It returns the text ``with its first part`` then.
+    ``entry`` is the reply's entry of the egress log.
 
     Raises
     ------
@@ -72,14 +78,18 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
     replies = HeldReplies(state.held())
     kept = state.blobs(body.header.server_round)
     hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
-    if body.header.kind == "fetch":
+    masked = body.header.kind in SECURE_KINDS
+    secret = masked or _is_of_a_secure_sum(site, body.header)
+    others = _plain_hashes(site, body.header) if secret else body.fields.get("blob_sha256", [])
+    if secret or body.header.kind == "fetch":
         decided = replies.blobs_decided(body.header.server_round)
-        words = [decided.get(digest) for digest in hashes.values()]
-        if False in words:
+        words = [decided.get(digest) for digest in (others if secret else hashes.values())]
+        # A new session of a secure sum has other keys and the same tensors.
+        if False in words or (masked and not (words and all(words))):
             raise Refused
         if all(words):
             return "with its first part"
-    held = _of(site, body, entry, hashes, kept)
+    held = _of(site, body, entry, hashes, others, kept)
     decision = replies.decision(held)
     if decision is None:
         if not replies.has(held):
@@ -103,7 +113,7 @@ def deadline(lifetime: float, started: float, kind: str) -> float:
     later than this one. ``lifetime`` is the number of seconds that Flower keeps the message. A
     ``fetch`` may have been sent in advance; its lifetime counts twice.
     """
-    return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
+    return started + seconds_of(lifetime) * (2 if kind in ("fetch", "masked") else 1)
 
 
 def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
@@ -122,14 +132,28 @@ def _of(
     body: MessageBody,
     entry: Mapping[str, Any],
     hashes: Mapping[str, str],
+    others: Sequence[str],
     kept: BlobStore,
 ) -> Held:
-    """Return the reply with descriptions of all its blobs, including those of further parts."""
-    others = body.fields.get("blob_sha256", [])
+    """Return the reply with descriptions of all its blobs, including those that leave later.
+
+    With secure sums these are the plain tensors, which leave masked.
+    """
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
     whose = {"lineage": body.header.lineage, "site": site.name, "time": now()}
     return Held({**entry, **whose}, body.fields, later)
+
+
+def _is_of_a_secure_sum(site: Site, header: Header) -> bool:
+    """Return whether a reply announces tensors that leave masked."""
+    return header.kind == "train" and site.settings.federation.secure_sum
+
+
+def _plain_hashes(site: Site, header: Header) -> list[str]:
+    """Return the hashes of the plain tensors of a round, which stay at the site."""
+    kept = site.state(header).load(header.server_round, "train")
+    return list(kept["report"]["blob_sha256"]) if kept else []
 
 
 def note_hold(root: Path, held: Held, what: str, **more: str) -> None:

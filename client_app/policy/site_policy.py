@@ -45,12 +45,29 @@ def require_allowed(site: Site, header: Header) -> None:
             "require-site-keys: in this run anyone could use this site's name; its server must"
             " set site-keys"
         )
+    lines += _against_plain_sums(site)
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise InputError(
             "this site does not allow the run; change these values, or ask the site's owner to"
             f" change --node-config:\n{text}"
         )
+
+
+def _against_plain_sums(site: Site) -> list[str]:
+    """Return a line for each demand on secure sums that the run does not meet."""
+    lines = []
+    secure = site.settings.federation.secure_sum
+    least = site.node.min_secure_sum
+    if least and not (secure and site.settings.num_clients >= least):
+        asked = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
+        lines.append(f"min-secure-sum = {least}: {asked}{site.settings.num_clients}")
+    if secure and site.node.require_site_keys and not site.node.peer_keys:
+        lines.append(
+            "require-site-keys: without peer-keys the server could use the names of the other"
+            " sites in a secure sum; set peer-keys at this site"
+        )
+    return lines
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:

@@ -13,7 +13,7 @@ from client_app.protocol.push import pushed_blobs
 from client_app.site import Site
 from espalier.data.client_text import client_samples
 from espalier.hf.stream.edits import BlobEdits, edits_from
-from espalier.messages.contracts import contract_for
+from espalier.messages.contracts import plain_contract
 from espalier.messages.message import Header, MessageBody
 from espalier.messages.parts import Report
 from espalier.storage.client_state import PrivateState
@@ -59,7 +59,7 @@ def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evalua
     """
     header = request.header
     train = header.model_copy(update={"kind": "train"})
-    contract = contract_for(MessageBody(train), lambda: site.model.plan, site.settings)
+    contract = plain_contract(MessageBody(train), lambda: site.model.plan, site.settings)
     own = site.state(header).blobs(header.server_round)
     hashes = kept_report(site, header, "reply")["report"]["blob_sha256"]
     keys = chain.from_iterable(contract.parts)

@@ -78,10 +78,11 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
+def public_keys(folder: str, setting: str = "site-keys") -> dict[str, ec.EllipticCurvePublicKey]:
     """Read the public keys of all sites, one file ``NAME.key.pub`` each.
 
-    InputError has one line per invalid file, or says that the directory holds no key.
+    ``setting`` is the key that names the directory. InputError has one line per invalid file, or
+    says that the directory holds no key.
     """
     try:
         files = sorted(
@@ -92,8 +93,8 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"site-keys = {folder!r}: cannot be read ({why}); name a directory on the server with"
-            f" the NAME{PUBLIC} of each site"
+            f"{setting} = {folder!r}: cannot be read ({why}); name a directory with the"
+            f" NAME{PUBLIC} of each site"
         ) from None
     found: dict[str, ec.EllipticCurvePublicKey] = {}
     lines = []
@@ -112,7 +113,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
     if not files:
         lines.append(f"contains no key; put the NAME{PUBLIC} of each site there")
     if lines:
-        raise InputError(f"site-keys = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
+        raise InputError(f"{setting} = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
     return found
 
 

@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from espalier.errors import ProtocolError
-from espalier.messages import enrolment, evaluation, local_baseline
+from espalier.messages import enrolment, evaluation, local_baseline, secure_sum
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import last_rounds, require_round
@@ -52,5 +52,17 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
     if header.kind == "deliver":
         delivery: Contract = of_method(settings.method).delivery(request, plan_of, settings)
         return delivery
+    if header.kind in secure_sum.KINDS:
+        return secure_sum.contract(request, plan_of, settings)
+    plain = plain_contract(request, plan_of, settings)
+    if not settings.federation.secure_sum:
+        return plain
+    if header.kind == "fetch":
+        raise ProtocolError("message: tensors stay at the site (federation.secure-sum)")
+    return secure_sum.train_contract(plain)
+
+
+def plain_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a ``train`` or ``fetch`` whose tensors are not summed secretly."""
     contract: Contract = of_method(settings.method).contract(request, plan_of, settings)
     return contract

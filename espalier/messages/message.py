@@ -17,7 +17,9 @@ SCHEMA_VERSION = 3
 
 S = TypeVar("S", bound="Fields")
 
-Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate", "refused"]
+Kind = Literal[
+    "enrol", "train", "fetch", "shares", "masked", "unmask", "deliver", "alone", "evaluate", "refused"
+]  # fmt: skip
 
 
 MAX_NAME = 64

@@ -186,16 +186,27 @@ def values_within(most: float) -> CheckValues:
     return check
 
 
+def tells_samples(run: RunSettings) -> bool:
+    """Return whether a client's report tells its number of samples, as its weight.
+
+    In a secure sum the weight is a summand too, and the report does not tell it.
+    """
+    return run.federation.client_weights == "samples" and not run.federation.secure_sum
+
+
 def require_samples(name: str, samples: int, run: RunSettings) -> None:
-    """Check that a client tells its number of samples if it is its weight, and only then.
+    """Check that a client tells its number of samples if ``tells_samples``, and only then.
 
     Raises
     ------
     ProtocolError
         If it is not so; the error begins with ``name``, the report and its field.
     """
-    if (samples > 0) != (run.federation.client_weights == "samples"):
-        raise ProtocolError(f"{name} are sent only with federation.client-weights = 'samples'")
+    if (samples > 0) != tells_samples(run):
+        raise ProtocolError(
+            f"{name} are sent only with federation.client-weights = 'samples' and without"
+            " federation.secure-sum"
+        )
 
 
 def require_some_steps(name: str, skipped: int, steps: int) -> None:

@@ -21,6 +21,7 @@ from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.parts import last_rounds, parts_of
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -104,7 +105,9 @@ class Outlook:
         ]
 
 
-KINDS: tuple[Kind, ...] = ("enrol", "deliver", "train", "alone", "evaluate")
+KINDS: tuple[Kind, ...] = (
+    "enrol", "deliver", "train", "shares", "masked", "unmask", "alone", "evaluate"
+)  # fmt: skip
 """Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
 
 
@@ -138,6 +141,8 @@ def _answers(
     for server_round in range(1, rounds + 1):
         for kind, fields in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, fields)
+        for kind in SECURE_KINDS if run.federation.secure_sum else ():
+            yield _answer(run, plan_of, kind, server_round, {})
     evaluated = run.clients_evaluate or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.has_local_baseline and (
@@ -177,7 +182,7 @@ def _answer(
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
     specs = contract.up.blobs
-    messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
+    messages = max(1, len(parts_of(specs, run.part_bytes))) if kind in ("train", "masked") else 1
     return Answer(
         kind,
         server_round,

@@ -12,8 +12,11 @@ from typing import Any, get_args
 
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
-from espalier.messages.message import Kind, MessageBody, request_header
+from espalier.messages.message import Fields, Kind, MessageBody, request_header
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.secure_sum import MaskOrder, ShareOrder, UnmaskOrder
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.secure_sum.keys import SEALED_BYTES
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.task import TEXT
@@ -44,6 +47,27 @@ PART_BYTES = 1024
 A reply with several blobs then needs a ``fetch``.
 """
 HASH = "0" * 64
+SECURE_ORDERS: dict[Kind, Fields] = {
+    "shares": ShareOrder(
+        session="0" * 32,
+        threshold=3,
+        clients=[0, 1, 2],
+        sites=["a", "b", "c"],
+        mask_keys=["0" * 64, "1" * 64, "2" * 64],
+        share_keys=["3" * 64, "4" * 64, "5" * 64],
+        signatures=["", "", ""],
+    ),
+    "masked": MaskOrder(
+        session="0" * 32,
+        members=[0, 1, 2],
+        sources=[1, 2],
+        shares=["0" * 2 * SEALED_BYTES] * 2,
+        seed_sha256=[HASH] * 2,
+        key_sha256=[HASH] * 2,
+    ),
+    "unmask": UnmaskOrder(session="0" * 32, included=[0, 1], seeds_of=[0, 1], keys_of=[2]),
+}
+"""Requests of a secure sum of three clients; the third drops out before it sends summands."""
 
 
 def plan_of(method: str) -> ModelPlan:
@@ -54,6 +78,8 @@ def plan_of(method: str) -> ModelPlan:
 def settings_for(method: str, kind: Kind) -> dict[str, Any]:
     """Return the settings of a run that has messages of this kind."""
     chosen: dict[str, Any] = {"method": method, **SETTINGS}
+    if kind in SECURE_KINDS:
+        chosen |= {**settings_of(method).SUMMED_WITH, "federation.secure-sum": True}
     if kind == "alone":
         for key, value in settings_of(method).MAKES_ALONE_WITH.items():
             chosen[f"{method}.{key}"] = value[0] if isinstance(value, tuple) else value
@@ -67,6 +93,8 @@ def is_sent(method: str, kind: Kind) -> bool:
     """
     if kind == "fetch":
         return bool(rounds(method, kind))
+    if kind in SECURE_KINDS:
+        return bool(METHODS[method].summands)
     return kind != "alone" or parse(settings_for(method, kind)).job.has_local_baseline
 
 
@@ -95,6 +123,9 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "alone": last,
         "evaluate": last,
         "deliver": result,
+        "shares": 1,
+        "masked": 1,
+        "unmask": 1,
     }
     usual = [single[kind]] if kind in single else differ
     # Keys with a round are tuples; the others hold for every round.
@@ -115,6 +146,8 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
         return [{"nonce": HASH} if run.site_keys else {}]
     if kind == "refused":
         return [{"reason": "has another base model"}]
+    if kind in SECURE_KINDS:
+        return [SECURE_ORDERS[kind].model_dump()]
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
         return [Texts.of_run(run, names, 2).model_dump()]

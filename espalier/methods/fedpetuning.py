@@ -7,6 +7,7 @@ the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts
 ``train`` brings the last.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,14 +27,17 @@ from espalier.messages.parts import (
     require_samples,
     require_some_steps,
 )
+from espalier.messages.summands import SumSpec, SumSpecs
+from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +51,7 @@ class AdapterAveraging(MethodSettings):
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
 
@@ -90,6 +95,15 @@ class AdapterAveraging(MethodSettings):
         """
         return not self.averages_updates
 
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if federation.sends_differences:
+            return (
+                f"federation.wire-dtype = '{federation.wire_dtype}' rounds each client's adapters"
+                " before they are summed, and saves no bytes then; set it to 'float32'"
+            )
+        return federation.compares_clients(self)
+
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
 
@@ -115,7 +129,7 @@ class AdapterAveraging(MethodSettings):
 class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet", "secure-sum")
     PRUNES = False
 
     aggregation: Literal["factors", "svd"] = Field(
@@ -131,7 +145,20 @@ class FedPETuningSettings(AdapterAveraging):
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if self.averages_updates:
+            return (
+                "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
+                " from the sums of A and of B; set it to 'factors'"
+            )
+        return super().secure_sum_fault(federation)
 
+
+VALUE_EXPONENT = 6
+"""Trained values are clipped to 2^6 as summands; LoRA's are of the order of 0.01 to 1."""
+MAX_FRACTION_BITS = 32
+"""Maximum number of bits after the point of a trained value as a summand."""
 MAX_SAMPLES = 1_000_000_000
 """Maximum number of training sequences that a client may report; they are its weight in a mean."""
 
@@ -175,6 +202,29 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
     lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
     adapters = adapter_plan(plan, lora, run.num_classes)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of a reply's weighted adapters as summands, and of the weight."""
+    return value_specs(trained(plan, run), run)
+
+
+def value_scale(run: RunSettings) -> Scale:
+    """Return the fixed point of trained values as summands, with at most 64 bits of a sum."""
+    most = most_weight(run)
+    fraction = fraction_that_fits(VALUE_EXPONENT, run.num_clients, most, MAX_FRACTION_BITS)
+    return Scale(VALUE_EXPONENT, fraction)
+
+
+def value_specs(adapters: AdapterPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of some tensors' weighted values as summands, and of the weight."""
+    scale = value_scale(run)
+    bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients, most_weight(run))
+    specs = {
+        key: {name: SumSpec(math.prod(shape), bits) for name, shape in shapes.items()}
+        for key, shapes in adapters.shapes().items()
+    }
+    return {**specs, **weight_specs(run)}
 
 
 Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]

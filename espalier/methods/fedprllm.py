@@ -6,7 +6,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.masks import mask_name, mask_specs, require_exact_sparsity
+from espalier.messages.blobs.masks import (
+    mask_name,
+    mask_specs,
+    require_exact_sparsity,
+    votes_specs,
+)
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.decided_blocks import (
     Decided,
@@ -16,6 +21,7 @@ from espalier.messages.decided_blocks import (
 )
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields
 from espalier.messages.parts import Reply
+from espalier.messages.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.pruning import MaskingSettings
@@ -28,6 +34,7 @@ Group = Literal["layer", "row", "column"]
 class FedPrLLMSettings(MaskingSettings):
     """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
+    FEDERATION: ClassVar[tuple[str, ...]] = ("secure-sum",)
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
         for key in ("sparsity", "local-comparison-group", "comparison-group")
@@ -96,6 +103,14 @@ def mask_blobs(
     return {
         block_key(index): mask_specs(plan.blocks[index])
         for index in blocks_of_round(plan, settings, server_round)
+    }
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of a round's votes as summands, in block order."""
+    return {
+        block_key(index): votes_specs(plan.blocks[index], run.num_clients)
+        for index in blocks_of_round(plan, run.of(FedPrLLMSettings), server_round)
     }
 
 

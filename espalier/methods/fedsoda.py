@@ -44,6 +44,7 @@ class FedSodaSettings(AdapterAveraging, PublicTextSettings):
     first ``first-layers``.
     """
 
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "secure-sum")
     FIRST_DELIVERY = 1
     ROUNDS = 10
     NEEDS_BASE_MODEL = False

@@ -6,18 +6,26 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
-from espalier.messages.blobs.masks import kept_specs, require_exact_sparsity, require_kept
+from espalier.messages.blobs.masks import (
+    kept_name,
+    kept_specs,
+    require_exact_sparsity,
+    require_kept,
+    votes_specs,
+)
 from espalier.messages.contract import Contract, Side
 from espalier.messages.enrolment import MAX_CAPABILITY
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, require_samples
+from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
-from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.federation import FederationSettings
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
+from espalier.settings.federation import NO_LIMIT, FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from pruning_kernels.bounded_fixed_point import Scale, signed_bits
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 
 
@@ -25,8 +33,12 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "secure-sum",
     )  # fmt: skip
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
+        "fedspallm.capabilities": "1",
+        "federation.max-update-ratio": NO_LIMIT,
+    }
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
@@ -102,6 +114,30 @@ class FedSpaLLMSettings(PruningSettings):
         ),
     )
 
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if self.sampled_layers < 1:
+            return (
+                f"fedspallm.sampled-layers = {self.sampled_layers:g}: the sum of a layer would be"
+                " that of the few clients that sampled it; set it to 1"
+            )
+        if len(set(map(float, filter(None, self.capabilities.split(","))))) != 1:
+            return (
+                f"fedspallm.capabilities = '{self.capabilities}': clients of different capability"
+                " prune different layers, whose sums would be those of few clients; set it to '1'"
+            )
+        if federation.client_weights == "samples":
+            return (
+                "federation.client-weights = 'samples' needs a sum of weights for each weight of"
+                " the model; set it to 'equal'"
+            )
+        return federation.compares_clients(self) if self.changes_weights else ""
+
+    @property
+    def changes_weights(self) -> bool:
+        """True if a client changes the weights that it keeps (SparseGPT)."""
+        return self.local_method == "sparsegpt"
+
     @model_validator(mode="after")
     def _a_pattern_has_no_schedule(self) -> "FedSpaLLMSettings":
         if self.pattern and self.schedule != "constant":
@@ -146,6 +182,11 @@ class FedSpaLLMSettings(PruningSettings):
             return self.sparsity * (1 - (1 - share) ** 3)
         return self.sparsity
 
+
+KEPT_EXPONENT = 6
+"""Kept weights are clipped to 2^6 as summands; those of language models are far below 10."""
+FRACTION_BITS = {"F32": 32, "F64": 32}
+"""Bits after the point of a kept weight by the dtype of the model's files; 24 for 16 bits."""
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
@@ -209,6 +250,28 @@ def sampled_specs(
     """Return the specs of the blobs of a reply with these sampled layers, in layer order."""
     kept = {index: num_kept(plan.blocks[index], run, server_round) for index in blocks}
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
+
+
+def kept_scale(linear: LinearPlan) -> Scale:
+    """Return the fixed point of a matrix's kept weights as summands."""
+    return Scale(KEPT_EXPONENT, FRACTION_BITS.get(linear.dtype, 24))
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of votes and, if clients change weights, of kept weights as summands.
+
+    A pruned weight adds zero, so there is a number for every weight of the matrix.
+    """
+    changes = run.of(FedSpaLLMSettings).changes_weights
+    found = {}
+    for block in plan.blocks:
+        own = votes_specs(block, run.num_clients)
+        for linear in block.linears if changes else ():
+            scale = kept_scale(linear)
+            bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients)
+            own[kept_name(linear.name)] = SumSpec(linear.num_weights, bits)
+        found[block_key(block.index)] = own
+    return found
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:

@@ -10,7 +10,7 @@ includes the cut, so that their shapes are a function of the request.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,17 @@ from espalier.messages.blobs.cuts import SomeOfEachKindStays, cut_specs, deliver
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Reply
+from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, tensor_specs, views
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 Refined = Literal["off", "groups", "all"]
 """Kinds of prunable groups that a refinement includes."""
@@ -44,6 +46,12 @@ class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
+        **WITHOUT_LIMITS,
+        "llm-pruner.element": "signed",
+        "llm-pruner.rearrange": "off",
+        "llm-pruner.rescale": "off",
+    }
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
@@ -89,6 +97,20 @@ class LlmPrunerSettings(StructuredSettings):
             " per block."
         ),
     )
+
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if self.element == "squared":
+            return (
+                "llm-pruner.element = 'squared': squares of single samples differ by more orders of"
+                " magnitude than the summed integers hold; set it to 'signed' or 'absolute'"
+            )
+        if self.rescale != "off":
+            return (
+                f"llm-pruner.rescale = '{self.rescale}': the numbers of the normal equations have"
+                " no bound that is known before; set it to 'off'"
+            )
+        return federation.compares_clients(self)
 
     @property
     def rearranged(self) -> tuple[str, ...]:
@@ -256,6 +278,12 @@ def require_equations(key: str, blob: bytes) -> None:
         )
 
 
+SCORE_EXPONENT = 16
+"""Scores are clipped to 2^16 as summands; the loss itself is of the order of 1 to 10."""
+MAX_FRACTION_BITS = 44
+"""Maximum number of bits after the point of a score as a summand."""
+
+
 def score_name(kind: str) -> str:
     """Return the tensor name of the scores of a kind of prunable group."""
     return f"{kind}.score"
@@ -294,6 +322,21 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
         }
         specs[block_key(index)] = own | factors
     return specs
+
+
+def score_scale(run: RunSettings) -> Scale:
+    """Return the fixed point of scores, in the 64 bits of a sum."""
+    fraction = fraction_that_fits(SCORE_EXPONENT, run.num_clients, 1, MAX_FRACTION_BITS)
+    return Scale(SCORE_EXPONENT, fraction)
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of the scores as summands, of each block that may be cut."""
+    bits = signed_bits(SCORE_EXPONENT + score_scale(run).fraction_bits, run.num_clients)
+    return {
+        key: {name: SumSpec(spec.shape[0], bits) for name, spec in specs.items()}
+        for key, specs in score_specs(plan, run).items()
+    }
 
 
 def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] = ()) -> None:

@@ -22,9 +22,11 @@ from espalier.messages.decided_blocks import (
 )
 from espalier.messages.message import Kind, MessageBody
 from espalier.messages.parts import MAX_SAMPLES, Reply
+from espalier.messages.summands import WIDE_BITS, WORD_BITS, SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
+from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -44,6 +46,7 @@ COUNT = "count"
 class PooledPruningSettings(MaskingSettings):
     """Table ``[pooled-pruning]``."""
 
+    FEDERATION: ClassVar[tuple[str, ...]] = ("secure-sum",)
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)} for key in ("sparsity", "comparison-group")
     }
@@ -79,6 +82,15 @@ class PooledPruningSettings(MaskingSettings):
                 f"max-client-ratio = {self.max_client_ratio}: is neither 0 nor 1 or more"
             )
         return self
+
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if self.max_client_ratio:
+            return (
+                f"pooled-pruning.max-client-ratio = {self.max_client_ratio:g} compares the clients'"
+                " single sums, which the server does not see; set it to 0"
+            )
+        return ""
 
     @property
     def fraction_bits(self) -> int:
@@ -120,6 +132,18 @@ def sum_specs(block: BlockPlan) -> dict[str, TensorSpec]:
     widths = {name: block.linear(name).shape[1] for name in shared_inputs(block).values()}
     specs = {squares_name(name): TensorSpec("U64", (2, width)) for name, width in widths.items()}
     return specs | {COUNT: TensorSpec("U64", (1,))}
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of a round's summands: the sums of squares in 128 bits, and the count."""
+    blocks = blocks_of_round(plan, run.of(PooledPruningSettings), server_round)
+    return {
+        block_key(index): {
+            name: SumSpec(1, WORD_BITS) if name == COUNT else SumSpec(spec.shape[1], WIDE_BITS)
+            for name, spec in sum_specs(plan.blocks[index]).items()
+        }
+        for index in blocks
+    }
 
 
 def require_possible(key: str, blob: bytes, max_count: int) -> None:

@@ -10,6 +10,7 @@ from espalier.messages.blobs.cuts import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Kind
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import (
     KINDS,
     PART_BYTES,
@@ -54,7 +55,8 @@ def privacy_table() -> str:
         for method in methods_of(kind):
             for server_round, shown in _rounds(method, kind):
                 contracts = [
-                    _contract(method, kind, server_round, *variant) for variant in _variants(method)
+                    _contract(method, kind, server_round, *variant)
+                    for variant in _variants(method, kind)
                 ]
                 row = (
                     shown,
@@ -62,6 +64,8 @@ def privacy_table() -> str:
                     contracts[0].observer,
                 )
                 methods_by_row.setdefault(row, []).append(method)
+            if kind == "train" and METHODS[method].summands:
+                methods_by_row.setdefault(_secure_train(method), []).append(method)
     lines = [
         "| message | methods | leaves the client | what an observer learns |",
         "|---|---|---|---|",
@@ -74,10 +78,19 @@ def privacy_table() -> str:
     return "\n".join(lines)
 
 
-def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
+def _secure_train(method: str) -> tuple[str, str, str]:
+    """Return the row of a ``train`` whose tensors are summed secretly."""
+    kind: Kind = "train"
+    settings = settings_for(method, "masked")
+    contract = _contract(method, kind, rounds(method, kind)[0], plan_of(method), settings)
+    return "train with `secure-sum`", _fields([contract.up]), contract.observer
+
+
+def _variants(method: str, kind: Kind) -> list[tuple[ModelPlan, dict[str, Any]]]:
     """Return the plans and settings that change the tensors of a method's messages."""
     plan = plan_of(method)
-    if "wire-dtype" not in settings_of(method).FEDERATION:
+    # Summands do not depend on the wire dtype.
+    if "wire-dtype" not in settings_of(method).FEDERATION or kind in SECURE_KINDS:
         return [(plan, {})]
     wire_dtypes = [{"federation.wire-dtype": wire_dtype} for wire_dtype in get_args(WireDtype)]
     if not (METHODS[method].tunes and settings_of(method).NEEDS_BASE_MODEL):

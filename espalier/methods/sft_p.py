@@ -15,6 +15,7 @@ from pydantic import Field
 from espalier.amounts import count
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, MessageBody
+from espalier.messages.summands import SumSpecs
 from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
@@ -46,6 +47,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
 
     ROUNDS = 10
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "secure-sum")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {"validation-samples": {"task.name": (TEXT,)}}
     CHECKS_SITE = True
@@ -273,6 +275,12 @@ OBSERVER = (
     " moves the generator, so the budget can be guessed. With `client-weights` = `samples` only:"
     " the number of training sequences. Also how many steps failed, and how long the training took."
 )
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of weighted generator and LoRA as summands, and of the weight."""
+    return fedpetuning.value_specs(trained(plan, run), run)
+
 
 EXAMPLES: dict[Kind, dict[str, Any]] = fedpetuning.EXAMPLES
 """Example fields by kind; the contract of the kind depends on them."""

@@ -9,7 +9,7 @@ The server computes the bases from the moments of all clients.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,13 +17,24 @@ from pydantic import Field
 from espalier.errors import InputError, ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Fields, MessageBody
-from espalier.messages.parts import MAX_SAMPLES, Delivery, Reply, Report, require_result_wanted
+from espalier.messages.parts import (
+    MAX_SAMPLES,
+    Delivery,
+    Reply,
+    Report,
+    require_result_wanted,
+    tells_samples,
+)
+from espalier.messages.summands import SumSpec, SumSpecs
+from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
+from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 
 class SliceGptSettings(PublicTextSettings):
@@ -33,7 +44,9 @@ class SliceGptSettings(PublicTextSettings):
         "client-weights",
         "max-weight-ratio",
         "max-update-ratio",
+        "secure-sum",
     )
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
@@ -74,6 +87,15 @@ class SliceGptSettings(PublicTextSettings):
         """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
+    def secure_sum_fault(self, federation: FederationSettings) -> str:
+        """Return which settings need single replies; empty if none do."""
+        if self.covariances == "public":
+            return (
+                "slicegpt.covariances = 'public': clients send nothing that could be summed; set it"
+                " to 'clients'"
+            )
+        return federation.compares_clients(self)
+
     def width(self, dense: int) -> int:
         """Return the width of the residual stream after slicing.
 
@@ -94,6 +116,8 @@ class SliceGptSettings(PublicTextSettings):
         return kept
 
 
+MAX_FRACTION_BITS = 32
+"""Maximum number of bits after the point of a moment as a summand."""
 MOMENTS = "moments"
 """Name of the tensor in a blob of moments."""
 BASIS = "basis"
@@ -133,6 +157,21 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
     return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
 
 
+def moment_scale(plan: ModelPlan, run: RunSettings) -> Scale:
+    """Return the fixed point of second moments, none of which exceeds the width."""
+    exponent = (dense_width(plan) - 1).bit_length()
+    most = most_weight(run)
+    return Scale(exponent, fraction_that_fits(exponent, run.num_clients, most, MAX_FRACTION_BITS))
+
+
+def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
+    """Return the specs of the weighted moments as summands, and of the weight."""
+    scale = moment_scale(plan, run)
+    bits = signed_bits(scale.exponent + scale.fraction_bits, run.num_clients, most_weight(run))
+    spec = SumSpec(triangle_size(dense_width(plan)), bits)
+    return {**{place: {MOMENTS: spec} for place in places(plan)}, **weight_specs(run)}
+
+
 def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs that describe a sliced model, one per place.
 
@@ -170,7 +209,7 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
-    tells = bool(specs) and run.federation.client_weights == "samples"
+    tells = bool(specs) and tells_samples(run)
 
     def check_report(report: Fields) -> None:
         if isinstance(report, MomentsReport) and (report.samples > 0) != tells:

@@ -11,6 +11,14 @@ AUTO = "auto"
 MEASURED = "measured"
 """Values of ``fleet`` that name no fleet."""
 
+NO_LIMIT = 1_000_000.0
+"""Value of ``max-weight-ratio`` and ``max-update-ratio`` without a limit."""
+WITHOUT_LIMITS = {
+    "federation.max-update-ratio": NO_LIMIT,
+    "federation.max-weight-ratio": NO_LIMIT,
+}
+"""Settings without limits that compare clients."""
+
 WireDtype = Literal["float32", "bfloat16", "nf4"]
 
 
@@ -67,6 +75,14 @@ class FederationSettings(Table):
         ),
     )
 
+    secure_sum: bool = Field(
+        False,
+        description=(
+            "The server learns the sum of the clients' tensors and no client's own: clients mask"
+            " them with keys that they agree on (docs/secure-sums.md). The sum is the same, bit for"
+            " bit. It takes three more exchanges per round, and at least three clients."
+        ),
+    )
     fleet: str = Field(
         AUTO,
         min_length=1,
@@ -102,6 +118,29 @@ class FederationSettings(Table):
         The server then adds the change to its own global adapters.
         """
         return self.wire_dtype != "float32"
+
+    def compares_clients(self, job: MethodSettings) -> str:
+        """Return which limit needs each client's reply by itself, as a sentence; empty if none.
+
+        Without ``client-weights``, clients count by their tokens or by the size of their numbers.
+        """
+        weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
+        has_effect = {
+            "max-update-ratio": (self.max_update_ratio, True),
+            "max-weight-ratio": (self.max_weight_ratio, weights != "equal"),
+        }
+        found = [
+            f"federation.{key} = {ratio:g}"
+            for key, (ratio, used) in has_effect.items()
+            if used and key in job.FEDERATION and ratio < NO_LIMIT
+        ]
+        if not found:
+            return ""
+        verb, them = ("compares", "it") if len(found) == 1 else ("compare", "them")
+        return (
+            f"{' and '.join(found)} {verb} single clients, whose replies the server does not see;"
+            f" set {them} to {NO_LIMIT:.0f} (no limit)"
+        )
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty without virtual devices."""

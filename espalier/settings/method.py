@@ -4,7 +4,7 @@ Callers read these attributes instead of asking which method a run uses.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -44,6 +44,8 @@ class MethodSettings(Table):
 
     A tuple lists several such values.
     """
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {}
+    """Settings by flat key with which ``federation.secure-sum`` works, if the defaults do not."""
     PRUNES: ClassVar[bool] = True
     """True if the method removes weights, heads, channels or blocks."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
@@ -94,6 +96,14 @@ class MethodSettings(Table):
         num_blocks : returns the number of blocks of the run's model
         """
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
+
+    def secure_sum_fault(self, federation: "FederationSettings") -> str:
+        """Return which settings need single replies, by ``federation.secure-sum``; empty if none do.
+
+        It is a sentence that names the key to change. The row of a method whose server always needs
+        single replies says why (``summands_reason``).
+        """
+        return ""
 
     def contradictions(
         self, method: str, federation: "FederationSettings", lora: "LoraSettings", num_clients: int

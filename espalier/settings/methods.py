@@ -58,14 +58,25 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
-    federates: bool = True
-    """True if the method reads the table ``[federation]``."""
+    summands: str = ""
+    """Function of round, plan and settings that returns the specs of a reply's summands.
+
+    Its result is a ``SumSpecs`` of ``espalier.messages.summands``. Empty if clients' tensors cannot
+    be summed secretly (``federation.secure-sum``).
+    """
+    to_summands: str = ""
+    """Function that turns a client's plain reply into the summands of one blob.
+
+    It has the parameters of ``client_app.protocol.secure_sum.ToSummands``.
+    """
+    summands_reason: str = ""
+    """Reason why there are no ``summands``, as the end of a sentence about the method."""
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
         return (
             own,
-            *(("federation",) if self.federates else ()),
+            "federation",
             *(TUNING_TABLES if self.tunes else ()),
         )
 
@@ -76,6 +87,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning:FedPETuning",
         job="client_app.methods.fedpetuning",
+        summands="espalier.methods.fedpetuning:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -87,11 +100,12 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm:FedPrLLM",
         job="client_app.methods.fedprllm",
+        summands="espalier.methods.fedprllm:summands",
+        to_summands="client_app.summands.votes:of_masks",
         dry_run="server_app.estimate.pruning:DryFedPrLLM",
         work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
-        federates=False,
     ),
     "fedspallm": Row(
         title=(
@@ -101,6 +115,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedspallm:FedSpaLLMSettings",
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
+        summands="espalier.methods.fedspallm:summands",
+        to_summands="client_app.summands.votes:of_kept",
         delivery="client_app.methods.fedspallm_layers:take_layers",
         dry_run="server_app.estimate.pruning:DryFedSpaLLM",
         work="server_app.estimate.pruning:KeptWeights",
@@ -115,6 +131,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedsoda:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
+        summands="espalier.methods.fedpetuning:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
         delivery="client_app.methods.fedsoda:take_any",
         dry_run="server_app.estimate.tuning:DryFedSoda",
         work="server_app.estimate.tuning:SubTuned",
@@ -130,6 +148,10 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.fedspine:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine",
+        summands_reason=(
+            "chooses a ratio and a rank for each client by its losses, and averages each row"
+            " over the clients that kept it, weighted by the importance of each"
+        ),
         delivery="client_app.methods.fedspine_cut:take_or_cut",
         dry_run="server_app.estimate.tuning:DryFedSpine",
         work="server_app.estimate.tuning:Spined",
@@ -144,6 +166,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
+        summands="espalier.methods.flap:summands",
+        to_summands="client_app.summands.statistics:of_input_sums",
         dry_run="server_app.estimate.pruning:DryCutting",
         work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -154,6 +178,10 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
+        summands_reason=(
+            "weights clients by the norm of each one's update, and they have ranks of their"
+            " own and give some up"
+        ),
         dry_run="server_app.estimate.tuning:DryHetLoRA",
         work="server_app.estimate.tuning:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -168,6 +196,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
+        summands="espalier.methods.llm_pruner:summands",
+        to_summands="client_app.summands.statistics:of_scores",
         dry_run="server_app.estimate.pruning:DryLlmPruner",
         work="server_app.estimate.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -181,6 +211,7 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline:LlmStreamline",
         job="client_app.methods.llm_streamline",
+        summands_reason=("has no fixed point with a bound for similarities and layers"),
         dry_run="server_app.estimate.pruning:DryLlmStreamline",
         work="server_app.estimate.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -198,7 +229,8 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
-        federates=False,
+        summands="espalier.methods.pooled_pruning:summands",
+        to_summands="client_app.summands.pooled_squares:to_summands",
     ),
     "sft-p": Row(
         title=(
@@ -208,6 +240,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
+        summands="espalier.methods.sft_p:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
@@ -221,6 +255,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt:SliceGpt",
         job="client_app.methods.slicegpt",
+        summands="espalier.methods.slicegpt:summands",
+        to_summands="client_app.summands.statistics:of_moments",
         dry_run="server_app.estimate.pruning:DrySliceGpt",
         work="server_app.estimate.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",

@@ -80,6 +80,24 @@ class NodeSettings(Table):
             " no other node can claim the site's name there."
         ),
     )
+    peer_keys: str = Field(
+        "",
+        description=(
+            "Directory at the site with the public keys of the other sites, `NAME.key.pub`, as"
+            " `espalier keys` writes them. In a run with `federation.secure-sum` the site then"
+            " masks its tensors only together with sites whose keys are there, so that the server"
+            " cannot put itself between two sites. The files must come from the sites themselves"
+            " and not from the server."
+        ),
+    )
+    min_secure_sum: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Minimum number of sites in a secure sum. A run without `federation.secure-sum`, or"
+            " with fewer sites, is refused. 0: no minimum, and runs without are allowed."
+        ),
+    )
     data_path: str = Field(
         "",
         description=(

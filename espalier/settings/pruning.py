@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from espalier.settings.federation import WITHOUT_LIMITS
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table
 
@@ -143,7 +144,8 @@ class CutSettings(Table):
 class StructuredSettings(CutSettings, SmallerSettings):
     """Settings of structured pruning: pruning ratio and format of the smaller model."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio", "secure-sum")
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
     """Clients count by their tokens; this cannot be chosen."""
 

@@ -39,6 +39,14 @@ MAX_TEXTS = 16
 
 SIMULATED_QUORUM = 0.5
 
+LEAST_OF_A_SUM = 3
+MOST_OF_A_SUM = 900
+"""Numbers of clients with which ``federation.secure-sum`` works.
+
+Of two clients, each would know the other's tensors from the sum. The keys of more than 900 do not
+fit into one field of a message.
+"""
+
 DEFAULT_METHOD = "fedprllm"
 
 JOB = "job"
@@ -573,6 +581,7 @@ def parse(
     num_clients = num_clients if isinstance(num_clients, int) else 0
     if method and JOB in valid and num_clients > 0:
         mistakes += _contradictions(method, valid, num_clients)
+    mistakes += _no_secure_sum(nested, method, num_clients)
     if simulation and (keys := nested.get("site-keys")):
         mistakes.append(f"site-keys = {keys!r}: simulated clients have no keys; leave it out")
     if "data" in valid and ("task" in valid or "task" not in tables_of(method or "")):
@@ -624,7 +633,29 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
         lines.append(
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )
+    if federation.secure_sum and METHODS[method].summands:
+        fault = job.secure_sum_fault(federation)
+        lines += [f"federation.secure-sum = true: {fault}"] if fault else []
     return lines
+
+
+def _no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: int) -> list[str]:
+    """Return an error line per reason why the clients' tensors cannot be summed secretly."""
+    given = nested.get("federation")
+    if method is None or not isinstance(given, Mapping) or not given.get("secure-sum"):
+        return []
+    key = "federation.secure-sum = true"
+    row = METHODS[method]
+    able = ", ".join(name for name, other in METHODS.items() if other.summands)
+    if not row.summands:
+        why = row.summands_reason or "has no sum of which the server could do with the total alone"
+        return [f"{key}: {method} {why}; leave it out, or choose one of {able}"]
+    if not LEAST_OF_A_SUM <= num_clients <= MOST_OF_A_SUM:
+        return [
+            f"{key}: needs num-clients between {LEAST_OF_A_SUM} and {MOST_OF_A_SUM}, not"
+            f" {num_clients}"
+        ]
+    return []
 
 
 def concerns(key: str, method: Any) -> bool:

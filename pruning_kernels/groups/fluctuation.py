@@ -29,6 +29,21 @@ class Moments:
     squares: Tensor
     """(channels,), float64: sum over tokens of the squared distance from the mean."""
 
+    @staticmethod
+    def of_sums(count: int, total: Tensor, square_sum: Tensor) -> "Moments":
+        """Return the moments of inputs with these sums over tokens, both (channels,), float64.
+
+        The difference of square sum and squared mean cancels digits: the variance has the relative
+        error of float64 times the ratio of squared mean and variance.
+        """
+        mean = total / max(1, count)
+        return Moments(count, mean, (square_sum - total * mean).clamp(min=0))
+
+    @property
+    def total(self) -> Tensor:
+        """Sum over tokens of the input, (channels,), float64."""
+        return self.mean * self.count
+
     @property
     def variance(self) -> Tensor:
         """Unbiased estimate of the variance, (channels,), float64; zero for one token."""

@@ -45,6 +45,9 @@ class DeviceVotes(VoteCounter):
 
             count_votes(given, stretch)
 
+    def _set_plane(self, bit: int, words: Words) -> None:
+        self.planes[bit] = torch.from_numpy(words.view(np.int64))
+
     def counts(self) -> NDArray[np.int32]:
         """Return the votes per weight, shaped like the matrix."""
         return self._counts().cpu().numpy()

@@ -86,6 +86,36 @@ class KeptMean:
         return self._total.reshape(self.shape)
 
 
+class SummedMean(KeptMean):
+    """Mean of one matrix whose sums are known already.
+
+    Parameters
+    ----------
+    total : (size,), float64: sum of the kept weights of all clients
+    keepers : (size,): number of clients that kept each weight
+    num_clients : number of clients
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        total: NDArray[np.float64],
+        keepers: NDArray[np.integer],
+        num_clients: int,
+    ) -> None:
+        self.shape = shape
+        self._sum = total
+        self._keepers = keepers
+        self._num_clients = num_clients
+
+    def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
+        """Return the mean, float32, shaped like the matrix, rounded once."""
+        divisor = self._keepers if aggregation == "l0" else np.int64(self._num_clients)
+        found = np.zeros(self._sum.shape)
+        np.divide(self._sum, divisor, out=found, where=self._keepers > 0)
+        return found.astype(np.float32).reshape(self.shape)
+
+
 class DeviceMean(KeptMean):
     """Mean whose sums are on a device; inputs and results are NumPy arrays."""
 

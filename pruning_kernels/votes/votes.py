@@ -107,6 +107,18 @@ class VoteCounter:
                 for plane in planes:
                     plane[:], carry = plane ^ carry, plane & carry
 
+    def take_counts(self, counts: NDArray[np.unsignedinteger]) -> None:
+        """Set the votes per weight, (num_weights,), from a sum of votes.
+
+        A count above the number of voters, which no honest client causes, is unanimous.
+        """
+        votes = np.minimum(counts, self.num_voters)
+        for bit in range(len(self.planes)):
+            self._set_plane(bit, pack((votes >> votes.dtype.type(bit) & 1).astype(np.bool_)))
+
+    def _set_plane(self, bit: int, words: Words) -> None:
+        self.planes[bit] = words
+
     def counts(self) -> NDArray[np.int32]:
         """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
         counts = np.zeros(self.shape, dtype=np.int32)

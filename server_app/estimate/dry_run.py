@@ -10,7 +10,7 @@ Covers: a run in which no client fails and no message is repeated. Enrolment is 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import NO_LINEAGE
+from espalier.messages import secure_sum
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
@@ -30,6 +31,7 @@ from espalier.messages.message import Fields, Header, Kind, MessageBody
 from espalier.messages.records import num_bytes, write
 from espalier.messages.tensor_blobs import packed_bytes
 from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
 from server_app.public_tests import PublicTests
 from strategies.base.federation import Federation
 from strategies.base.inbox import Inbox
@@ -39,6 +41,8 @@ from strategies.base.roster import Roster, Seat
 from strategies.base.rounds import FollowUp, Patience, Rounds
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
+from strategies.base.sums.exchanges import SecureSum
+from strategies.base.sums.masked_sums import MaskedSum
 
 Case = Literal["least", "most"]
 HASH = "0" * 64
@@ -128,8 +132,71 @@ class DryFederation(Federation):
             self._note_arrival(body)
         self.method.fold(server_round, cast(Inbox, None), clients)
 
+    def _aggregate_sums(
+        self,
+        server_round: int,
+        replies: Callable[[str], Iterator[MessageBody]],
+        quorum_of: int | None,
+    ) -> None:
+        """Exchange keys, shares and summands of the right sizes, and assume what they lead to."""
+
+        def advertise(session: str) -> Iterator[MessageBody]:
+            for body in replies(session):
+                self._note_arrival(body)
+                yield body
+
+        secure = DrySecureSum(self.rounds, cast(BlobStore, self.run.checkpoint.blobs), None)
+        masked = secure.masked_sum(server_round, advertise, quorum_of)
+        secure.ask_to_unmask(masked)
+        self.method.fold(server_round, cast(Inbox, None), masked.included)
+
+    def _end_sums(self) -> None:
+        """Delete nothing."""
+
     def _save(self, server_round: int) -> None:
         """Write no checkpoint."""
+
+
+class DrySecureSum(SecureSum):
+    """Exchanges of a secure sum whose messages have lengths and no content."""
+
+    def _site(self, client: int) -> str:
+        # The name in a simulation; those of real sites have other lengths.
+        return f"node-{client:05d}"
+
+    def _has_good_keys(self, body: MessageBody, number: str) -> bool:
+        return True
+
+    def _inbox(self) -> Inbox:
+        return DryInbox()
+
+    def _totals(self, server_round: int, inbox: Inbox, included: list[int]) -> dict[str, str]:
+        return {}
+
+    def ask_to_unmask(self, masked: MaskedSum) -> None:
+        """Exchange the last messages of a sum, and compute nothing."""
+        for _ in self._answers(masked, masked.included):
+            pass
+
+
+class DryInbox(Inbox):
+    """Inbox that stores nothing."""
+
+    def __init__(self) -> None:
+        self._clients = set[int]()
+
+    def receive(self, replies: Iterable[MessageBody]) -> Iterator[MessageBody]:
+        """Yield the replies."""
+        for body in replies:
+            self._clients.add(body.header.client)
+            yield body
+
+    def complete_clients(self) -> list[int]:
+        """Return the clients that replied."""
+        return sorted(self._clients)
+
+    def clear(self) -> None:
+        """Remove nothing."""
 
 
 class DryRounds(Rounds):
@@ -174,7 +241,10 @@ class DryRounds(Rounds):
         key = (*place, repr(request.fields), *sorted(request.blobs.items()))
         if key not in self._sizes:
             contract = contract_for(request, lambda: self.plan, self.settings)
-            known = {**_implied(request, contract), **self.method.known_fields(request)}
+            known = {
+                **_implied(request, contract, self.settings),
+                **self.method.known_fields(request),
+            }
             fields = _fields_of_reply(contract.up.fields, known)
             down = _num_bytes(header, request.fields, contract.down.blobs)
             up = _num_bytes(header, fields, contract.up.blobs)
@@ -184,9 +254,12 @@ class DryRounds(Rounds):
         return MessageBody(header, fields, self.method.known_blobs(request))
 
 
-def _implied(request: MessageBody, contract: Contract) -> dict[str, Any]:
+def _implied(request: MessageBody, contract: Contract, settings: RunSettings) -> dict[str, Any]:
     """Return the fields of a reply whose lengths follow from its request or contract."""
-    if request.header.kind != "evaluate":
+    kind = request.header.kind
+    if kind in secure_sum.KINDS or (kind == "train" and settings.federation.secure_sum):
+        return secure_sum.sized_fields(request)
+    if kind != "evaluate":
         return {"blob_sha256": [HASH] * sum(map(len, contract.parts))}
     texts = Texts(**request.fields)
     return {

@@ -146,7 +146,7 @@ class Work(ABC):
         """Return a client's disk space; its quantized base is kept for later runs."""
         rounds = Counter[int]()
         for one in self.traffic.exchanges()[0]:
-            if one.kind in ("train", "fetch", "deliver"):
+            if one.kind in ("train", "fetch", "masked", "deliver"):
                 rounds[one.server_round] += one.num_bytes
         answers = sum(size for _, size in rounds.most_common(KEPT_ROUNDS))
         found = {"answers and deliveries": answers, **self.client_files()}
@@ -158,7 +158,9 @@ class Work(ABC):
         """Return the disk space of the run directory."""
         settings = self.settings
         exchanges = self.traffic.exchanges().values()
-        replies = [[one for one in own if one.kind in ("train", "fetch")] for own in exchanges]
+        replies = [
+            [one for one in own if one.kind in ("train", "fetch", "masked")] for own in exchanges
+        ]
         by_round = Counter[int]()
         for one in (one for own in replies for one in own):
             by_round[one.server_round] += one.up

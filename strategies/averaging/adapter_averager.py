@@ -16,6 +16,7 @@ from espalier.amounts import count
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
+from espalier.messages.parts import tells_samples
 from espalier.methods.fedpetuning import (
     AdapterAveraging,
     Order,
@@ -23,6 +24,8 @@ from espalier.methods.fedpetuning import (
     TuningReport,
     parts,
     trained,
+    value_scale,
+    value_specs,
 )
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
@@ -40,6 +43,8 @@ from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
+from strategies.base.sums.weights import total_weight
 from strategies.fleet import (
     DeviceTime,
     FleetClock,
@@ -223,8 +228,7 @@ class AdapterAverager:
         if body.header.kind == "train":
             told = self.reports[seat.client] = validate(self._report, body.fields)
             skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
-            weighed = self.federation.client_weights == "samples"
-            samples = {"samples": told.samples} if weighed else {}
+            samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
             seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():
@@ -264,7 +268,7 @@ class AdapterAverager:
         plans = {client: self.plan_of(client) for client in clients}
         ranks = {client: self.reports[client].rank for client in plans}
         updates = Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
-        if len(clients) < MIN_CLIENTS:
+        if len(clients) < MIN_CLIENTS or self._limits.off:
             return updates
         products = updates.products()
         distances = dict(zip(clients, distances_from_others(products), strict=True))
@@ -320,6 +324,27 @@ class AdapterAverager:
         self.adapters().replace(means, limits_after)
         self._limits.tell(rounds)
 
+    def average_sums(self, sums: Sums, clients: Sequence[int], limits_after: Iterable[int]) -> None:
+        """Replace the global adapters by the mean of the clients', blob by blob.
+
+        ``sums`` has the weighted values in fixed point (``value_scale``), and the weights.
+        """
+        settings = self.run.settings
+        adapters = self.adapters().adapters
+        scale = value_scale(settings)
+        specs = value_specs(adapters, settings)
+        total = total_weight(sums, settings, clients)
+        shapes = adapters.shapes()
+
+        def mean_of(key: str) -> dict[str, Tensor]:
+            found = {}
+            for name, spec in specs[key].items():
+                values = scale.mean(sums.tensor(key, name), spec.bits, total)
+                found[name] = values.view(shapes[key][name]).to(torch.float32)
+            return found
+
+        self.adapters().replace(self._blob_by_blob(mean_of, len(clients)), limits_after)
+
     def limits_after(self, server_round: int) -> list[int]:
         """Return the rank limits with which the global adapters are sent next.
 
@@ -335,10 +360,9 @@ class AdapterAverager:
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self.adapters().adapters
-        keys = list(adapters.shapes())
-        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
         in_order = [weights[client] for client in updates.clients]
-        for key in keys:
+
+        def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
             tensors = dict[str, Tensor]()
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
@@ -346,9 +370,20 @@ class AdapterAverager:
                 tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
             for name in adapters.whole.get(key, {}):
                 tensors[name] = updates.mean(key, name, weights)
-            yield key, tensors
-            if index is not None:
-                clients = count(len(updates.clients), "client")
+            return tensors
+
+        return self._blob_by_blob(mean_of, len(updates.clients))
+
+    def _blob_by_blob(
+        self, mean_of: Callable[[str], dict[str, Tensor]], num_clients: int
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the mean of each blob, and show progress."""
+        keys = list(self.adapters().adapters.shapes())
+        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
+        for key in keys:
+            yield key, mean_of(key)
+            if (index := block_of_key(key)) is not None:
+                clients = count(num_clients, "client")
                 self.run.progress.step("averaged", f"block {index} of {clients}", block=index)
 
     def _mean(
@@ -418,6 +453,12 @@ class Tuning(Method):
         averager.note_times(server_round, updates.clients)
         weights = averager.samples_of(updates.clients)
         averager.average(updates, weights, averager.limits_after(server_round))
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Average the adapters, of which only the sum is known."""
+        averager = self.averager
+        averager.note_times(server_round, clients)
+        averager.average_sums(sums, clients, averager.limits_after(server_round))
 
     def state(self) -> dict[str, Any]:
         """Return the state of result and averager."""

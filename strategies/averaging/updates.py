@@ -18,7 +18,7 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.messages.blobs.adapters import read_adapter
 from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import NO_LIMIT, FederationSettings
 from pruning_kernels.lora.clipping import clip_factors, root_mean_square
 from pruning_kernels.lora.factors import Factors
 from strategies.averaging.adapters import AdapterResult
@@ -41,11 +41,18 @@ class UpdateLimits:
         self._clipped: dict[int, dict[Any, float]] = {}
         """Factor by which each clipped tensor exceeded the limit, by client."""
 
+    @property
+    def off(self) -> bool:
+        """True if no client is limited, however large its numbers are."""
+        return self.max_ratio >= NO_LIMIT
+
     def factors(self, place: Any, sizes: Mapping[int, float]) -> dict[int, float]:
         """Return ``clip_factors`` for the norms of a tensor's changes, and record the clipped ones.
 
         ``place`` names the tensor.
         """
+        if self.off:
+            return dict.fromkeys(sizes, 1.0)
         found = clip_factors(sizes, self.max_ratio)
         for client, factor in found.items():
             if factor < 1:

@@ -12,13 +12,15 @@ from typing import Any
 from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
-from espalier.messages.message import MessageBody
+from espalier.messages.message import MessageBody, NoFields
 from strategies.base.enrolment import Enroller
 from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run_folder import Times
+from strategies.base.sums.exchanges import SecureSum
+from strategies.base.sums.masked_sums import MaskedSums
 
 PATIENCE = 4
 """Factor between a client's time in all its rounds and its deadline for the local baseline."""
@@ -93,6 +95,8 @@ class Federation:
         rounds.begin()
         evaluation = self.method.evaluation
         evaluation.collect(rounds, rounds.exchange(evaluation.requests(rounds, last)))
+        if self.run.settings.federation.secure_sum:
+            self._end_sums()
 
     def _save(self, server_round: int) -> None:
         run = self.run
@@ -146,12 +150,18 @@ class Federation:
             of_clients=True,
             server_round=(server_round, num_rounds) if num_rounds > 1 else None,
         )
-        present = [client for client in asked if client not in (rounds.lost or {})]
-        replies = chain(
-            rounds.exchange(self._requests(server_round, present), self._next_part),
-            self._caught_up(server_round, catch_up),
-        )
-        self._aggregate(server_round, replies, selection.quorum_of)
+
+        def replies(session: str = "") -> Iterator[MessageBody]:
+            present = [client for client in asked if client not in (rounds.lost or {})]
+            return chain(
+                rounds.exchange(self._requests(server_round, present, session), self._next_part),
+                self._caught_up(server_round, catch_up, session),
+            )
+
+        if self.run.settings.federation.secure_sum:
+            self._aggregate_sums(server_round, replies, selection.quorum_of)
+        else:
+            self._aggregate(server_round, replies(), selection.quorum_of)
         self._measure_result(server_round)
         self._save(server_round)
         rounds.finished = server_round
@@ -159,26 +169,36 @@ class Federation:
             "checkpoint", f"checkpoint   after round {server_round}", round=server_round
         )
 
-    def _requests(self, server_round: int, clients: Iterable[int]) -> Iterator[MessageBody]:
-        for client in clients:
+    def _requests(
+        self, server_round: int, clients: Iterable[int], session: str
+    ) -> Iterator[MessageBody]:
+        """Yield the orders of clients that still take part; ``session`` is that of a secure sum."""
+        active = {seat.client for seat in self.rounds.roster.active()}
+        for client in (one for one in clients if one in active):
             order = self.method.order(server_round, client)
             # The message has the blobs, so the order need not keep them in memory.
             self._orders[client] = replace(order, blobs={})
             seat = self.rounds.roster.seats[client]
             blobs = {**order.blobs, **order.along}
-            yield self.rounds.request("train", seat, server_round, order.fields, blobs)
+            request = self.rounds.request("train", seat, server_round, order.fields, blobs)
+            if session:
+                request.fields["session"] = session
+            yield request
 
     def _caught_up(
-        self, server_round: int, catch_up: Callable[[Sequence[int]], None] | None
+        self,
+        server_round: int,
+        catch_up: Callable[[Sequence[int]], None] | None,
+        session: str,
     ) -> Iterator[MessageBody]:
         """Push lost state to the clients that need it, then repeat their orders."""
         lost = self.rounds.begin_catching_up()
         if not lost or catch_up is None:
             return
         catch_up(lost)
-        active = {seat.client for seat in self.rounds.roster.active()}
-        again = [client for client in lost if client in active]
-        yield from self.rounds.exchange(self._requests(server_round, again), self._next_part)
+        yield from self.rounds.exchange(
+            self._requests(server_round, lost, session), self._next_part
+        )
 
     def _next_part(self, body: MessageBody) -> MessageBody | None:
         """Return the request for the next part of a client's reply, by the hashes of its report."""
@@ -187,7 +207,8 @@ class Federation:
         if header.kind == "train":
             self._reports[header.client] = body.fields
         following = header.part + 1
-        if following == len(order.parts):
+        # With secure sums the tensors follow masked, after the clients have exchanged keys.
+        if following == len(order.parts) or self.run.settings.federation.secure_sum:
             return None
         report = self._reports[header.client]
         keys = [key for part in order.parts for key in part]
@@ -212,16 +233,57 @@ class Federation:
         self.method.fold(server_round, inbox, clients)
         inbox.clear()
 
+    def _aggregate_sums(
+        self,
+        server_round: int,
+        replies: Callable[[str], Iterator[MessageBody]],
+        quorum_of: int | None,
+    ) -> None:
+        """Let the clients sum their tensors secretly, and aggregate the sum."""
+        sums = MaskedSums(self.run.folder.masked_sums)
+        secure = SecureSum(self.rounds, sums.blobs(server_round), self.run.site_keys)
+        worked = set[int]()
+
+        def advertise(session: str) -> Iterator[MessageBody]:
+            for body in replies(session):
+                if body.header.client not in worked:
+                    worked.add(body.header.client)
+                    self._note_work(body)
+                yield body
+
+        masked = sums.load(server_round)
+        if masked is None:
+            masked = secure.masked_sum(server_round, advertise, quorum_of)
+            ledger = self.run.folder.ledger
+            masked = replace(masked, seats=self.rounds.roster.state(), traffic=ledger.state())
+            sums.save(masked)
+        else:
+            self.rounds.roster.restore(masked.seats)
+            self.run.folder.restore_ledger(masked.traffic)
+        unmasked = secure.unmask(masked)
+        for client in masked.included:
+            seat = self.rounds.roster.seats[client]
+            train = self.rounds.request("train", seat, server_round, NoFields())
+            self.method.note_part(seat, replace(train, fields=masked.reports[str(client)]))
+        self.method.fold_sums(server_round, unmasked, masked.included)
+
+    def _end_sums(self) -> None:
+        """Delete the masked sums, which only an interrupted run needs."""
+        MaskedSums(self.run.folder.masked_sums).clear()
+
     def _note_arrival(self, body: MessageBody) -> None:
+        if body.header.kind == "train":
+            self._note_work(body)
         seat = self.rounds.roster.seats[body.header.client]
         words = self.method.WORDS
-        if body.header.kind == "train":
-            seat.worked(body.fields["seconds"])
         self.method.note_part(seat, body)
         if body.header.part + 1 == body.header.num_parts:
             sent = self._orders[seat.client].sends or words.sent
             text = f"{seat.site}: {sent}, {seat.work()}"
             self.run.progress.step(words.event, text, client=seat.client, seconds=seat.seconds)
+
+    def _note_work(self, body: MessageBody) -> None:
+        self.rounds.roster.seats[body.header.client].worked(body.fields["seconds"])
 
     def _is_sound(self, inbox: Inbox, client: int) -> bool:
         """Return True if a reply is plausible; drop its client otherwise."""

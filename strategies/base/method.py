@@ -22,6 +22,7 @@ from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 
 
 class RunResult(Protocol):
@@ -195,6 +196,14 @@ class Method(ABC):
     @abstractmethod
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the replies of these clients, in client order."""
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Aggregate the sum of the replies of these clients, of which no single one is known.
+
+        It decides as ``fold`` does from the replies, up to the rounding of their fixed point. Only
+        methods whose row names ``summands`` have it.
+        """
+        raise NotImplementedError(f"{self.run.settings.method} needs single replies")
 
     def deliver(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""

@@ -474,21 +474,26 @@ class Rounds:
         and ``of`` the number of clients that were asked, by default ``num-clients``.
         """
         asked = self.settings.num_clients if of is None else of
-        # Rounding first: a product such as 3.0000000000000004 must not become 4.
-        needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
+        needed = self.quorum_of(asked)
         if number >= needed:
             return
+        quorum = f"the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}"
+        raise RunFailed(f"{count(number, 'client')} {what}, {quorum}{self.reasons()}")
+
+    def quorum_of(self, asked: int) -> int:
+        """Return the quorum of this number of clients."""
+        # Rounding first: a product such as 3.0000000000000004 must not become 4.
+        return math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
+
+    def reasons(self) -> str:
+        """Return a line for each client that failed, with the reason."""
         reasons = [
             f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason
         ]
         reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
         if (more := len(reasons) - TOLD_REASONS) > 0:
             reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
-        lines = "".join(f"\n  {reason}" for reason in reasons)
-        raise RunFailed(
-            f"{count(number, 'client')} {what}, the quorum is {needed} of"
-            f" {'num-clients =' if of is None else 'the'} {asked}{lines}"
-        )
+        return "".join(f"\n  {reason}" for reason in reasons)
 
 
 def error_of(reply: Message) -> str:

@@ -103,6 +103,11 @@ class RunFolder:
             raise InputError(f"{self._written.path}: cannot be read: {error.strerror}") from None
 
     @property
+    def masked_sums(self) -> Path:
+        """Folder of masked sums that an interrupted run still has to unmask."""
+        return self.path / "secure-sum"
+
+    @property
     def inbox(self) -> Path:
         """Directory of the open round's replies."""
         return self.path / "inbox"

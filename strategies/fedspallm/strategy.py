@@ -22,21 +22,24 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.blobs.masks import kept_name, mask_name
+from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import parts_of
+from espalier.messages.summands import SumSpecs
 from espalier.methods.fedspallm import (
     FedSpaLLMSettings,
     SampledBlocks,
     SampledBlocksPart,
+    kept_scale,
     sampled_specs,
+    summands,
 )
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack
-from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
+from pruning_kernels.votes.kept_mean import KeptMean, SummedMean, kept_mean
 from pruning_kernels.votes.votes import VoteCounter, vote_counter
 from strategies.averaging.client_weights import count_claims, counted_capabilities
 from strategies.averaging.updates import UpdateLimits
@@ -46,6 +49,7 @@ from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.public_samples import require_counting
 from strategies.base.roster import Seat
 from strategies.base.run import Run
+from strategies.base.sums.unmasking import Sums
 from strategies.fedspallm.global_model import HeldLayers, KeptResult
 from strategies.masks import require_pattern_fits
 
@@ -120,6 +124,8 @@ def sample_layers(
     return {client: sorted(chosen) for client, chosen in drawn.items()}
 
 
+FoldedMatrix = tuple[LinearPlan, KeptMean, VoteCounter]
+"""Matrix, sum of its kept weights, and votes to prune them."""
 LARGEST_KEPT = 100
 """Maximum ratio of a kept weight to the largest weight of its dense matrix.
 
@@ -282,7 +288,9 @@ class FedSpaLLM(Method):
         if body.header.kind != "train":
             return
         weighed = self.run.settings.federation.client_weights == "samples"
-        names = ("damping", *(["calibration_samples"] if weighed else []))
+        # In a secure sum no number of a single client's data is told.
+        told = [] if self.run.settings.federation.secure_sum else ["damping"]
+        names = (*told, *(["calibration_samples"] if weighed else []))
         seat.metrics = {name: body.fields[name] for name in names} | {
             "layers": self._sampled[seat.client]
         }
@@ -346,23 +354,76 @@ class FedSpaLLM(Method):
             for client in clients
         }
         self._weights = count_claims(self.rounds, "weight", claimed)
+        self._decide(
+            server_round,
+            clients,
+            lambda block, senders: self._folded(inbox, block, senders),
+        )
+        self.limits.tell(self.rounds)
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Decide the layers by the sums of votes and of kept weights."""
+        specs = summands(server_round, self.plan, self.run.settings)
+        self._decide(
+            server_round,
+            clients,
+            lambda block, senders: self._summed(sums, specs, block, len(senders)),
+        )
+
+    def _decide(
+        self,
+        server_round: int,
+        clients: list[int],
+        folded: Callable[[BlockPlan, list[int]], Iterator[FoldedMatrix]],
+    ) -> None:
+        """Decide the sampled layers one by one.
+
+        ``folded`` returns sums and votes of a layer's matrices, given the clients that sampled it.
+        """
         self.result.note_local_models([self._sampled[client] for client in clients], server_round)
         sampled = sorted({index for client in clients for index in self._sampled[client]})
         self.run.progress.begin("folding", len(sampled))
         for index in sampled:
             senders = [client for client in clients if index in self._sampled[client]]
             block = self.plan.blocks[index]
-            self.result.decide(block, server_round, self._folded(inbox, block, senders))
+            self.result.decide(block, server_round, folded(block, senders))
             text = f"layer {index} of {count(len(senders), 'client')}"
             self.run.progress.step("folded", text, block=index, clients=senders)
-        self.limits.tell(self.rounds)
 
-    def _folded(
-        self, inbox: Inbox, block: BlockPlan, clients: list[int]
-    ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+    def _summed(
+        self, sums: Sums, specs: SumSpecs, block: BlockPlan, num_clients: int
+    ) -> Iterator[FoldedMatrix]:
+        """Yield mean and votes of each matrix of a layer from the sums of all clients.
+
+        If the local method changes no weights, the kept ones are those of the layer before.
+        """
+        key = block_key(block.index)
+        changes = self.settings.changes_weights
+        before = {} if changes else self._before(block.index)
+        for linear in block.linears:
+            votes = vote_counter(linear.shape, num_clients, self.run.device)
+            votes.take_counts(sums.tensor(key, votes_name(linear.name)))
+            keepers = num_clients - votes.counts().reshape(-1)
+            if changes:
+                name = kept_name(linear.name)
+                scale = kept_scale(linear)
+                if self._largest_dense(linear) > scale.bound:
+                    raise InputError(
+                        f"{linear.parameter}: has a weight beyond {scale.bound:g}, where kept"
+                        " weights are clipped in a secure sum; set federation.secure-sum to false"
+                    )
+                total = scale.numbers(sums.tensor(key, name), specs[key][name].bits).numpy()
+                # A mean beyond the bound, which no honest clients have, is clipped to it.
+                total = np.clip(total, -scale.bound * keepers, scale.bound * keepers)
+            else:
+                total = before[linear.name].double().reshape(-1).numpy() * keepers
+            yield linear, SummedMean(linear.shape, total, keepers, num_clients), votes
+
+    def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[FoldedMatrix]:
         """Yield sum and votes of each matrix of a layer, added in client order."""
         key = block_key(block.index)
-        changes = self.settings.local_method == "sparsegpt" and len(clients) >= MIN_CLIENTS
+        compares = len(clients) >= MIN_CLIENTS and not self.limits.off
+        changes = self.settings.changes_weights and compares
         before = self._before(block.index) if changes else {}
         for linear in block.linears:
             mean = kept_mean(linear.shape, self.run.device)

@@ -193,7 +193,7 @@ def turned(times: float) -> Change:
 
 Named = Mapping[str, Change]
 BILLION = claims(samples=10**9)
-MOST = claims(samples=MAX_SAMPLES, tokens=MAX_SAMPLES)
+MOST = claims(samples=MAX_SAMPLES)
 """Largest claims that a contract accepts."""
 OF_UPDATES: Named = {
     "turned round, with a billion samples": both(turned(2.0), BILLION),

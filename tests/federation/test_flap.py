@@ -1,6 +1,7 @@
 """FLAP: promises of every method, and its arithmetic compared with slow procedures."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bench import Bench, private_text, summary
+from flwr.app import Array, Message
 from promises import Promises, Uninterrupted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,11 +17,12 @@ from espalier.data.client_text import client_samples
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
-from espalier.messages.records import read
+from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
+from pruning_kernels.fixed_point import from_words, to_words
 from strategies.base.rounds import RunFailed
 
 SHARE = 0.3
@@ -90,6 +93,20 @@ def all_samples(bench: Bench, **changes: Any) -> torch.Tensor:
             for client in range(bench.num_clients)
         ]
     )
+
+
+def change_blobs(
+    reply: Message, change: Callable[[str, np.ndarray], np.ndarray], only: str = ""
+) -> None:
+    """Replace the tensors of a reply's blobs, whose hashes are those of all its blobs."""
+    blobs = reply.content["blobs"]
+    hashes = list(reply.content["fields"]["blob_sha256"])
+    for place, key in enumerate(sorted(blobs)):
+        if only in key:
+            found = {n: change(n, v) for n, v in unpack_tensors(blobs[key].data).items()}
+            blobs[key] = Array("", (), STYPE, pack_tensors(found))
+            hashes[place] = sha256(blobs[key].data)
+    reply.content["fields"]["blob_sha256"] = hashes
 
 
 def kept_units(folder: Path) -> list[dict[str, Any]]:
@@ -170,23 +187,22 @@ class TestFlap(Promises):
             "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
         }
         samples = all_samples(plain.bench, **changes).chunk(4)
+        found = set[tuple[int, str]]()
         for client, reply in plain.received:
             body = read(reply.content)
-            if body.header.kind != "train":
-                continue
-            inputs = inputs_of(plain.bench, samples[client])
-            assert body.fields["tokens"] == 32
-            for index, own in enumerate(inputs):
-                sent = unpack_tensors(body.blobs[f"block-{index:04d}"])
-                for name, values in own.items():
-                    mean = values.mean(dim=0)
-                    np.testing.assert_allclose(sent[f"{name}.mean"], mean, rtol=1e-4, atol=1e-6)
-                    np.testing.assert_allclose(
-                        sent[f"{name}.squares"],
-                        (values - mean).square().sum(dim=0),
-                        rtol=1e-4,
-                        atol=1e-6,
-                    )
+            if body.header.kind == "train":
+                assert body.fields.keys() == {"seconds", "blob_sha256"}
+            for key, blob in body.blobs.items():
+                found.add((client, key))
+                sent = unpack_tensors(blob)
+                assert sent["count"].tolist() == [32]
+                inputs = inputs_of(plain.bench, samples[client])[int(key.removeprefix("block-"))]
+                for name, values in inputs.items():
+                    sums = {"sums": values.sum(dim=0), "squares": values.square().sum(dim=0)}
+                    for kind, expected in sums.items():
+                        numbers = from_words(sent[f"{name}.{kind}"], 56)
+                        np.testing.assert_allclose(numbers, expected, rtol=1e-4, atol=1e-6)
+        assert len(found) == 4 * 2
 
     @pytest.mark.parametrize(
         ("changes", "alike"),
@@ -256,18 +272,22 @@ class TestFlap(Promises):
             bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 
-    @pytest.mark.parametrize("spoilt", ["infinite", "negative", "huge"])
+    @pytest.mark.parametrize("spoilt", ["negative", "large", "beyond", "no tokens"])
     def test_impossible_moments_drop_their_sender(self, bench: Bench, spoilt: str) -> None:
-        from flwr.app import Array, Message
-
-        from espalier.messages.records import STYPE
-
         def spoil(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                tensors = unpack_tensors(reply.content["blobs"]["block-0001"].data)
-                name = "mlp.down.squares" if spoilt == "negative" else "mlp.down.mean"
-                tensors[name][3] = {"infinite": np.inf, "negative": -1.0, "huge": 1e30}[spoilt]
-                reply.content["blobs"]["block-0001"] = Array("", (), STYPE, pack_tensors(tensors))
+                tensors = unpack_tensors(reply.content["blobs"]["block-0000"].data)
+                squares = tensors["mlp.down.squares"]
+                if spoilt == "negative":
+                    squares[1, 3] = 2**64 - 1
+                elif spoilt == "large":
+                    # The square of a sum exceeds what the sum of squares allows.
+                    tensors["mlp.down.sums"][1, 3] = 2**24
+                elif spoilt == "beyond":
+                    squares[1, 3] = 2**47
+                else:
+                    tensors["count"][0] = 0
+                reply.content["blobs"]["block-0000"] = Array("", (), STYPE, pack_tensors(tensors))
             return reply
 
         grid = bench.grid()
@@ -279,49 +299,57 @@ class TestFlap(Promises):
             "completed",
             "completed",
         ]
-        assert "is not finite, or none that inputs of a model have" in clients[1]["reason"]
+        words = "is out of range, or none that inputs of a model have"
+        assert ("is not between 1 and" if spoilt == "no tokens" else words) in clients[1]["reason"]
 
     def test_more_tokens_than_requested_are_refused(self, bench: Bench) -> None:
-        from flwr.app import Message
-
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                reply.content["fields"]["tokens"] = 16_000_001
+                change_blobs(
+                    reply, lambda name, value: value * 0 + 16_000_001 if name == "count" else value
+                )
             return reply
 
         grid = bench.grid()
         grid.tamper = dict.fromkeys((0, 1, 2), claim)
-        with pytest.raises(RunFailed, match="16000001 tokens, no client has more than 16000000"):
+        with pytest.raises(RunFailed, match="16000001 is not between 1 and 16000000 tokens"):
             bench.run(grid)
+
+    def test_blocks_of_different_tokens_drop_their_sender(self, bench: Bench) -> None:
+        def claim(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind == "train":
+                change_blobs(
+                    reply,
+                    lambda name, value: value + np.uint64(1) if name == "count" else value,
+                    only="block-0001",
+                )
+            return reply
+
+        grid = bench.grid(part_bytes=10**7)
+        grid.tamper[1] = claim
+        client = summary(bench.run(grid, part_bytes=10**7))["clients"][1]
+        assert "its blocks have different numbers of tokens" in client["reason"]
 
     @pytest.mark.parametrize("claimed", ["tokens", "inputs"])
     def test_one_client_is_capped_by_median(self, bench: Bench, claimed: str) -> None:
         """The limit applies to claimed tokens and to moments far above those of other clients."""
-        from flwr.app import Array, Message
-
-        from espalier.messages.records import STYPE
 
         def shout(request: Message, reply: Message) -> Message:
-            if read(request.content).header.kind != "train":
-                return reply
-            if claimed == "tokens":
-                reply.content["fields"]["tokens"] = 1_000_000
-                return reply
-            blobs = reply.content["blobs"]
-            hashes = list(reply.content["fields"]["blob_sha256"])
-            for place, key in enumerate(sorted(blobs)):
-                loud = {
-                    n: v * np.float32(1e4 if n.endswith("mean") else 1e8)
-                    for n, v in unpack_tensors(blobs[key].data).items()
-                }
-                blobs[key] = Array("", (), STYPE, pack_tensors(loud))
-                hashes[place] = sha256(blobs[key].data)
-            reply.content["fields"]["blob_sha256"] = hashes
+            def louder(name: str, value: np.ndarray) -> np.ndarray:
+                if name == "count":
+                    return value * 0 + 1_000_000 if claimed == "tokens" else value
+                if claimed == "tokens":
+                    return value
+                factor = 1e4 if name.endswith("sums") else 1e8
+                return to_words(from_words(value, 56) * factor, 56)
+
+            if read(request.content).header.kind == "train":
+                change_blobs(reply, louder)
             return reply
 
-        grid = bench.grid()
+        grid = bench.grid(part_bytes=10**7)
         grid.tamper[1] = shout
-        client = summary(bench.run(grid))["clients"][1]
+        client = summary(bench.run(grid, part_bytes=10**7))["clients"][1]
         assert client["status"] == "completed"
         assert client["capped"][claimed]["claimed"] > 100 * client["capped"][claimed]["counted"]
 

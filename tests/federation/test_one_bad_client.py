@@ -28,12 +28,16 @@ from bad_clients import (
     tensors,
 )
 from bench import Bench, Home, summary
+from safetensors.torch import load, save
 
+from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
 from espalier.methods.pooled_pruning import COUNT, FRACTION_BITS
+from espalier.models.structure import ADDED_BIASES
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from pruning_kernels.fixed_point import bound, from_words, to_words
+from pruning_kernels.groups.fluctuation import Moments
 
 MAX_WORSE = 1.10
 BAD = 3
@@ -84,6 +88,35 @@ def sums_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return tensors(changed)
 
 
+def inputs_of(change: Callable[[Moments], tuple[torch.Tensor, torch.Tensor]]) -> Change:
+    """Return a change of FLAP's sums, by mean and squared deviations that replace the client's."""
+
+    def changed(_: BadClient, body: MessageBody) -> None:
+        for key, blob in body.blobs.items():
+            sent = load(blob)
+            tokens = int(sent[COUNT])
+            bits = FRACTION_BITS["tokens"]
+            for name in ADDED_BIASES:
+                words = [sent[f"{name}.{kind}"].numpy() for kind in ("sums", "squares")]
+                mean, squares = change(
+                    Moments.of_sums(tokens, *(from_words(own, bits) for own in words))
+                )
+                sums = {"sums": mean * tokens, "squares": squares + tokens * mean.square()}
+                for kind, values in sums.items():
+                    sent[f"{name}.{kind}"] = torch.from_numpy(to_words(values, bits))
+            body.blobs[key] = save(sent)
+
+    return changed
+
+
+def louder(own: Moments) -> tuple[torch.Tensor, torch.Tensor]:
+    return own.mean * 1e3, own.squares * 1e6
+
+
+def turned_round(own: Moments) -> tuple[torch.Tensor, torch.Tensor]:
+    return -own.mean, own.squares.median() ** 2 / (own.squares + 1e-9)
+
+
 MOST_TOKENS = tensors(
     lambda name, words: (
         torch.tensor([MAX_SAMPLES * COMMON["data.sequence-length"]]).to(torch.uint64)
@@ -91,7 +124,7 @@ MOST_TOKENS = tensors(
         else words
     )
 )
-"""Largest count that the contract of pooled pruning accepts."""
+"""Largest count that the contracts of pooled pruning and FLAP accept."""
 INVERTED = tensors(lambda _, value: (value.median() ** 2 / (value.abs() + 1e-9)).float())
 PERSONAL = {"evaluation.local-baseline": True}
 """Settings of methods with one model per client; the metric is the mean over clients."""
@@ -125,15 +158,8 @@ CASES = {
     "flap": Case(
         {},
         {
-            "inputs a thousand times as large": both(MOST, scaled(mean=1e3, squares=1e6)),
-            "what fluctuates least is worth most": both(
-                MOST,
-                tensors(
-                    lambda n, v: (
-                        (v.median() ** 2 / (v + 1e-9)).float() if n.endswith("squares") else -v
-                    )
-                ),
-            ),
+            "inputs a thousand times as large": both(inputs_of(louder), MOST_TOKENS),
+            "what fluctuates least is worth most": both(inputs_of(turned_round), MOST_TOKENS),
         },
     ),
     "pooled-pruning": Case(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pruning_kernels.votes import kept_mean as means
 from pruning_kernels.votes.bitmask import pack
-from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
+from pruning_kernels.votes.kept_mean import KeptMean, SummedMean, kept_mean
 
 pytestmark = pytest.mark.usefixtures("place_of_sums")
 
@@ -125,3 +125,13 @@ def test_every_place_gives_the_bits_of_plain_sums() -> None:
         keepers += ~mask * np.float32(weight)
     expected = np.divide(total, keepers, out=np.zeros_like(total), where=keepers > 0)
     assert added(matrices, masks, [1, 2, 3, 4, 5]).mean().tobytes() == expected.tobytes()
+
+
+def test_mean_of_known_sums_by_hand() -> None:
+    """The sums of ``test_by_hand``: kept by three, two, one and none of three clients."""
+    total = np.array([18.0, 6.0, 5.0, 0.0])
+    keepers = np.array([3, 2, 1, 0])
+    mean = SummedMean((2, 2), total, keepers, 3)
+    assert mean.mean().tolist() == [[6.0, 3.0], [5.0, 0.0]]
+    assert mean.mean("mean").tolist() == [[6.0, 2.0], [pytest.approx(5 / 3), 0.0]]
+    assert mean.mean().dtype == np.float32

@@ -292,3 +292,27 @@ def test_magnitudes_order_as_absolute_values() -> None:
         assert bits.dtype == (np.uint16 if dtype.itemsize == 2 else np.uint32)
         sizes = (bits & (np.iinfo(bits.dtype).max >> 1))[0].tolist()
         assert sizes[0] == sizes[1] <= sizes[2] < sizes[3] == sizes[4] < sizes[5]
+
+
+@pytest.mark.parametrize("voters", [1, 3, 8, 9])
+def test_votes_from_their_sum_are_those_of_the_masks(voters: int) -> None:
+    generator = np.random.default_rng(voters)
+    shape = (6, 50)
+    masks = (generator.random((voters, 300)) < generator.random(300)).tolist()
+    one = counter_of(shape, masks)
+    other = vote_counter(shape, voters)
+    other.take_counts(np.sum(masks, axis=0).astype(np.uint64))
+    np.testing.assert_array_equal(one.counts(), other.counts())
+    np.testing.assert_array_equal(one.unanimous(), other.unanimous())
+    sizes = magnitudes(torch.randn(shape, generator=torch.Generator().manual_seed(voters)))
+    for group in GROUPS:
+        found = (counter.most_voted(0.5, group, sizes) for counter in (one, other))
+        np.testing.assert_array_equal(*found)
+
+
+def test_more_votes_than_voters_are_unanimous() -> None:
+    """A client may add 3 to a sum of votes in place of 0 or 1."""
+    counter = vote_counter((1, 4), 3)
+    counter.take_counts(np.array([0, 3, 7, 2], np.uint64))
+    assert counter.counts().tolist() == [[0, 3, 3, 2]]
+    assert unpack(counter.unanimous(), (4,)).tolist() == [False, True, True, False]

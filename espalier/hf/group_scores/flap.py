@@ -12,16 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
-from espalier.hf.stream.input_statistics import Watched, pack_statistics, read_statistics
+from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.methods.flap import FlapSettings, mean_name, squares_name
+from espalier.messages.tensor_blobs import pack_tensors, views
+from espalier.methods.flap import FRACTION_BITS, FlapSettings, sums_name
+from espalier.methods.pooled_pruning import COUNT, squares_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size
 from espalier.progress import beats
+from pruning_kernels.fixed_point import Words, from_words, to_words
 from pruning_kernels.groups.fluctuation import (
     Moments,
     channel_scores,
@@ -72,17 +76,44 @@ def watched_moments(stream: BlockStream, samples: Tensor) -> Iterator[dict[str, 
 
 
 def pack_moments(moments: BlockMoments) -> bytes:
-    """Serialise the moments of a block, float32."""
-    means = {mean_name(name): found.mean for name, found in moments.items()}
-    squares = {squares_name(name): found.squares for name, found in moments.items()}
-    return pack_statistics(means | squares)
+    """Serialise the sums and sums of squares of a block's inputs in fixed point, and their number.
+
+    Raises
+    ------
+    InputError
+        If a number is not finite or out of range.
+    """
+    (tokens,) = {found.count for found in moments.values()}
+    words = {}
+    try:
+        for name, found in moments.items():
+            words[sums_name(name)] = to_words(found.total, FRACTION_BITS)
+            words[squares_name(name)] = to_words(found.square_sum, FRACTION_BITS)
+    except OverflowError as error:
+        raise InputError(
+            f"the inputs of a channel cannot be summed: {error}; use fewer samples, or check whether"
+            " the model is damaged"
+        ) from None
+    return pack_tensors({**words, COUNT: np.array([tokens], np.uint64)})
 
 
-def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
-    """Return the moments of a block from a blob; ``tokens`` is the number of tokens they cover."""
-    found = read_statistics(blob)
+def unpack_moments(blob: bytes) -> dict[str, Moments]:
+    """Return the moments of a block from a blob of ``pack_moments``."""
+    words = views(blob)
+    return moments_of_sums(int(words[COUNT][0]), words.__getitem__)
+
+
+def moments_of_sums(tokens: int, words: Callable[[str], Words]) -> dict[str, Moments]:
+    """Return the moments of a block from sums over so many tokens.
+
+    ``words`` returns the sums of a tensor, of one party or of several, in fixed point.
+    """
     return {
-        name: Moments(tokens, found[mean_name(name)], found[squares_name(name)])
+        name: Moments.of_sums(
+            tokens,
+            from_words(words(sums_name(name)), FRACTION_BITS),
+            from_words(words(squares_name(name)), FRACTION_BITS),
+        )
         for name in ADDED_BIASES
     }
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from espalier import amounts
 from espalier.errors import ProtocolError
+from espalier.messages.summands import SumSpec, bits_for
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, LinearPlan
 from pruning_kernels.selection.comparison_groups import (
@@ -31,6 +32,17 @@ from pruning_kernels.votes.bitmask import (
 def mask_name(linear: str) -> str:
     """Return the tensor name of the prune mask of a matrix."""
     return f"{linear}.prune_mask"
+
+
+def votes_name(linear: str) -> str:
+    """Return the name of the summand with the votes to prune each weight of a matrix."""
+    return f"{linear}.votes"
+
+
+def votes_specs(block: BlockPlan, num_clients: int) -> dict[str, SumSpec]:
+    """Return the specs of a block's votes as summands, in the fewest bits for all clients."""
+    bits = bits_for(num_clients)
+    return {votes_name(linear.name): SumSpec(linear.num_weights, bits) for linear in block.linears}
 
 
 def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:

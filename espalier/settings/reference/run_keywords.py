@@ -74,6 +74,7 @@ class RunKeywords(TypedDict, total=False):
     federation_max_weight_ratio: float
     federation_max_update_ratio: float
     federation_wire_dtype: Literal["float32", "bfloat16", "nf4"]
+    federation_secure_sum: bool
     federation_fleet: Text
     lora_rank: int
     lora_alpha: float

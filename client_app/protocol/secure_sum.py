@@ -1,0 +1,472 @@
+"""Client's side of secure sums: keys, shares, masked summands, and shares to unmask the sum.
+
+Covers: a server that sends wrong lists. The client computes its neighbours and the threshold
+itself. It answers each exchange of a session once; the same request gets the same answer. It helps
+to unmask one sum per round. For each client it gives a share of one secret: of the own mask's seed
+if the client is in the sum, of the mask key if it dropped out. A new session has new keys and new
+masks, and is refused after a sum of the round was unmasked, because the difference of two sums may
+be the tensors of one client. Secrets are deleted when the client has helped to unmask.
+Covers, with the public keys of the other sites (``peer-keys``): a server, or anybody else between,
+that replaces keys of a site by its own.
+Does not cover, without them: such a server; it can read everything. Clients that send wrong
+summands, which nobody sees. What the sum itself tells.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, Protocol
+
+from client_app.protocol.answer_once import kept_report
+from client_app.site import Site, reply_to
+from espalier.errors import InputError
+from espalier.identity.site_keys import private_key as site_private_key
+from espalier.identity.site_keys import public_keys
+from espalier.messages.contracts import plain_contract
+from espalier.messages.masked_summands import mask_summand, places_in_mask
+from espalier.messages.message import Header, MessageBody, NoFields, validate
+from espalier.messages.secure_sum import (
+    Masked,
+    MaskOrder,
+    SessionOrder,
+    ShareOrder,
+    Shares,
+    Unmask,
+    UnmaskOrder,
+    key_statement,
+    summand_specs,
+)
+from espalier.messages.signed_name import is_signed, sign
+from espalier.messages.summands import Numbers, pack
+from espalier.messages.summed_weights import WITHHELD
+from espalier.messages.tensor_blobs import pack_tensors
+from espalier.models.plan import ModelPlan
+from espalier.secure_sum.keys import (
+    SEED_BYTES,
+    Session,
+    UnreadableError,
+    mask_key,
+    new_seed,
+    opened_shares,
+    own_mask_key,
+    private_key,
+    public_bytes,
+    sealed_shares,
+)
+from espalier.secure_sum.neighbours import neighbours
+from espalier.secure_sum.sharing import fingerprint, shared
+from espalier.settings.methods import METHODS, part
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import PrivateState
+
+DOCUMENT = "secure-sum"
+"""Name of a per-round document: secrets, requests and answers of the last session."""
+
+
+class ToSummands(Protocol):
+    """Function that turns a client's plain reply into the summands of one blob."""
+
+    def __call__(
+        self,
+        key: str,
+        blob: Callable[[str], bytes],
+        report: Mapping[str, Any],
+        plan: ModelPlan,
+        run: RunSettings,
+    ) -> Mapping[str, Numbers]:
+        """Return the numbers of each tensor of a summand's blob.
+
+        Parameters
+        ----------
+        key : key of the blob in ``SumSpecs``
+        blob : function of a key that returns a blob of the plain reply
+        report : fields of the plain report
+        """
+
+
+def advertise(
+    site: Site, request: MessageBody, train: Callable[[Site, MessageBody], MessageBody]
+) -> MessageBody:
+    """Answer a ``train``: do the work, keep the tensors, and reply with new public keys."""
+    header = request.header
+    session = validate(site.contract.down.fields, request.fields).model_dump()["session"]
+    order = {name: value for name, value in request.fields.items() if name != "session"}
+    plain = MessageBody(header, order, request.blobs, request.tensors)
+    report = train(site.with_plain_contract(plain), plain).fields
+    state = site.state(header)
+    with state.locked():
+        kept = state.load(header.server_round, DOCUMENT)
+        if kept is None or kept["session"] != session:
+            if kept is not None and "unmask" in kept:
+                raise InputError(
+                    f"train: this client has helped to unmask a sum of round"
+                    f" {header.server_round}; a second one could show a single client's tensors;"
+                    " start a new run"
+                )
+            kept = _new_keys(site, header, session)
+            state.save(header.server_round, DOCUMENT, kept)
+    withheld = {name: 0 for name in WITHHELD if name in report}
+    told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
+    return reply_to(request, validate(site.contract.up.fields, told))
+
+
+def _new_keys(site: Site, header: Header, number: str) -> dict[str, Any]:
+    """Return the document of a new session: three random secrets, and two public keys."""
+    session = Session(header.lineage, header.server_round, number)
+    secrets = {name: new_seed().hex() for name in ("mask", "share", "own")}
+    keys = {
+        f"{name}_key": public_bytes(private_key(bytes.fromhex(secrets[name]), session, name))
+        for name in ("mask", "share")
+    }
+    signature = ""
+    if site.node.site_key:
+        text = key_statement(
+            header.lineage,
+            header.server_round,
+            number,
+            header.client,
+            site.name,
+            [keys["mask_key"], keys["share_key"]],
+        )
+        signature = sign(site_private_key(site.node.site_key), text)
+    return {
+        "session": number,
+        "secrets": secrets,
+        "advertised": {**keys, "signature": signature},
+    }
+
+
+def share(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``shares``: check everybody's keys, and share this client's two secrets."""
+    order = validate(ShareOrder, request.fields)
+    with _Step(site, request, "shares") as step:
+        if step.answer is None:
+            _require_own_entry(site, request.header, order, step.kept["advertised"])
+            _require_enough(site, "shares", len(order.clients))
+            _require_known_sites(site, request.header, order)
+            step.kept["order"] = request.fields
+            party = Party(request.header, step.kept)
+            told, own_shares = party.split_secrets()
+            step.kept["own_shares"] = own_shares
+            step.finish(told.model_dump())
+        return reply_to(request, Shares(**step.answered))
+
+
+def mask(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``masked``: take the shares of the others, and send a part of masked summands."""
+    header = request.header
+    if header.part:
+        return reply_to(request, NoFields(), _masked_part(site, request))
+    order = validate(MaskOrder, request.fields)
+    with _Step(site, request, "masked", after="shares") as step:
+        if step.answer is None:
+            party = Party(header, step.kept)
+            party.require_members(order.members)
+            if order.sources != party.among(order.members):
+                raise InputError("masked: the sources are not this client's neighbours")
+            received, unreadable = party.received_shares(order)
+            step.kept |= {"members": order.members, "received": received}
+            step.finish(Masked(unreadable=unreadable).model_dump())
+        told = Masked(**step.answered)
+    return reply_to(request, told, _masked_part(site, request))
+
+
+def unmask(site: Site, request: MessageBody) -> MessageBody:
+    """Answer an ``unmask`` with one share for each client; this happens once in a round."""
+    order = validate(UnmaskOrder, request.fields)
+    with _Step(site, request, "unmask", after="masked") as step:
+        if step.answer is None:
+            party = Party(request.header, step.kept)
+            party.require_included(order)
+            _require_enough(site, "unmask", len(order.included))
+            step.finish(party.shares_of(order).model_dump())
+        return reply_to(request, Unmask(**step.answered))
+
+
+class _Step:
+    """One exchange of a session: the stored answer to the same request, or a new one.
+
+    The client's lock is held in the ``with`` block.
+    """
+
+    def __init__(self, site: Site, request: MessageBody, kind: str, after: str = "") -> None:
+        self._state = site.state(request.header)
+        self._round = request.header.server_round
+        self._kind = kind
+        self._after = after
+        self._session = request.fields["session"]
+        self._asked = sha256(json.dumps(sorted(request.fields.items())).encode())
+        self.kept: dict[str, Any] = {}
+        """Document of the session."""
+        self.answer: dict[str, Any] | None = None
+        """Fields of the answer; None if the request is new."""
+
+    @property
+    def answered(self) -> dict[str, Any]:
+        """Fields of the answer, which exists."""
+        assert self.answer is not None
+        return self.answer
+
+    def __enter__(self) -> "_Step":
+        self._lock = self._state.locked()
+        self._lock.__enter__()
+        try:
+            self._open()
+        except BaseException:
+            self._lock.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._lock.__exit__(*failure)
+
+    def _open(self) -> None:
+        self.kept = session_of(self._state, self._round, self._session, self._kind)
+        known = self.kept.get(self._kind)
+        if known is not None:
+            if known["asked"] != self._asked:
+                raise InputError(
+                    f"{self._kind}: this client answered another request of this session"
+                )
+            self.answer = known["answer"]
+        elif "unmask" in self.kept or (self._after and self._after not in self.kept):
+            raise InputError(f"{self._kind}: does not follow the last answer of this session")
+
+    def finish(self, answer: dict[str, Any]) -> None:
+        """Store the answer; after that to ``unmask``, nothing else of the session is kept."""
+        self.kept[self._kind] = {"asked": self._asked, "answer": answer}
+        if self._kind == "unmask":
+            needed = ("session", "advertised", "unmask")
+            self.kept = {name: self.kept[name] for name in needed}
+        self._state.save(self._round, DOCUMENT, self.kept)
+        self.answer = answer
+
+
+def session_of(state: PrivateState, server_round: int, number: str, kind: str) -> dict[str, Any]:
+    """Return the document of a session; InputError if it is not the last one of its round."""
+    kept = state.load(server_round, DOCUMENT)
+    if kept is None or kept["session"] != number:
+        raise InputError(
+            f"{kind}: this client has no keys of this session of round {server_round}; the server"
+            " must ask for new keys"
+        )
+    return kept
+
+
+class Party:
+    """One client in a session whose keys are known: its neighbours, secrets and shares."""
+
+    def __init__(self, header: Header, kept: Mapping[str, Any]) -> None:
+        self.client = header.client
+        self.kept = kept
+        self.session = Session(header.lineage, header.server_round, kept["session"])
+        self.order = validate(ShareOrder, kept["order"])
+        self.neighbourhood = self.order.neighbourhood
+        graph = neighbours(self.order.keys(), self.neighbourhood.degree)
+        self.neighbours = graph[self.client]
+        self.mask_keys = dict(zip(self.order.clients, self.order.mask_keys, strict=True))
+        self.share_keys = dict(zip(self.order.clients, self.order.share_keys, strict=True))
+
+    def among(self, clients: list[int]) -> list[int]:
+        """Return the neighbours that are among ``clients``, ascending."""
+        return [other for other in self.neighbours if other in set(clients)]
+
+    def split_secrets(self) -> tuple[Shares, list[str]]:
+        """Return the shares of both secrets, and the two shares that this client holds itself."""
+        holders = sorted([*self.neighbours, self.client])
+        threshold = self.neighbourhood.threshold
+        seeds = shared(self._secret("own"), threshold, holders)
+        keys = shared(self._secret("mask"), threshold, holders)
+        private = private_key(self._secret("share"), self.session, "share")
+        sealed = [
+            sealed_shares(
+                private,
+                self.share_keys[other],
+                self.session,
+                (self.client, other),
+                seeds[other] + keys[other],
+            )
+            for other in self.neighbours
+        ]
+        told = Shares(
+            shares=sealed,
+            seed_sha256=[fingerprint(seeds[holder]) for holder in holders],
+            key_sha256=[fingerprint(keys[holder]) for holder in holders],
+            own_sha256=fingerprint(self._secret("own")),
+        )
+        return told, [seeds[self.client].hex(), keys[self.client].hex()]
+
+    def received_shares(self, order: MaskOrder) -> tuple[dict[str, list[str]], list[int]]:
+        """Return the shares of the neighbours' secrets, and the neighbours without usable ones."""
+        private = private_key(self._secret("share"), self.session, "share")
+        received = {}
+        unreadable = []
+        for place, other in enumerate(order.sources):
+            try:
+                both = opened_shares(
+                    private,
+                    self.share_keys[other],
+                    self.session,
+                    (other, self.client),
+                    order.shares[place],
+                )
+            except UnreadableError:
+                unreadable.append(other)
+                continue
+            seed = both[:SEED_BYTES]
+            key = both[SEED_BYTES:]
+            published = (order.seed_sha256[place], order.key_sha256[place])
+            if (fingerprint(seed), fingerprint(key)) != published:
+                unreadable.append(other)
+                continue
+            received[str(other)] = [seed.hex(), key.hex()]
+        return received, unreadable
+
+    def pair_keys(self) -> dict[int, bytes]:
+        """Return the key of the common mask with each neighbour among the members."""
+        private = private_key(self._secret("mask"), self.session, "mask")
+        return {
+            other: mask_key(private, self.mask_keys[other], self.session, self.client, other)
+            for other in self.among(self.kept["members"])
+        }
+
+    def own_key(self) -> bytes:
+        """Return the key of this client's own mask."""
+        return own_mask_key(self._secret("own"), self.session, self.client)
+
+    def require_members(self, members: list[int]) -> None:
+        """Check the clients that sent shares: known ones, this one too, and enough of them."""
+        if not set(members) <= set(self.order.clients) or self.client not in members:
+            raise InputError("masked: the members are not clients of this session")
+        if len(members) < self.order.threshold:
+            raise InputError(
+                f"masked: {len(members)} members, the sum needs {self.order.threshold}"
+            )
+
+    def require_included(self, order: UnmaskOrder) -> None:
+        """Check that one sum is to be unmasked: enough members, and one kind of share for each."""
+        members = set(self.kept["members"])
+        included = set(order.included)
+        if not included <= members or len(included) < self.order.threshold:
+            raise InputError(
+                f"unmask: the sum of {len(included)} clients; it needs {self.order.threshold} of"
+                " those that sent shares"
+            )
+        holds = sorted([*self.neighbours, self.client])
+        seeds_of = [other for other in holds if other in included]
+        keys_of = [other for other in self.neighbours if other in members - included]
+        if (order.seeds_of, order.keys_of) != (seeds_of, keys_of):
+            raise InputError("unmask: asks for other shares than those of this client's neighbours")
+
+    def shares_of(self, order: UnmaskOrder) -> Unmask:
+        """Return the shares that the server needs; empty for a neighbour whose were unreadable."""
+        held = {**self.kept["received"], str(self.client): self.kept["own_shares"]}
+        nothing = ("", "")
+        return Unmask(
+            seeds=[held.get(str(other), nothing)[0] for other in order.seeds_of],
+            keys=[held.get(str(other), nothing)[1] for other in order.keys_of],
+        )
+
+    def _secret(self, name: str) -> bytes:
+        return bytes.fromhex(self.kept["secrets"][name])
+
+
+def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
+    """Return the masked summands of one part, by blob key."""
+    header = request.header
+    state = site.state(header)
+    number = validate(SessionOrder, {"session": request.fields["session"]}).session
+    kept = session_of(state, header.server_round, number, "masked")
+    if "masked" not in kept or "secrets" not in kept:
+        raise InputError("masked: does not follow the last answer of this session")
+    party = Party(header, kept)
+    specs = summand_specs(header.server_round, site.model.plan, site.settings)
+    places = places_in_mask(specs)
+    pairs = party.pair_keys()
+    own = party.own_key()
+    summands = PlainReply(site, header)
+    blobs = {}
+    for key in site.contract.up.blobs:
+        packed = {}
+        for name, numbers in summands.numbers(key).items():
+            spec = specs[key][name]
+            packed[name] = pack(numbers, spec)
+            mask_summand(packed[name], spec, places[key, name], party.client, own, pairs)
+        blobs[key] = pack_tensors(packed)
+    return blobs
+
+
+class PlainReply:
+    """Plain reply of a client to the ``train`` of a round, which stays at the site."""
+
+    def __init__(self, site: Site, header: Header) -> None:
+        self._site = site
+        train = header.model_copy(update={"kind": "train", "part": 0})
+        kept = kept_report(site, train, "reply")
+        self.report: dict[str, Any] = kept["report"]
+        """Fields of the plain report."""
+        self._store = site.state(header).blobs(header.server_round)
+        asked = MessageBody(train, kept["order"])
+        contract = plain_contract(asked, lambda: site.model.plan, site.settings)
+        keys = chain.from_iterable(contract.parts)
+        self._hashes = dict(zip(keys, self.report["blob_sha256"], strict=True))
+        convert: ToSummands = part(METHODS[site.settings.method].to_summands)
+        self._convert = convert
+
+    def numbers(self, key: str) -> Mapping[str, Numbers]:
+        """Return the summands of one blob, by tensor name."""
+        return self._convert(
+            key, self._blob, self.report, self._site.model.plan, self._site.settings
+        )
+
+    def _blob(self, key: str) -> bytes:
+        return self._store.get(self._hashes[key])
+
+
+def _require_own_entry(
+    site: Site, header: Header, order: ShareOrder, advertised: Mapping[str, str]
+) -> None:
+    """Raise InputError if the list has other keys for this client than its own."""
+    place = order.clients.index(header.client)
+    found = (order.sites[place], order.mask_keys[place], order.share_keys[place])
+    if found != (site.name, advertised["mask_key"], advertised["share_key"]):
+        raise InputError("shares: the server lists other keys for this client than its own")
+
+
+def _require_enough(site: Site, kind: str, clients: int) -> None:
+    """Raise InputError if a sum has fewer clients than the site's owner demands."""
+    if clients < site.node.min_secure_sum:
+        raise InputError(
+            f"{kind}: a sum of {clients} clients; min-secure-sum = {site.node.min_secure_sum} at"
+            " this site"
+        )
+
+
+def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
+    """Raise InputError if keys of another site are not signed with its key (``peer-keys``)."""
+    if not site.node.peer_keys:
+        if not site.node.simulated:
+            print(
+                f"espalier: {site.name}: nothing shows that the keys of this secure sum are those"
+                " of the other sites, because this site has no peer-keys; the server could read"
+                " its tensors with keys of its own",
+                file=sys.stderr,
+                flush=True,
+            )
+        return
+    known = public_keys(site.node.peer_keys, "peer-keys")
+    for place, client in enumerate(order.clients):
+        name = order.sites[place]
+        if client == header.client:
+            continue
+        if name not in known:
+            raise InputError(
+                f"shares: no key of site {name} is in this site's peer-keys; its owner must put"
+                f" {name}.key.pub there"
+            )
+        keys = [order.mask_keys[place], order.share_keys[place]]
+        text = key_statement(header.lineage, header.server_round, order.session, client, name, keys)
+        if not is_signed(known[name], text, order.signatures[place]):
+            raise InputError(f"shares: the keys of site {name} are not signed with its key")

@@ -1,0 +1,1 @@
+"""Cryptography of secure sums: keys, shares, masks and the graph of neighbours."""

@@ -1,0 +1,1 @@
+"""Secure sums at the server: exchanges with the clients, and unmasking."""

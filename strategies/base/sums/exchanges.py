@@ -1,0 +1,308 @@
+"""Server's side of secure sums: keys, shares and masked summands of one round, and unmasking.
+
+Covers: a client that fails in any of the exchanges. If its masked summands are complete, they
+count; otherwise the sum is that of the others. Fewer clients than the threshold end the run before
+anything is unmasked. A client whose shares its neighbours cannot read is dropped, and the others
+make new keys. The order of arrival has no effect.
+Does not cover: wrong summands, wrong counts and impossible values of a client. Checks of single
+replies are not possible.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from espalier.amounts import count
+from espalier.identity.site_keys import PublicKeys
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import MessageBody, validate
+from espalier.messages.secure_sum import (
+    MaskOrder,
+    SessionOrder,
+    ShareOrder,
+    Shares,
+    key_statement,
+    summand_specs,
+)
+from espalier.messages.signed_name import is_signed
+from espalier.messages.summands import SumSpecs, Words, add_to
+from espalier.messages.tensor_blobs import pack_tensors
+from espalier.secure_sum.keys import is_usable
+from espalier.secure_sum.neighbours import neighbours, two_thirds
+from espalier.settings.run import LEAST_OF_A_SUM
+from espalier.storage.blobs import BlobStore
+from strategies.base.inbox import Inbox
+from strategies.base.rounds import Rounds, RunFailed
+from strategies.base.sums.masked_sums import MaskedSum
+from strategies.base.sums.unmasking import Sums, Unmasking, published
+
+SESSION_BYTES = 16
+RESTARTS = 3
+"""Maximum number of sessions of a round in which no client is dropped but too few shares are left.
+
+With a graph of neighbours this is improbable; with all clients as neighbours it does not happen.
+"""
+
+Advertise = Callable[[str], Iterable[MessageBody]]
+"""Function that asks for keys of a session, and yields the replies."""
+
+
+@dataclass
+class OpenSession:
+    """Keys, shares and masked summands of one session, as they arrive."""
+
+    order: ShareOrder
+    graph: dict[int, list[int]]
+    shares: dict[int, Shares] = field(default_factory=dict)
+    unreadable: dict[int, list[int]] = field(default_factory=dict)
+    """Neighbours whose shares a client could not read, by client."""
+
+    @property
+    def members(self) -> list[int]:
+        """Clients that sent shares, ascending."""
+        return sorted(self.shares)
+
+    def request(self, client: int) -> MaskOrder:
+        """Return the request for the masked summands of a member."""
+        sources = [other for other in self.graph[client] if other in self.shares]
+        sealed = []
+        seeds = []
+        keys = []
+        for other in sources:
+            holders = sorted([*self.graph[other], other])
+            sealed.append(self.shares[other].shares[self.graph[other].index(client)])
+            seeds.append(self.shares[other].seed_sha256[holders.index(client)])
+            keys.append(self.shares[other].key_sha256[holders.index(client)])
+        return MaskOrder(
+            session=self.order.session,
+            members=self.members,
+            sources=sources,
+            shares=sealed,
+            seed_sha256=seeds,
+            key_sha256=keys,
+        )
+
+    def readers(self, owner: int, included: list[int]) -> list[int]:
+        """Return the clients in the sum that hold usable shares of a member."""
+        holders = [*self.graph[owner], owner]
+        return [
+            one for one in holders if one in included and owner not in self.unreadable.get(one, ())
+        ]
+
+
+class SecureSum:
+    """Exchanges of the secure sums of a run."""
+
+    def __init__(self, rounds: Rounds, store: BlobStore, site_keys: PublicKeys | None) -> None:
+        self.rounds = rounds
+        self.store = store
+        self.site_keys = site_keys
+
+    # ----- until the masked sum is complete -------------------------------------------------------
+
+    def masked_sum(
+        self, server_round: int, advertise: Advertise, quorum_of: int | None
+    ) -> MaskedSum:
+        """Let the clients make keys and send their masked summands, and return the masked sum.
+
+        Raises RunFailed if too few clients finished one of the steps; nothing is unmasked then.
+        """
+        restarts = 0
+        while True:
+            session, reports = self._session(server_round, advertise, quorum_of)
+            inbox = self._inbox()
+            self._receive_masked(server_round, session, inbox)
+            included = inbox.complete_clients()
+            self._require(server_round, len(included), session.order, "sent masked sums")
+            self.rounds.require_quorum(len(included), "sent masked sums", quorum_of)
+            needed = session.order.neighbourhood.threshold
+            lacking = [
+                owner for owner in session.members if len(session.readers(owner, included)) < needed
+            ]
+            if not lacking:
+                totals = self._totals(server_round, inbox, included)
+                inbox.clear()
+                return MaskedSum(
+                    server_round,
+                    session.order.model_dump(),
+                    session.members,
+                    {str(client): published(one) for client, one in session.shares.items()},
+                    included,
+                    {str(client): reports[client] for client in included},
+                    totals,
+                )
+            if not self._drop_unreadable(session, lacking):
+                restarts += 1
+            if restarts > RESTARTS:
+                raise RunFailed(
+                    f"secure sum of round {server_round}: too few clients hold the shares of"
+                    f" {count(len(lacking), 'client')}; nothing was unmasked"
+                    f"{self.rounds.reasons()}"
+                )
+
+    def _session(
+        self, server_round: int, advertise: Advertise, quorum_of: int | None
+    ) -> tuple[OpenSession, dict[int, dict[str, Any]]]:
+        """Return a new session with the shares of its members, and the clients' reports."""
+        number = token_hex(SESSION_BYTES)
+        reports = {}
+        for body in advertise(number):
+            if self._has_good_keys(body, number):
+                reports[body.header.client] = body.fields
+        self.rounds.require_quorum(len(reports), "sent their keys", quorum_of)
+        if len(reports) < LEAST_OF_A_SUM:
+            raise RunFailed(
+                f"secure sum of round {server_round}: {count(len(reports), 'client')} sent keys, a"
+                f" sum needs {LEAST_OF_A_SUM}; nothing was unmasked{self.rounds.reasons()}"
+            )
+        order = self._order(number, reports)
+        session = OpenSession(order, neighbours(order.keys(), order.neighbourhood.degree))
+        requests = (
+            self.rounds.request("shares", self.rounds.roster.seats[client], server_round, order)
+            for client in order.clients
+        )
+        for body in self.rounds.exchange(requests):
+            session.shares[body.header.client] = validate(Shares, body.fields)
+        self._require(server_round, len(session.members), order, "sent shares")
+        return session, reports
+
+    def _order(self, number: str, reports: Mapping[int, Mapping[str, Any]]) -> ShareOrder:
+        clients = sorted(reports)
+        quorum = self.rounds.quorum_of(len(clients))
+        return ShareOrder(
+            session=number,
+            threshold=max(two_thirds(len(clients)), quorum),
+            clients=clients,
+            sites=[self._site(client) for client in clients],
+            mask_keys=[reports[client]["mask_key"] for client in clients],
+            share_keys=[reports[client]["share_key"] for client in clients],
+            signatures=[reports[client]["signature"] for client in clients],
+        )
+
+    def _site(self, client: int) -> str:
+        return self.rounds.roster.seats[client].site
+
+    def _has_good_keys(self, body: MessageBody, number: str) -> bool:
+        """Return True if the others can use a client's keys; drop the client otherwise."""
+        seat = self.rounds.roster.seats[body.header.client]
+        keys = [body.fields["mask_key"], body.fields["share_key"]]
+        fault = "" if all(map(is_usable, keys)) else "its public keys are not usable"
+        if self.site_keys is not None:
+            header = body.header
+            text = key_statement(
+                header.lineage, header.server_round, number, header.client, seat.site, keys
+            )
+            key = self.site_keys.get(seat.site)
+            if key is None or not is_signed(key, text, body.fields["signature"]):
+                fault = "its public keys are not signed with its site's key"
+        if fault:
+            self.rounds.drop("train", seat, fault)
+        return not fault
+
+    def _receive_masked(self, server_round: int, session: OpenSession, inbox: Inbox) -> None:
+        """Store the masked summands of all members, part by part."""
+
+        def following(body: MessageBody) -> MessageBody | None:
+            header = body.header
+            seat = self.rounds.roster.seats[header.client]
+            place = header.part + 1
+            asked = self.rounds.request(
+                "masked",
+                seat,
+                server_round,
+                SessionOrder(session=session.order.session),
+                part=place,
+            )
+            return asked if place < num_parts else None
+
+        requests = [
+            self.rounds.request(
+                "masked",
+                self.rounds.roster.seats[client],
+                server_round,
+                session.request(client),
+            )
+            for client in session.members
+        ]
+        contract = contract_for(requests[0], lambda: self.rounds.plan, self.rounds.settings)
+        num_parts = contract.num_parts
+        for body in inbox.receive(self.rounds.exchange(requests, following)):
+            header = body.header
+            if header.part == 0:
+                session.unreadable[header.client] = body.fields["unreadable"]
+            if header.part + 1 == num_parts:
+                seat = self.rounds.roster.seats[header.client]
+                self.rounds.progress.step("masked", f"{seat.site}: masked", client=seat.client)
+
+    def _drop_unreadable(self, session: OpenSession, lacking: list[int]) -> bool:
+        """Drop the clients whose shares others could not read; return True if there are any."""
+        found = False
+        for owner in lacking:
+            readers = [one for one, names in session.unreadable.items() if owner in names]
+            if readers:
+                seat = self.rounds.roster.seats[owner]
+                why = f"{count(len(readers), 'client')} could not read the shares that it sent"
+                self.rounds.drop("shares", seat, why)
+                found = True
+        return found
+
+    def _require(self, server_round: int, number: int, order: ShareOrder, what: str) -> None:
+        """Raise RunFailed if fewer clients than the threshold finished a step."""
+        if number < order.threshold:
+            raise RunFailed(
+                f"secure sum of round {server_round}: {count(number, 'client')} {what},"
+                f" {order.threshold} of {len(order.clients)} are needed; nothing was"
+                f" unmasked{self.rounds.reasons()}"
+            )
+
+    def _totals(self, server_round: int, inbox: Inbox, included: list[int]) -> dict[str, str]:
+        """Add the masked summands, and return the hash of the stored sums by blob key."""
+        totals = {}
+        for key, tensors in self._specs(server_round).items():
+            sums: dict[str, Words] = {}
+            for name, spec in tensors.items():
+                total = np.zeros(spec.num_words, np.uint64)
+                for client in included:
+                    add_to(total, inbox.tensor(client, key, name).numpy(), spec)
+                sums[name] = total
+            totals[key] = self.store.put(pack_tensors(sums))
+        return totals
+
+    def _specs(self, server_round: int) -> SumSpecs:
+        return summand_specs(server_round, self.rounds.plan, self.rounds.settings)
+
+    def _inbox(self) -> Inbox:
+        return Inbox(self.rounds.folder.inbox)
+
+    # ----- unmasking ------------------------------------------------------------------------------
+
+    def unmask(self, masked: MaskedSum) -> Sums:
+        """Ask the clients in the sum for their shares, and return the unmasked sums.
+
+        Raises RunFailed if too few answer; the run can then be resumed.
+        """
+        unmasking = Unmasking(masked, self.rounds)
+        active = {seat.client for seat in self.rounds.roster.active()}
+        answers = self._answers(masked, [one for one in masked.included if one in active])
+        for holder, answer in sorted(answers):
+            unmasking.take(holder, answer)
+        removals = unmasking.removals()
+        return Sums(self._specs(masked.server_round), masked.totals, self.store, removals)
+
+    def _answers(
+        self, masked: MaskedSum, holders: list[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        requests = [
+            self.rounds.request(
+                "unmask",
+                self.rounds.roster.seats[holder],
+                masked.server_round,
+                masked.request(holder),
+            )
+            for holder in holders
+        ]
+        for body in self.rounds.exchange(requests):
+            yield body.header.client, body.fields

@@ -1,0 +1,149 @@
+"""Unmasking of a secure sum: secrets put together from shares, and the sums of all tensors.
+
+Covers: a share that is not the one its owner published is not used, and its sender is dropped. A
+secret that does not fit its owner's public key or hash ends the run with an error that names the
+site; no wrong sum is used.
+Does not cover: wrong summands of a client, which nobody sees.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from espalier.messages.masked_summands import apply_mask, places_in_mask
+from espalier.messages.message import validate
+from espalier.messages.secure_sum import Shares, Unmask
+from espalier.messages.summands import Numbers, SumSpecs, unpack
+from espalier.messages.tensor_blobs import views
+from espalier.secure_sum.keys import (
+    Session,
+    mask_key,
+    own_mask_key,
+    private_key,
+    public_bytes,
+)
+from espalier.secure_sum.sharing import fingerprint, rebuilt
+from espalier.storage.blobs import BlobStore
+from strategies.base.rounds import Rounds, RunFailed
+from strategies.base.sums.masked_sums import MaskedSum
+
+
+class Sums:
+    """Sums of the summands of several clients, unmasked tensor by tensor."""
+
+    def __init__(
+        self,
+        specs: SumSpecs,
+        totals: Mapping[str, str],
+        store: BlobStore,
+        removals: Sequence[tuple[bytes, bool]] = (),
+    ) -> None:
+        self._specs = specs
+        self._totals = totals
+        self._store = store
+        self._removals = removals
+        """Key of each mask that is still in the sums, and True if it is subtracted to remove it."""
+        self._places = places_in_mask(specs)
+
+    def tensor(self, key: str, name: str) -> Numbers:
+        """Return the sum of one tensor as ``unpack`` returns it."""
+        spec = self._specs[key][name]
+        words = np.array(views(self._store.get(self._totals[key]))[name])
+        for mask, subtracts in self._removals:
+            apply_mask(words, spec, mask, self._places[key, name], subtracts=subtracts)
+        return unpack(words, spec)
+
+
+class Unmasking:
+    """Secrets of a masked sum, put together from the clients' answers."""
+
+    def __init__(self, masked: MaskedSum, rounds: Rounds) -> None:
+        self.masked = masked
+        self.rounds = rounds
+        self.session = Session(rounds.lineage, masked.server_round, masked.keys.session)
+        self._seeds: dict[int, dict[int, bytes]] = {}
+        self._keys: dict[int, dict[int, bytes]] = {}
+        """Shares of each client's two secrets, by holder."""
+
+    def take(self, holder: int, answer: Mapping[str, Any]) -> None:
+        """Record a holder's shares; drop it if one is not the share that its owner published."""
+        order = self.masked.request(holder)
+        told = validate(Unmask, answer)
+        of_seeds = zip(order.seeds_of, told.seeds, strict=True)
+        of_keys = zip(order.keys_of, told.keys, strict=True)
+        good: list[tuple[dict[int, dict[int, bytes]], int, bytes]] = []
+        for known, pairs, kind in (
+            (self._seeds, of_seeds, "seed_sha256"),
+            (self._keys, of_keys, "key_sha256"),
+        ):
+            for owner, text in pairs:
+                share = bytes.fromhex(text)
+                if share and fingerprint(share) != self._published(owner, holder, kind):
+                    seat = self.rounds.roster.seats[holder]
+                    self.rounds.drop("unmask", seat, "a share is not the one that its owner made")
+                    return
+                if share:
+                    good.append((known, owner, share))
+        for known, owner, share in good:
+            known.setdefault(owner, {})[holder] = share
+
+    def _published(self, owner: int, holder: int, kind: str) -> str:
+        place = self.masked.holders(owner).index(holder)
+        found: str = self.masked.shared[str(owner)][kind][place]
+        return found
+
+    def removals(self) -> list[tuple[bytes, bool]]:
+        """Return the key of each mask in the sum, and True if it is subtracted to remove it.
+
+        Raises RunFailed if too few shares arrived, or a secret is not that of its owner.
+        """
+        return [*self._own_masks(), *self._masks_with_dropped()]
+
+    def _own_masks(self) -> Iterator[tuple[bytes, bool]]:
+        for client in self.masked.included:
+            seed = self._rebuilt(self._seeds, client)
+            if fingerprint(seed) != self.masked.shared[str(client)]["own_sha256"]:
+                raise self._wrong(client)
+            yield own_mask_key(seed, self.session, client), True
+
+    def _masks_with_dropped(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield the common masks of each dropped client and its neighbours in the sum."""
+        public = dict(zip(self.masked.keys.clients, self.masked.keys.mask_keys, strict=True))
+        for client in self.masked.dropped:
+            others = [one for one in self.masked.graph[client] if one in self.masked.included]
+            if not others:
+                continue
+            private = private_key(self._rebuilt(self._keys, client), self.session, "mask")
+            if public_bytes(private) != public[client]:
+                raise self._wrong(client)
+            for other in others:
+                # The neighbour added the mask if the dropped client has the larger number.
+                key = mask_key(private, public[other], self.session, client, other)
+                yield key, other < client
+
+    def _rebuilt(self, known: Mapping[int, Mapping[int, bytes]], client: int) -> bytes:
+        shares = known.get(client, {})
+        needed = self.masked.keys.neighbourhood.threshold
+        if len(shares) < needed:
+            raise RunFailed(
+                f"secure sum of round {self.masked.server_round}: {len(shares)} shares of a secret"
+                f" of {self._site(client)} arrived, {needed} are needed; the sum stays masked;"
+                f" resume the run when the sites answer again{self.rounds.reasons()}"
+            )
+        return rebuilt(shares, needed, self.masked.holders(client))
+
+    def _wrong(self, client: int) -> RunFailed:
+        return RunFailed(
+            f"secure sum of round {self.masked.server_round}: the shares that"
+            f" {self._site(client)} made do not fit its keys; the sum stays masked; start a new"
+            " run without this site"
+        )
+
+    def _site(self, client: int) -> str:
+        return self.rounds.roster.seats[client].site
+
+
+def published(shares: Shares) -> dict[str, Any]:
+    """Return the hashes of a reply with shares, without the encrypted shares."""
+    return shares.model_dump(exclude={"shares"})

@@ -1,0 +1,105 @@
+"""Secure sums of all methods that have them: promises, and results like those of plain sums."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from bench import Bench, Home, home, model_files, summary
+from promises import Uninterrupted
+from secure_sum_promises import SECURE, SecureSumPromises
+from test_summands import EXACT, TUNED
+
+from espalier.messages.records import read
+from espalier.messages.tensor_blobs import unpack_tensors
+
+BY_SAMPLES = TUNED | {"federation.max-weight-ratio": 1e6}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return home(tmp_path_factory.mktemp("home"))
+
+
+def bench_of(tmp_path: Path, shared: Home, method: str, settings: dict[str, Any]) -> Bench:
+    return Bench(tmp_path, method, settings | SECURE, num_clients=3, home=shared)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "fedprllm iterative" else pytest.param(name, marks=pytest.mark.slow)
+        for name in EXACT
+    ],
+)
+def test_secret_results_are_those_of_plain_sums(
+    name: str, shared: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = bench_of(tmp_path, shared, name.split()[0], EXACT[name])
+    secret = bench.run()
+    assert model_files(secret) == model_files(bench.run(federation__secure_sum=False))
+
+
+def test_no_report_tells_the_weight_of_a_client(
+    shared: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean is weighted by samples all the same: it is that of the plain run."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = bench_of(tmp_path, shared, "fedpetuning", BY_SAMPLES)
+    # Clients with less text have fewer sequences.
+    text = (tmp_path / "text-1.txt").read_text()
+    (tmp_path / "text-1.txt").write_text("\n\n".join(text.split("\n\n")[:20]))
+    grid = bench.grid()
+    secret = bench.run(grid)
+    reports = [read(reply.content).fields for _, reply in grid.received]
+    told = [fields["samples"] for fields in reports if "samples" in fields]
+    assert told == [0] * 6
+    assert all("samples" not in own["metrics"] for own in summary(secret)["clients"])
+    plain = bench.run(federation__secure_sum=False)
+    weights = [own["metrics"]["samples"] for own in summary(plain)["clients"]]
+    assert len(set(weights)) > 1
+    tensors = [
+        unpack_tensors((folder / "adapter" / "adapter_model.safetensors").read_bytes())
+        for folder in (plain, secret)
+    ]
+    for name, values in tensors[0].items():
+        np.testing.assert_allclose(tensors[1][name], values, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+class TestVotes(SecureSumPromises):
+    method = "fedprllm"
+    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
+    last_round = 1
+
+
+@pytest.mark.slow
+class TestAdapters(SecureSumPromises):
+    """Means are rounded in another way than those of plain replies, so bytes may differ."""
+
+    method = "fedpetuning"
+    settings: ClassVar[dict[str, Any]] = BY_SAMPLES
+    last_round = 1
+    result_round = 3
+
+    def test_results_equal_those_of_plain_sums(
+        self, plain: Uninterrupted, secret: Uninterrupted
+    ) -> None:
+        assert summary(secret.folder)["report"] == summary(plain.folder)["report"]
+        values = [
+            summary(run.folder)["metrics"][0]["values"]["federated"] for run in (plain, secret)
+        ]
+        assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+    def plain_with_all(self, bench: Bench) -> Path:
+        """Return a run with secure sums in which nobody drops out."""
+        return bench.run()
+
+    def plain_without(self, bench: Bench) -> Path:
+        """Return a run with secure sums in which client 2 never sends an order's keys."""
+        from secure_sum_promises import silent_from
+
+        grid = bench.grid()
+        grid.tamper[2] = silent_from("train")
+        return bench.run(grid)
