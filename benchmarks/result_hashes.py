@@ -23,7 +23,6 @@ from flwr.app import Context, RecordDict
 
 from espalier.launch.app import find_app
 from espalier.launch.configuration import configuration
-from espalier.settings.methods import METHODS
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
@@ -50,7 +49,7 @@ def run_here(words: list[str], folder: Path) -> None:
 
     words = [*words, *SHORT, f"out-dir={folder / 'runs'}"]
     config, settings = configuration(find_app(None), words, on_this_machine=True)
-    if METHODS[settings.method].federates:
+    if "rounds" in settings.job.FEDERATION:
         config["federation.rounds"] = min(config["federation.rounds"], 2)
     number = config["num-clients"]
     nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]

@@ -56,7 +56,7 @@ class VoteResult(MaskResult):
         self.count_blobs: list[str] = []
         """Hash of each decided block's vote counts; only with weight scaling."""
         self.num_voters: list[int] = []
-        """Number of clients that voted on each decided block."""
+        """Number of voters of each decided block, without those that a rule leaves out."""
         self.unanimous_survivors = 0
         """Number of kept weights that all clients voted to prune (many by column comparison)."""
 
@@ -132,7 +132,8 @@ class FedPrLLM(Masking):
         scaling = ", weight scaling" if job.weight_scaling else ""
         return (
             f"{amount}, {job.strategy}, {job.local_metric} by {job.local_group}, votes by"
-            f" {job.server_group}, ties by {job.ties}{scaling}"
+            f" {job.server_group}{self.run.settings.federation.rule_in_words}, ties by {job.ties}"
+            f"{scaling}"
         )
 
     # ----- round ----------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class FedPrLLM(Masking):
             for name, counter in counters.items():
                 for first, masks in inbox.words(block_key(index), mask_name(name), clients):
                     counter.count(masks, first)
+                counter.trim(self.run.settings.federation.trim(len(clients)))
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 

@@ -18,7 +18,7 @@ from espalier.methods.flap import FlapSettings, biases, mean_name, squares_name
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
-from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
+from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled, trimmed
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
 from strategies.averaging.client_weights import count_claims, count_sizes
 from strategies.averaging.updates import UpdateLimits
@@ -69,7 +69,8 @@ class Flap(Method):
         as_floats = {client: float(number) for client, number in claimed.items()}
         tokens = count_claims(self.rounds, "tokens", as_floats)
         factor = count_sizes(self.rounds, "inputs", sizes)
-        limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
+        federation = self.run.settings.federation
+        limits = UpdateLimits(federation.max_update_ratio)
 
         @cache
         def moments(index: int) -> BlockMoments:
@@ -81,11 +82,13 @@ class Flap(Method):
                     )
                     for client in clients
                 ]
-                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.max_ratio)
-                for client, excess in zip(clients, excesses, strict=True):
-                    if excess > 1:
-                        limits.note(client, (index, name), excess, 1.0)
-                found[name] = pooled(parts)
+                if federation.clips:
+                    own, excesses = limited_by_median(own, SINGLE_NUMBERS * limits.max_ratio)
+                    for client, excess in zip(clients, excesses, strict=True):
+                        if excess > 1:
+                            limits.note(client, (index, name), excess, 1.0)
+                trim = federation.trim(len(clients))
+                found[name] = trimmed(own, trim) if trim else pooled(own)
             return found
 
         self.result.keep(flap_cuts(self.run.model, moments, self.job))

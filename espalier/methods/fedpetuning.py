@@ -29,7 +29,7 @@ from espalier.messages.parts import (
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
@@ -43,10 +43,12 @@ class AdapterAveraging(MethodSettings):
     """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "trimmed-clients",
+        "max-update-ratio", "wire-dtype",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
 
@@ -67,6 +69,24 @@ class AdapterAveraging(MethodSettings):
     def has_local_baseline(self) -> bool:
         """True: the local baseline trains for as many steps as all rounds together."""
         return True
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return an error line for a rule by coordinate with updates B A.
+
+        Their coordinates would be those of the dense product, which is never computed.
+        """
+        lines = super().contradictions(method, federation, lora, num_clients)
+        rule = federation.aggregation_rule
+        if self.averages_updates and rule in BY_COORDINATE and rule in self.RULES:
+            lines.append(
+                f"federation.aggregation-rule = '{rule}': with {method}.aggregation = 'svd' the"
+                " updates B A are averaged, and their coordinates are those of the dense matrix,"
+                " which the server never computes; set aggregation to 'factors', or the rule to"
+                " 'clipped-mean'"
+            )
+        return lines
 
     @property
     def averages_updates(self) -> bool:

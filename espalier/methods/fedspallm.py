@@ -25,8 +25,13 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
+        "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
     )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean",)
+    WHY_NO_OTHER_RULE = (
+        "a weight is averaged over the clients that kept it, which are others for each weight and"
+        " sometimes one"
+    )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},

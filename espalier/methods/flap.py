@@ -5,6 +5,7 @@ least are removed.
 """
 
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -23,6 +24,9 @@ from espalier.settings.run import RunSettings
 
 class FlapSettings(StructuredSettings):
     """Table ``[flap]`` (An et al. 2024, section 3), with the metric WIFV."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (*StructuredSettings.FEDERATION, "trimmed-clients")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
 
     square_attention: bool = Field(
         True,

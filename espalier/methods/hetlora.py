@@ -25,6 +25,11 @@ class HetLoRASettings(AdapterAveraging):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "clients have different ranks, so that a coordinate of the higher ranks is a number of a few"
+        " clients and zero at the others, and a median would be zero"
+    )
     PRUNES = False
 
     ranks: str = Field(

@@ -45,6 +45,10 @@ class LlmPrunerSettings(StructuredSettings):
 
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
+    WHY_NO_OTHER_RULE = (
+        "its scores are limited relative to the median client's, and Fisher factors and normal"
+        " equations are matrices whose numbers belong together"
+    )
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]

@@ -32,7 +32,13 @@ class SliceGptSettings(PublicTextSettings):
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "client-weights",
         "max-weight-ratio",
+        "aggregation-rule",
         "max-update-ratio",
+    )
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean",)
+    WHY_NO_OTHER_RULE = (
+        "second moments form a positive semidefinite matrix, and a median of each number does not;"
+        " they are limited in every direction instead"
     )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}

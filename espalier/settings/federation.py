@@ -1,4 +1,4 @@
-"""Settings shared by methods that run in rounds and average the clients' updates."""
+"""Settings shared by methods: rounds, weights and aggregation of the clients' replies."""
 
 from typing import ClassVar, Literal
 
@@ -12,6 +12,14 @@ MEASURED = "measured"
 """Values of ``fleet`` that name no fleet."""
 
 WireDtype = Literal["float32", "bfloat16", "nf4"]
+AggregationRule = Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
+OF_THE_METHOD = {"client-weights": ("paper", "WEIGHTS"), "aggregation-rule": ("auto", "RULES")}
+"""Keys whose allowed values a method's table lists.
+
+By key: the value that stands for the first of them, and the attribute of ``MethodSettings``.
+"""
+BY_COORDINATE = ("trimmed-mean", "median")
+"""Rules that look at each number of all clients separately."""
 
 
 class FederationSettings(Table):
@@ -47,6 +55,25 @@ class FederationSettings(Table):
             " reduced (`capped`)."
         ),
     )
+    aggregation_rule: AggregationRule = Field(
+        "auto",
+        description=(
+            "How the clients' numbers become one. `mean`: their mean or sum, without limits (votes:"
+            " all are counted). `clipped-mean`: the mean after `max-update-ratio`. `trimmed-mean`:"
+            " in each coordinate the mean without the `trimmed-clients` largest and smallest values"
+            " (votes: a weight's first and last so many votes have no effect). `median`: the same,"
+            " without as many as possible. `auto`: the first that the method can have."
+        ),
+    )
+    trimmed_clients: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Number of largest and of smallest values that a trimmed mean leaves out, so the number"
+            " of bad clients that it withstands. If fewer clients answer than need be, it becomes"
+            " the median."
+        ),
+    )
     max_update_ratio: float = Field(
         2.0,
         ge=1,
@@ -80,11 +107,13 @@ class FederationSettings(Table):
     )
 
     READ_WITH: ClassVar[ReadWith] = {
-        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")}
+        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
+        "max-update-ratio": {"aggregation-rule": ("clipped-mean",)},
+        "trimmed-clients": {"aggregation-rule": ("trimmed-mean",)},
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """Return this table with the method's values for 0 rounds and ``paper`` weights.
+        """Return this table with the method's values for 0 rounds, ``paper`` weights and ``auto``.
 
         Keys that the method does not read stay as they are.
         """
@@ -93,6 +122,8 @@ class FederationSettings(Table):
             found["rounds"] = self.rounds or job.ROUNDS
         if "client-weights" in job.FEDERATION and self.client_weights == "paper":
             found["client_weights"] = job.WEIGHTS[0]
+        if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
+            found["aggregation_rule"] = job.RULES[0]
         return self.model_copy(update=found)
 
     @property
@@ -102,6 +133,46 @@ class FederationSettings(Table):
         The server then adds the change to its own global adapters.
         """
         return self.wire_dtype != "float32"
+
+    @property
+    def clips(self) -> bool:
+        """True if contributions are limited relative to the median client's."""
+        return self.aggregation_rule == "clipped-mean"
+
+    @property
+    def rule_in_words(self) -> str:
+        """Rule in words after a comma, for a run's description; empty for means."""
+        if self.aggregation_rule == "median":
+            return ", median of the clients"
+        if self.aggregation_rule == "trimmed-mean":
+            return f", without the {self.trimmed_clients} largest and smallest values"
+        return ""
+
+    def trim(self, clients: int) -> int:
+        """Return how many of ``clients`` values are left out at each end; 0 for a mean."""
+        most = largest_trim(clients)
+        if self.aggregation_rule == "median":
+            return most
+        return min(self.trimmed_clients, most) if self.aggregation_rule == "trimmed-mean" else 0
+
+    def rule_mistakes(self, method: str, job: MethodSettings, num_clients: int) -> list[str]:
+        """Return an error line if a method cannot aggregate by the rule, or for too few clients."""
+        rule = self.aggregation_rule
+        given = f"federation.aggregation-rule = '{rule}'"
+        if rule not in job.RULES:
+            allowed = " or ".join(map(repr, ("auto", *job.RULES)))
+            why = f"; {job.WHY_NO_OTHER_RULE}" if job.WHY_NO_OTHER_RULE else ""
+            return [f"{given}: {method} knows {allowed}{why}"]
+        clients = self.clients_of_round(num_clients)
+        if rule in BY_COORDINATE and largest_trim(clients) < 1:
+            return [f"{given}: needs three clients in a round, and there are {clients}"]
+        if rule == "trimmed-mean" and self.trimmed_clients > largest_trim(clients):
+            return [
+                f"federation.trimmed-clients = {self.trimmed_clients}: at most"
+                f" {largest_trim(clients)} values can be left out at each end of {clients}; lower"
+                " it, or let more clients take part"
+            ]
+        return []
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty without virtual devices."""
@@ -114,3 +185,23 @@ class FederationSettings(Table):
     def clients_of_round(self, clients: int) -> int:
         """Return how many of ``clients`` clients take part in a round, at least one."""
         return max(1, round(clients * self.sampled_clients))
+
+
+def largest_trim(clients: int) -> int:
+    """Return how many values the median leaves out at each end; one or two values stay."""
+    return (clients - 1) // 2
+
+
+def secure_sum_mistakes(rule: str) -> list[str]:
+    """Return an error line if a rule needs single replies, which secure sums hide.
+
+    With secure sums the server sees the sum only. A median, a trimmed mean or a limit relative to
+    other clients cannot be computed from it.
+    """
+    if rule == "mean":
+        return []
+    return [
+        f"federation.aggregation-rule = '{rule}': needs each client's reply, and with"
+        " federation.secure-sum = true the server sees only their sum; set aggregation-rule to"
+        " 'mean', or secure-sum to false"
+    ]

@@ -58,16 +58,10 @@ class Row:
 
     Clients of other methods read calibration samples.
     """
-    federates: bool = True
-    """True if the method reads the table ``[federation]``."""
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
-        return (
-            own,
-            *(("federation",) if self.federates else ()),
-            *(TUNING_TABLES if self.tunes else ()),
-        )
+        return (own, "federation", *(TUNING_TABLES if self.tunes else ()))
 
 
 METHODS: dict[str, Row] = {
@@ -91,7 +85,6 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
-        federates=False,
     ),
     "fedspallm": Row(
         title=(
@@ -198,7 +191,6 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
-        federates=False,
     ),
     "sft-p": Row(
         title=(

@@ -143,7 +143,10 @@ class CutSettings(Table):
 class StructuredSettings(CutSettings, SmallerSettings):
     """Settings of structured pruning: pruning ratio and format of the smaller model."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+    )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean",)
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
     """Clients count by their tokens; this cannot be chosen."""
 
