@@ -55,7 +55,8 @@ class Flap(Method):
         job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
         amount = f"{job.pruning_ratio:.0%} of the blocks' parameters"
-        return f"{amount}, {job.selection} comparison{bias}"
+        rule = self.run.settings.federation.rule_in_words
+        return f"{amount}, {job.selection} comparison{bias}{rule}"
 
     def note_part(self, seat: Seat, body: MessageBody) -> None:
         """Record the number of tokens."""

@@ -58,20 +58,19 @@ class FederationSettings(Table):
     aggregation_rule: AggregationRule = Field(
         "auto",
         description=(
-            "How the clients' numbers become one. `mean`: their mean or sum, without limits (votes:"
-            " all are counted). `clipped-mean`: the mean after `max-update-ratio`. `trimmed-mean`:"
-            " in each coordinate the mean without the `trimmed-clients` largest and smallest values"
-            " (votes: a weight's first and last so many votes have no effect). `median`: the same,"
-            " without as many as possible. `auto`: the first that the method can have."
+            "How the server combines the clients' numbers. `mean`: mean, sum or count of votes,"
+            " without limits. `clipped-mean`: mean with the limits of `max-update-ratio`."
+            " `trimmed-mean`: mean of each number without the `trimmed-clients` largest and"
+            " smallest values; for votes these are the first and last votes for a weight. `median`:"
+            " the same, but as many values as possible are left out. `auto`: the method's own rule."
         ),
     )
     trimmed_clients: int = Field(
         1,
         ge=1,
         description=(
-            "Number of largest and of smallest values that a trimmed mean leaves out, so the number"
-            " of bad clients that it withstands. If fewer clients answer than need be, it becomes"
-            " the median."
+            "Number of largest and of smallest values that a trimmed mean leaves out: the number of"
+            " bad clients that it withstands. If too few clients answer, it becomes the median."
         ),
     )
     max_update_ratio: float = Field(
@@ -81,8 +80,9 @@ class FederationSettings(Table):
             "Maximum norm of a client's change of a tensor, as a multiple of the median client's;"
             " a larger change is scaled down. For single numbers the limit is twice this ratio:"
             " rows of fedspallm's SparseGPT, directions of slicegpt's moments, distances of"
-            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. 1000000:"
-            " no limit. The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
+            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. In"
+            " pooled-pruning the mean of each channel stays within this ratio. 1000000: no limit."
+            " The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
     wire_dtype: WireDtype = Field(
