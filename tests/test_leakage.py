@@ -131,7 +131,7 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSets:
     monkeypatch.setattr(
         clients_module, "own_records", lambda _, source, __: passages if source == 0 else []
     )
-    model = save_tiny_llama(tmp_path / "model", hidden=32, positions=256)
+    model = save_tiny_llama(tmp_path / "model", blocks=4, hidden=32, positions=256)
     clients = Clients(str(model), "code", tmp_path / "texts", 6, 4, 16)
     clients.deal()
     return DataSets(clients, 2, 2, 2)
@@ -171,7 +171,7 @@ def test_attack_on_sums(sets: DataSets) -> None:
 
 def test_attack_on_adapters(sets: DataSets) -> None:
     """Members differ from other samples in their words only, so the figures are small but there."""
-    tuning = {**TUNING, "training.steps": 20, "training.learning-rate": 2e-2}
+    tuning = {**TUNING, "training.learning-rate": 3e-2}
     attack = AdapterAttack(sets, CPU, tuning)
     assert attack.alone().auc > 0.5
     summed = mean_of(attack.replies)

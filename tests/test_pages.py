@@ -26,6 +26,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
     *sorted((ROOT / "docs" / "findings").glob("*.md")),
+    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
     *sorted((ROOT / "docs" / "api").glob("*.md")),
 ]
 DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]

@@ -23,7 +23,10 @@ class HetLoRASettings(AdapterAveraging):
     Models".
     """
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "wire-dtype", "fleet",
+    )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WHY_NO_OTHER_RULE = (
