@@ -21,6 +21,7 @@ from benchmarks.robust.study import FIGURES, KEYS, SUBJECTS, cells, measure, rep
 from benchmarks.smaller.bench import Bench
 from benchmarks.study_command import (
     add_arguments,
+    chosen,
     exit_status,
     model_conditions,
     new_parser,
@@ -38,7 +39,7 @@ BUILT_IN = {"fedpetuning": "code", "pooled-pruning": "documentation", "fedprllm"
 
 def _arguments() -> argparse.Namespace:
     parser = new_parser("benchmarks.robust", __doc__)
-    add_arguments(parser, "seeds threads work out", work=Path("runs/robust"))
+    add_arguments(parser, "set seeds threads work out", work=Path("runs/robust"))
     parser.add_argument("--model", default="demo", help="directory of a Hugging Face model")
     parser.add_argument("--path", type=Path, help="text that is dealt out to the clients")
     parser.add_argument("--text", metavar="NAME=FILE", help="evaluation text, with --path")
@@ -92,6 +93,7 @@ def _work(given: argparse.Namespace) -> None:
         "samples": given.samples,
         "sequence_length": given.sequence_length,
         "threads": given.threads,
+        "set": chosen(given.set),
     }
     path = given.out / f"robust-{model.directory.name}"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
@@ -102,7 +104,7 @@ def _work(given: argparse.Namespace) -> None:
                 bench = Bench(
                     _common(given, method), given.model, (), [seed], given.work.absolute()
                 )
-                measure(bench, rows, cells([seed], [method], [bad]))
+                measure(bench, rows, cells([seed], [method], [bad]), chosen(given.set))
     write_bytes(path.with_suffix(".md"), "\n".join(report(rows, conditions)).encode())
     print(f"written      {path}.md")
 

@@ -6,7 +6,7 @@ interrupted study continues after the last one.
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -91,14 +91,17 @@ def cells(seeds: Sequence[int], methods: Sequence[str], bad: Sequence[int]) -> I
             yield Cell(seed, method, attack, number, rule)
 
 
-def measure(bench: Bench, rows: Rows, chosen: Iterator[Cell]) -> None:
-    """Do the missing runs; a run is removed when its rows are written."""
+def measure(bench: Bench, rows: Rows, chosen: Iterator[Cell], own: Mapping[str, Any]) -> None:
+    """Do the missing runs; a run is removed when its rows are written.
+
+    ``own`` are settings that take the place of the subjects'.
+    """
     texts = [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
     for cell in chosen:
         keys = [{**vars(cell), "text": text} for text in texts]
         if not rows.missing(iter(keys)):
             continue
-        run = _run(bench, cell)
+        run = _run(bench, cell, own)
         document = json.loads((run / "summary.json").read_text())
         dropped = sum(client["status"] == "dropped" for client in document["clients"])
         perplexities = {one["dataset"]: one["values"] for one in document["metrics"]}
@@ -109,13 +112,14 @@ def measure(bench: Bench, rows: Rows, chosen: Iterator[Cell]) -> None:
         shutil.rmtree(bench.work / cell.folder())
 
 
-def _run(bench: Bench, cell: Cell) -> Path:
+def _run(bench: Bench, cell: Cell, own: Mapping[str, Any]) -> Path:
     subject = SUBJECTS[cell.method]
     settings = {
         "method": cell.method,
         "seed": cell.seed,
         "num-clients": CLIENTS,
         **subject.settings,
+        **own,
         **RULES[cell.rule],
     }
     run = parse({**bench.common, **settings})
@@ -134,6 +138,8 @@ def _run(bench: Bench, cell: Cell) -> Path:
 def report(rows: Rows, conditions: dict[str, Any]) -> list[str]:
     """Return the page in Markdown: for each method and text a table of rules and attacks."""
     seeds = sorted({row["seed"] for row in rows.rows})
+    tuning = SUBJECTS["fedpetuning"].settings | conditions["set"]
+    tuned = f"{tuning['federation.rounds']} rounds of {tuning['training.steps']} steps"
     lines = [
         "# Bad clients and aggregation rules",
         "",
@@ -141,9 +147,9 @@ def report(rows: Rows, conditions: dict[str, Any]) -> list[str]:
             f"Perplexity of the result, mean over {len(seeds)} seeds (± standard deviation, if"
             f" there are several). Model `{conditions['model']['name']}`, {CLIENTS} clients with"
             f" text of {conditions['source']}; {conditions['samples']} calibration samples of"
-            f" {conditions['sequence_length']} tokens for pruning to 50%, and four rounds of ten"
-            " steps for tuning. In brackets how many clients the server dropped, because their"
-            " reply broke its contract or training cannot make it."
+            f" {conditions['sequence_length']} tokens for pruning to 50%; {tuned} for tuning. In"
+            " brackets how many clients the server dropped, because their reply broke its contract"
+            " or training cannot make it."
         ),
         "",
     ]
