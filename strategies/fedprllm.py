@@ -57,7 +57,7 @@ class VoteResult(MaskResult):
         self.count_blobs: list[str] = []
         """Hash of each decided block's vote counts; only with weight scaling."""
         self.num_voters: list[int] = []
-        """Number of clients that voted on each decided block."""
+        """Number of voters of each decided block, without those that a rule leaves out."""
         self.unanimous_survivors = 0
         """Number of kept weights that all clients voted to prune (many by column comparison)."""
 
@@ -133,7 +133,8 @@ class FedPrLLM(Masking):
         scaling = ", weight scaling" if job.weight_scaling else ""
         return (
             f"{amount}, {job.strategy}, {job.local_metric} by {job.local_group}, votes by"
-            f" {job.server_group}, ties by {job.ties}{scaling}"
+            f" {job.server_group}{self.run.settings.federation.rule_in_words}, ties by {job.ties}"
+            f"{scaling}"
         )
 
     # ----- round ----------------------------------------------------------------------------------
@@ -177,8 +178,10 @@ class FedPrLLM(Masking):
             block = self.run.model.plan.blocks[index]
             counters = {}
             for linear in block.linears:
-                counters[linear.name] = vote_counter(linear.shape, voters, self.run.device)
-                fill(block_key(index), linear.name, counters[linear.name])
+                counter = vote_counter(linear.shape, voters, self.run.device)
+                fill(block_key(index), linear.name, counter)
+                counter.trim(self.run.settings.federation.trim(voters))
+                counters[linear.name] = counter
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 

@@ -19,7 +19,7 @@ from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
 from pruning_kernels.fixed_point import Words, summed
-from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
+from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled, trimmed
 from pruning_kernels.lora.clipping import SINGLE_NUMBERS
 from pruning_kernels.wide_integers import from_wide
 from strategies.averaging.client_weights import count_claims, count_sizes
@@ -55,7 +55,8 @@ class Flap(Method):
         job = self.job
         bias = ", with biases in their place" if job.bias_compensation else ""
         amount = f"{job.pruning_ratio:.0%} of the blocks' parameters"
-        return f"{amount}, {job.selection} comparison{bias}"
+        rule = self.run.settings.federation.rule_in_words
+        return f"{amount}, {job.selection} comparison{bias}{rule}"
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return that a client's blocks cover different numbers of tokens."""
@@ -69,12 +70,14 @@ class Flap(Method):
         tokens = count_claims(self.rounds, "tokens", claimed)
         factor = count_sizes(self.rounds, "inputs", replies.sizes())
         as_claimed = tokens == claimed and set(factor.values()) == {1.0}
-        limits = UpdateLimits(self.run.settings.federation.max_update_ratio)
+        federation = self.run.settings.federation
+        limits = UpdateLimits(federation.update_limit)
+        trim = federation.trim(len(clients))
 
         @cache
         def moments(index: int) -> BlockMoments:
             found = replies.pooled(index)
-            if as_claimed and limits.off:
+            if as_claimed and limits.off and not trim:
                 return found
             own = {client: replies.of(client, index) for client in clients}
             for name in ADDED_BIASES:
@@ -82,6 +85,9 @@ class Flap(Method):
                     own[client][name].counted(int(tokens[client]), factor[client])
                     for client in clients
                 ]
+                if trim:
+                    found[name] = trimmed(counted, trim)
+                    continue
                 parts, excesses = limited_by_median(counted, SINGLE_NUMBERS * limits.max_ratio)
                 for client, excess in zip(clients, excesses, strict=True):
                     if excess > 1:

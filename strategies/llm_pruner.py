@@ -67,7 +67,7 @@ class LlmPruner(Method):
         self.plan = run.model.plan
         self.groups = Groups.of(self.plan)
         self.result = CutResult(run, scaled=self.job.rescaled)
-        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.update_limit)
 
     @classmethod
     def require_fit(

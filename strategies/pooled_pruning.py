@@ -3,7 +3,7 @@
 The weights are known to the server, and the metrics need only the sum of squares of each input
 channel over all calibration tokens (Wanda: Sun et al. 2023, eq. 1; RIA: Zhang et al. 2024, eq. 4).
 Sums are added in fixed point, so the order of clients and the number of workers have no effect. The
-masks are those of one party that has all samples, unless ``max-client-ratio`` limits a client.
+masks are those of one party that has all samples, if ``federation.aggregation-rule`` is ``mean``.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,7 @@ from pruning_kernels.fixed_point import Words as FixedPoint
 from pruning_kernels.fixed_point import from_words, summed
 from pruning_kernels.lora.clipping import MIN_CLIENTS, within_ratio
 from pruning_kernels.selection.scores import NotFiniteError
+from pruning_kernels.trimmed_mean import trimmed_mean
 from pruning_kernels.votes.bitmask import Words
 from pruning_kernels.votes.bitmask_on_device import pack_tensor
 from pruning_kernels.wide_integers import from_wide
@@ -90,35 +91,25 @@ class PooledPruning(Masking):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.settings = run.settings.of(PooledPruningSettings)
+        self.federation = run.settings.federation
         self.result = PooledResult(run.settings, run.model, run.checkpoint.blobs)
-
-    @classmethod
-    def require_fit(
-        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
-    ) -> None:
-        """Refuse a limit on clients where there are too few to limit one by the others."""
-        super().require_fit(settings, model, capabilities)
-        ratio = settings.of(PooledPruningSettings).max_client_ratio
-        if ratio and settings.num_clients < MIN_CLIENTS:
-            raise InputError(
-                f"pooled-pruning.max-client-ratio = {ratio:g}: has no effect with num-clients ="
-                f" {settings.num_clients}; it needs {MIN_CLIENTS} clients; set it to 0"
-            )
 
     def description(self) -> str:
         """Return the main settings in words."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
-        limit = f", clients within {job.max_client_ratio:g} times" if job.max_client_ratio else ""
+        rule = self.federation.rule_in_words
+        if self.federation.clips:
+            rule = f", clients within {self.federation.max_update_ratio:g} times"
         return (
             f"{amount}, {job.strategy}, {job.metric} by {job.server_group}, weighted by"
-            f" {'tokens' if job.weighting == 'tokens' else 'clients'}{limit}"
+            f" {'tokens' if job.weighting == 'tokens' else 'clients'}{rule}"
         )
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Add the sums block by block, and decide the masks."""
         blocks = self.blocks_of_round(server_round)
-        limits = UpdateLimits(self.settings.max_client_ratio)
+        limits = UpdateLimits(self.federation.update_limit)
         self.run.progress.begin("pruning", len(blocks))
         for index in blocks:
             block = self.run.model.plan.blocks[index]
@@ -151,11 +142,11 @@ class PooledPruning(Masking):
         self.run.progress.step("pruned", f"block {block.index}", block=block.index)
 
     def _counts(self, claimed: dict[int, int]) -> dict[int, int]:
-        """Return each client's count, at most ``max-client-ratio`` times the median count."""
-        if not self._limits(len(claimed)):
+        """Return each client's count; all rules but the mean limit it relative to the median."""
+        if not self._compares(len(claimed)):
             return claimed
         as_floats = {client: float(count) for client, count in claimed.items()}
-        counted = up_to_median(as_floats, self.settings.max_client_ratio)
+        counted = up_to_median(as_floats, self.federation.max_weight_ratio)
         note_claims(self.rounds, "count", as_floats, counted)
         return {client: round(count) for client, count in counted.items()}
 
@@ -166,14 +157,17 @@ class PooledPruning(Masking):
         counts: Mapping[int, int],
         limits: UpdateLimits,
     ) -> Tensor:
-        """Return the sum of all clients' numbers, limited if the settings say so."""
+        """Return the sum of all clients' numbers by the rule; for a mean the exact one."""
         bits = self.settings.fraction_bits
         words = {client: own.words(name) for client, own in replies.items()}
         exact = from_words(summed(list(words.values())), bits)
-        if not self._limits(len(replies)):
+        if not self._compares(len(replies)):
             return exact
         sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])
-        limited = within_ratio(sent, self.settings.max_client_ratio)
+        if trim := self.federation.trim(len(replies)):
+            weighed = [float(counts[client]) for client in replies]
+            return trimmed_mean(list(sent), weighed, trim) * sum(weighed)
+        limited = within_ratio(sent, self.federation.max_update_ratio)
         for place, client in enumerate(replies):
             if (beyond := sent[place] != limited[place]).any():
                 high = torch.maximum(sent[place], limited[place])[beyond]
@@ -186,8 +180,9 @@ class PooledPruning(Masking):
         changed = (sent != limited).any(dim=0) if untouched else torch.ones_like(exact).bool()
         return torch.where(changed, (limited * weights[:, None]).sum(dim=0), exact)
 
-    def _limits(self, num_clients: int) -> bool:
-        return self.settings.max_client_ratio > 0 and num_clients >= MIN_CLIENTS
+    def _compares(self, num_clients: int) -> bool:
+        """Return whether clients are compared with each other."""
+        return self.federation.aggregation_rule != "mean" and num_clients >= MIN_CLIENTS
 
     def _masks(self, block: BlockPlan, sums: Mapping[str, Tensor]) -> dict[str, Words]:
         """Return the packed prune masks of a block, by canonical linear name."""

@@ -109,7 +109,7 @@ class SliceGpt(Method):
         super().__init__(run, evaluation)
         self.job = run.settings.of(SliceGptSettings)
         self.plan = run.model.plan
-        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.update_limit)
         self.result = SlicedResult(
             run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
         )

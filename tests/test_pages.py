@@ -27,6 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
     *sorted((ROOT / "docs" / "findings").glob("*.md")),
+    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
     *sorted((ROOT / "docs" / "api").glob("*.md")),
     *sorted((ROOT / "docs" / "privacy").glob("*.md")),
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from client_app.app import app
 from espalier.data.builtin.built_in import BUILT_IN, own_records
 from espalier.data.client_text import client_samples, training_samples
-from espalier.data.passages import split
+from espalier.data.passages import passages, split
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.identity.names import lineage_of
@@ -49,6 +49,8 @@ class Clients:
     samples: int
     tokens: int
     seed: int = 0
+    file: Path | None = None
+    """Text file whose passages are dealt in place of the built-in text."""
 
     @cached_property
     def opened(self) -> OpenedModel:
@@ -64,14 +66,9 @@ class Clients:
             The text has too few passages.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        sources = len(BUILT_IN[self.source].SOURCES)
-        passages = [
-            record.text
-            for source in range(sources)
-            for record in own_records(self.source, source, sources)
-        ]
-        random.Random(self.seed).shuffle(passages)
-        left = iter(passages)
+        found = self._passages()
+        random.Random(self.seed).shuffle(found)
+        left = iter(found)
         for client in range(self.number):
             own: list[str] = []
             while (have := self._num_samples(own)) < self.samples:
@@ -85,9 +82,22 @@ class Clients:
             lines = "".join(json.dumps({"text": passage}) + "\n" for passage in own)
             (self.folder / f"{client}.jsonl").write_text(lines)
 
-    def _num_samples(self, passages: list[str]) -> int:
+    def _passages(self) -> list[str]:
+        if self.file is not None:
+            try:
+                return list(passages(self.file.read_text(encoding="utf-8")))
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"--text {self.file}: cannot be read ({error})") from None
+        sources = len(BUILT_IN[self.source].SOURCES)
+        return [
+            record.text
+            for source in range(sources)
+            for record in own_records(self.source, source, sources)
+        ]
+
+    def _num_samples(self, texts: list[str]) -> int:
         """Return the number of samples in the passages that are not held out."""
-        own, _ = split(passages)
+        own, _ = split(texts)
         return len(self.opened.encode("\n\n".join(own))) // self.tokens
 
     def settings(self, method: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +119,10 @@ class Clients:
         own = training_samples if run.method == "fedpetuning" else client_samples
         return own(run, simulated_node(), self.opened.encode, client)
 
-    def replies(self, method: Mapping[str, Any], fields: Mapping[str, Any]) -> list[MessageBody]:
-        """Return the reply of each client to the first round's request.
+    def replies(
+        self, method: Mapping[str, Any], fields: Mapping[str, Any], number: int | None = None
+    ) -> list[MessageBody]:
+        """Return the reply of the first ``number`` clients (all) to the first round's request.
 
         Raises
         ------
@@ -125,7 +137,7 @@ class Clients:
         ]
         grid = InProcessGrid(app, nodes, settings)
         found = []
-        for client, node_id in enumerate(grid.get_node_ids()):
+        for client, node_id in enumerate(grid.get_node_ids()[:number]):
             lineage = lineage_of("20260101-000000", run.method)
             header = request_header(run.method, "train", 1, client, lineage=lineage)
             (message,) = grid.push_messages(

@@ -24,7 +24,7 @@ from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import sha256
 from server_app.app import run_method
-from tests.in_process import InProcessGrid
+from tests.in_process import InProcessGrid, Tamper
 
 SAMPLES = 32
 """Number of calibration samples of a client."""
@@ -61,8 +61,12 @@ class Bench:
         )
         return path
 
-    def run(self, name: str, varied: Mapping[str, Any]) -> Path:
+    def run(
+        self, name: str, varied: Mapping[str, Any], tamper: Mapping[int, Tamper] | None = None
+    ) -> Path:
         """Return the directory of a completed run with these settings; do the run if it is missing.
+
+        ``tamper`` changes the replies of some clients; ``name`` should tell it.
 
         Raises
         ------
@@ -85,9 +89,9 @@ class Bench:
         number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_method(
-                InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings)
-            )
+            grid = InProcessGrid(app, nodes, settings)
+            grid.tamper |= tamper or {}
+            return run_method(grid, Context(1, 0, {}, RecordDict(), settings))
 
     def made(self, name: str) -> Path:
         """Return the directory of an existing run.

@@ -32,7 +32,7 @@ from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
+from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
@@ -47,11 +47,12 @@ class AdapterAveraging(MethodSettings):
     """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "trimmed-clients",
+        "max-update-ratio", "wire-dtype",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
 
@@ -72,6 +73,24 @@ class AdapterAveraging(MethodSettings):
     def has_local_baseline(self) -> bool:
         """True: the local baseline trains for as many steps as all rounds together."""
         return True
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return an error line for a rule by coordinate with updates B A.
+
+        Their coordinates would be those of the dense product, which is never computed.
+        """
+        lines = super().contradictions(method, federation, lora, num_clients)
+        rule = federation.aggregation_rule
+        if self.averages_updates and rule in BY_COORDINATE and rule in self.RULES:
+            lines.append(
+                f"federation.aggregation-rule = '{rule}': with {method}.aggregation = 'svd' the"
+                " updates B A are averaged, and their coordinates are those of the dense matrix,"
+                " which the server never computes; set aggregation to 'factors', or the rule to"
+                " 'clipped-mean'"
+            )
+        return lines
 
     @property
     def averages_updates(self) -> bool:
@@ -102,7 +121,7 @@ class AdapterAveraging(MethodSettings):
                 f"federation.wire-dtype = '{federation.wire_dtype}' rounds each client's adapters"
                 " before they are summed, and saves no bytes then; set it to 'float32'"
             )
-        return federation.compares_clients(self)
+        return ""
 
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.

@@ -34,7 +34,9 @@ Group = Literal["layer", "row", "column"]
 class FedPrLLMSettings(MaskingSettings):
     """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    FEDERATION: ClassVar[tuple[str, ...]] = ("aggregation-rule", "trimmed-clients", "secure-sum")
+    RULES: ClassVar[tuple[str, ...]] = ("mean", "trimmed-mean", "median")
+    WHY_NO_OTHER_RULE = "a vote is 0 or 1, so there is nothing to clip"
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
         for key in ("sparsity", "local-comparison-group", "comparison-group")

@@ -20,7 +20,7 @@ from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, req
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.federation import NO_LIMIT, FederationSettings
+from espalier.settings.federation import FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
@@ -33,12 +33,15 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "secure-sum",
+        "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "secure-sum",
     )  # fmt: skip
-    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
-        "fedspallm.capabilities": "1",
-        "federation.max-update-ratio": NO_LIMIT,
-    }
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "a weight is averaged over the clients that kept it, which are others for each weight and"
+        " sometimes one"
+    )
+    SUMMED_WITH: ClassVar[Mapping[str, Any]] = {"fedspallm.capabilities": "1"}
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
@@ -131,7 +134,7 @@ class FedSpaLLMSettings(PruningSettings):
                 "federation.client-weights = 'samples' needs a sum of weights for each weight of"
                 " the model; set it to 'equal'"
             )
-        return federation.compares_clients(self) if self.changes_weights else ""
+        return ""
 
     @property
     def changes_weights(self) -> bool:

@@ -42,8 +42,14 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype", "fleet",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "wire-dtype", "fleet",
     )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "devices keep different rows and choose different ranks, so that a coordinate exists at some"
+        " of them only"
+    )
     ROUNDS = 10
     FLEET = "full"
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")

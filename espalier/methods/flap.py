@@ -6,6 +6,7 @@ least are removed.
 """
 
 from functools import partial
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,7 +21,6 @@ from espalier.methods import pooled_pruning
 from espalier.methods.pooled_pruning import COUNT, squares_name
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import ADDED_BIASES
-from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.fixed_point import as_floats, is_possible
@@ -28,6 +28,9 @@ from pruning_kernels.fixed_point import as_floats, is_possible
 
 class FlapSettings(StructuredSettings):
     """Table ``[flap]`` (An et al. 2024, section 3), with the metric WIFV."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (*StructuredSettings.FEDERATION, "trimmed-clients")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
 
     square_attention: bool = Field(
         True,
@@ -42,10 +45,6 @@ class FlapSettings(StructuredSettings):
             " (section 3.4)."
         ),
     )
-
-    def secure_sum_fault(self, federation: FederationSettings) -> str:
-        """Return which settings need single replies; empty if none do."""
-        return federation.compares_clients(self)
 
 
 FRACTION_BITS = pooled_pruning.FRACTION_BITS["tokens"]

@@ -23,8 +23,16 @@ class HetLoRASettings(AdapterAveraging):
     Models".
     """
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "wire-dtype", "fleet",
+    )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "clients have different ranks, so that a coordinate of the higher ranks is a number of a few"
+        " clients and zero at the others, and a median would be zero"
+    )
     PRUNES = False
 
     ranks: str = Field(

@@ -27,7 +27,7 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
+from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -47,12 +47,15 @@ class LlmPrunerSettings(StructuredSettings):
 
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"rescale": ("all", "groups")}
     SUMMED_WITH: ClassVar[Mapping[str, Any]] = {
-        **WITHOUT_LIMITS,
         "llm-pruner.element": "signed",
         "llm-pruner.rearrange": "off",
         "llm-pruner.rescale": "off",
     }
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
+    WHY_NO_OTHER_RULE = (
+        "its scores are limited relative to the median client's, and Fisher factors and normal"
+        " equations are matrices whose numbers belong together"
+    )
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
@@ -110,7 +113,7 @@ class LlmPrunerSettings(StructuredSettings):
                 f"llm-pruner.rescale = '{self.rescale}': the numbers of the normal equations have"
                 " no bound that is known before; set it to 'off'"
             )
-        return federation.compares_clients(self)
+        return ""
 
     @property
     def rearranged(self) -> tuple[str, ...]:

@@ -47,8 +47,13 @@ class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "wire-dtype",
+        "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio", "wire-dtype",
     )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean",)
+    WHY_NO_OTHER_RULE = (
+        "a complete layer is averaged one client at a time, and a median would need those of all"
+        " clients in memory"
+    )
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2

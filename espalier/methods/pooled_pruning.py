@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_specs
@@ -26,7 +26,8 @@ from espalier.messages.summands import WIDE_BITS, WORD_BITS, SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import FederationSettings, largest_trim
+from espalier.settings.lora import LoraSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -46,7 +47,13 @@ COUNT = "count"
 class PooledPruningSettings(MaskingSettings):
     """Table ``[pooled-pruning]``."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "max-weight-ratio", "aggregation-rule", "trimmed-clients", "max-update-ratio",
+        "secure-sum",
+    )  # fmt: skip
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
+    """Clients count by their tokens, or equally by ``weighting``."""
+    RULES: ClassVar[tuple[str, ...]] = ("mean", "clipped-mean", "trimmed-mean", "median")
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)} for key in ("sparsity", "comparison-group")
     }
@@ -64,33 +71,18 @@ class PooledPruningSettings(MaskingSettings):
             " client counts equally, because it divides its sums by its number of tokens."
         ),
     )
-    max_client_ratio: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Limit on one client, 1 or more: the mean of each channel stays within this ratio of"
-            " the median client's, above and below, and its count below this ratio times the median"
-            " count. It needs three clients. Where it has an effect, masks are not those of pooled"
-            " samples. 0: no limit."
-        ),
-    )
 
-    @model_validator(mode="after")
-    def _a_ratio_or_none(self) -> "PooledPruningSettings":
-        if 0 < self.max_client_ratio < 1:
-            raise ValueError(
-                f"max-client-ratio = {self.max_client_ratio}: is neither 0 nor 1 or more"
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return an error line for limits where there are too few clients to have a median."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if federation.clips and largest_trim(num_clients) < 1:
+            lines.append(
+                "federation.aggregation-rule = 'clipped-mean': has no effect with num-clients ="
+                f" {num_clients}; it needs three clients; set it to 'mean'"
             )
-        return self
-
-    def secure_sum_fault(self, federation: FederationSettings) -> str:
-        """Return which settings need single replies; empty if none do."""
-        if self.max_client_ratio:
-            return (
-                f"pooled-pruning.max-client-ratio = {self.max_client_ratio:g} compares the clients'"
-                " single sums, which the server does not see; set it to 0"
-            )
-        return ""
+        return lines
 
     @property
     def fraction_bits(self) -> int:

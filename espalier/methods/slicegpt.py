@@ -9,7 +9,7 @@ The server computes the bases from the moments of all clients.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,7 +30,7 @@ from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
-from espalier.settings.federation import WITHOUT_LIMITS, FederationSettings
+from espalier.settings.federation import FederationSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
@@ -43,10 +43,15 @@ class SliceGptSettings(PublicTextSettings):
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "client-weights",
         "max-weight-ratio",
+        "aggregation-rule",
         "max-update-ratio",
         "secure-sum",
     )
-    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "second moments form a positive semidefinite matrix, and a median of each number does not;"
+        " they are limited in every direction instead"
+    )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
@@ -94,7 +99,7 @@ class SliceGptSettings(PublicTextSettings):
                 "slicegpt.covariances = 'public': clients send nothing that could be summed; set it"
                 " to 'clients'"
             )
-        return federation.compares_clients(self)
+        return ""
 
     def width(self, dense: int) -> int:
         """Return the width of the residual stream after slicing.

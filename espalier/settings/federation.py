@@ -1,4 +1,4 @@
-"""Settings shared by methods that run in rounds and average the clients' updates."""
+"""Settings shared by methods: rounds, weights and aggregation of the clients' replies."""
 
 from typing import ClassVar, Literal
 
@@ -12,14 +12,18 @@ MEASURED = "measured"
 """Values of ``fleet`` that name no fleet."""
 
 NO_LIMIT = 1_000_000.0
-"""Value of ``max-weight-ratio`` and ``max-update-ratio`` without a limit."""
-WITHOUT_LIMITS = {
-    "federation.max-update-ratio": NO_LIMIT,
-    "federation.max-weight-ratio": NO_LIMIT,
-}
-"""Settings without limits that compare clients."""
-
+"""Ratio that limits nobody."""
 WireDtype = Literal["float32", "bfloat16", "nf4"]
+AggregationRule = Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
+OF_THE_METHOD = {"client-weights": ("paper", "WEIGHTS"), "aggregation-rule": ("auto", "RULES")}
+"""Keys whose allowed values a method's table lists.
+
+By key: the value that stands for the first of them, and the attribute of ``MethodSettings``.
+"""
+LIMITING = ("clipped-mean", "trimmed-mean", "median")
+"""Rules that limit what one client can do relative to the others."""
+BY_COORDINATE = ("trimmed-mean", "median")
+"""Rules that look at each number of all clients separately."""
 
 
 class FederationSettings(Table):
@@ -55,6 +59,25 @@ class FederationSettings(Table):
             " reduced (`capped`)."
         ),
     )
+    aggregation_rule: AggregationRule = Field(
+        "auto",
+        description=(
+            "How the server combines the clients' numbers. `mean`: mean, sum or count of votes,"
+            " without limits. `clipped-mean`: mean with the limits of `max-update-ratio`."
+            " `trimmed-mean`: mean of each number without the `trimmed-clients` largest and"
+            " smallest values; for votes these are the first and last votes for a weight. `median`:"
+            " the same, but as many values as possible are left out. `auto`: the method's own rule,"
+            " and `mean` with `secure-sum`."
+        ),
+    )
+    trimmed_clients: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Number of largest and of smallest values that a trimmed mean leaves out: the number of"
+            " bad clients that it withstands. If too few clients answer, it becomes the median."
+        ),
+    )
     max_update_ratio: float = Field(
         2.0,
         ge=1,
@@ -62,8 +85,9 @@ class FederationSettings(Table):
             "Maximum norm of a client's change of a tensor, as a multiple of the median client's;"
             " a larger change is scaled down. For single numbers the limit is twice this ratio:"
             " rows of fedspallm's SparseGPT, directions of slicegpt's moments, distances of"
-            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. 1000000:"
-            " no limit. The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
+            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. In"
+            " pooled-pruning the mean of each channel stays within this ratio. 1000000: no limit."
+            " The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
     wire_dtype: WireDtype = Field(
@@ -96,11 +120,16 @@ class FederationSettings(Table):
     )
 
     READ_WITH: ClassVar[ReadWith] = {
-        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")}
+        "max-weight-ratio": {
+            "client-weights": ("samples", "norms", "importance"),
+            "aggregation-rule": LIMITING,
+        },
+        "max-update-ratio": {"aggregation-rule": ("clipped-mean",)},
+        "trimmed-clients": {"aggregation-rule": ("trimmed-mean",)},
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """Return this table with the method's values for 0 rounds and ``paper`` weights.
+        """Return this table with the method's values for 0 rounds, ``paper`` weights and ``auto``.
 
         Keys that the method does not read stay as they are.
         """
@@ -109,6 +138,8 @@ class FederationSettings(Table):
             found["rounds"] = self.rounds or job.ROUNDS
         if "client-weights" in job.FEDERATION and self.client_weights == "paper":
             found["client_weights"] = job.WEIGHTS[0]
+        if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
+            found["aggregation_rule"] = "mean" if self.secure_sum else job.RULES[0]
         return self.model_copy(update=found)
 
     @property
@@ -119,27 +150,67 @@ class FederationSettings(Table):
         """
         return self.wire_dtype != "float32"
 
-    def compares_clients(self, job: MethodSettings) -> str:
-        """Return which limit needs each client's reply by itself, as a sentence; empty if none.
+    @property
+    def clips(self) -> bool:
+        """True if contributions are limited relative to the median client's."""
+        return self.aggregation_rule == "clipped-mean"
 
-        Without ``client-weights``, clients count by their tokens or by the size of their numbers.
+    @property
+    def update_limit(self) -> float:
+        """Ratio of ``max-update-ratio``, or one that limits nobody if the rule does not clip."""
+        return self.max_update_ratio if self.clips else NO_LIMIT
+
+    @property
+    def weight_limit(self) -> float:
+        """Ratio of ``max-weight-ratio``, or one that limits nobody with a plain mean."""
+        return NO_LIMIT if self.aggregation_rule == "mean" else self.max_weight_ratio
+
+    @property
+    def rule_in_words(self) -> str:
+        """Rule in words after a comma, for a run's description; empty for means."""
+        if self.aggregation_rule == "median":
+            return ", median of the clients"
+        if self.aggregation_rule == "trimmed-mean":
+            return f", without the {self.trimmed_clients} largest and smallest values"
+        return ""
+
+    def trim(self, clients: int) -> int:
+        """Return how many of ``clients`` values are left out at each end; 0 for a mean."""
+        most = largest_trim(clients)
+        if self.aggregation_rule == "median":
+            return most
+        return min(self.trimmed_clients, most) if self.aggregation_rule == "trimmed-mean" else 0
+
+    def rule_mistakes(self, method: str, job: MethodSettings, num_clients: int) -> list[str]:
+        """Return an error line if a method cannot aggregate by the rule, or for too few clients."""
+        rule = self.aggregation_rule
+        given = f"federation.aggregation-rule = '{rule}'"
+        if rule not in job.RULES:
+            allowed = " or ".join(map(repr, ("auto", *job.RULES)))
+            why = f"; {job.WHY_NO_OTHER_RULE}" if job.WHY_NO_OTHER_RULE else ""
+            return [f"{given}: {method} knows {allowed}{why}"]
+        clients = self.clients_of_round(num_clients)
+        if rule in BY_COORDINATE and largest_trim(clients) < 1:
+            return [f"{given}: needs three clients in a round, and there are {clients}"]
+        if rule == "trimmed-mean" and self.trimmed_clients > largest_trim(clients):
+            return [
+                f"federation.trimmed-clients = {self.trimmed_clients}: at most"
+                f" {largest_trim(clients)} values can be left out at each end of {clients}; lower"
+                " it, or let more clients take part"
+            ]
+        return []
+
+    def secure_sum_fault(self) -> str:
+        """Return that the rule needs single replies, as a sentence; empty for a mean.
+
+        With secure sums the server sees the sum only. A median, a trimmed mean or a limit relative
+        to other clients cannot be computed from it.
         """
-        weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
-        has_effect = {
-            "max-update-ratio": (self.max_update_ratio, True),
-            "max-weight-ratio": (self.max_weight_ratio, weights != "equal"),
-        }
-        found = [
-            f"federation.{key} = {ratio:g}"
-            for key, (ratio, used) in has_effect.items()
-            if used and key in job.FEDERATION and ratio < NO_LIMIT
-        ]
-        if not found:
+        if self.aggregation_rule == "mean":
             return ""
-        verb, them = ("compares", "it") if len(found) == 1 else ("compare", "them")
         return (
-            f"{' and '.join(found)} {verb} single clients, whose replies the server does not see;"
-            f" set {them} to {NO_LIMIT:.0f} (no limit)"
+            f"federation.aggregation-rule = '{self.aggregation_rule}' compares single clients, whose"
+            " replies the server does not see; set it to 'mean'"
         )
 
     def fleet_name(self, job: MethodSettings, *, simulation: bool) -> str:
@@ -153,3 +224,8 @@ class FederationSettings(Table):
     def clients_of_round(self, clients: int) -> int:
         """Return how many of ``clients`` clients take part in a round, at least one."""
         return max(1, round(clients * self.sampled_clients))
+
+
+def largest_trim(clients: int) -> int:
+    """Return how many values the median leaves out at each end; one or two values stay."""
+    return (clients - 1) // 2

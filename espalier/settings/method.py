@@ -28,6 +28,10 @@ class MethodSettings(Table):
     """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
     """Allowed values of ``federation.client-weights``; ``paper`` stands for the first."""
+    RULES: ClassVar[tuple[str, ...]] = ("mean",)
+    """Allowed values of ``federation.aggregation-rule``; ``auto`` stands for the first."""
+    WHY_NO_OTHER_RULE: ClassVar[str] = ""
+    """Reason why the method cannot have the other rules, for the error text."""
     FLEET: ClassVar[str] = "measured"
     """Meaning of ``federation.fleet = 'auto'`` in a simulation."""
     FIRST_DELIVERY: ClassVar[int] = 1

@@ -74,11 +74,7 @@ class Row:
 
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
-        return (
-            own,
-            "federation",
-            *(TUNING_TABLES if self.tunes else ()),
-        )
+        return (own, "federation", *(TUNING_TABLES if self.tunes else ()))
 
 
 METHODS: dict[str, Row] = {

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from espalier.settings.federation import WITHOUT_LIMITS
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table
 
@@ -144,8 +143,10 @@ class CutSettings(Table):
 class StructuredSettings(CutSettings, SmallerSettings):
     """Settings of structured pruning: pruning ratio and format of the smaller model."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("max-weight-ratio", "max-update-ratio", "secure-sum")
-    SUMMED_WITH: ClassVar[Mapping[str, Any]] = WITHOUT_LIMITS
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "max-weight-ratio", "aggregation-rule", "max-update-ratio", "secure-sum",
+    )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples",)
     """Clients count by their tokens; this cannot be chosen."""
 

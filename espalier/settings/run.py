@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from espalier.errors import InputError
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import OF_THE_METHOD, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
@@ -628,13 +628,15 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
     federation = valid["federation"]
     lora = valid.get("lora", LoraSettings())
     lines: list[str] = job.contradictions(method, federation, lora, num_clients)
+    if "aggregation-rule" in job.FEDERATION:
+        lines += federation.rule_mistakes(method, job, num_clients)
     if "client-weights" in job.FEDERATION and federation.client_weights not in job.WEIGHTS:
         allowed = " or ".join(map(repr, ("paper", *job.WEIGHTS)))
         lines.append(
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )
     if federation.secure_sum and METHODS[method].summands:
-        fault = job.secure_sum_fault(federation)
+        fault = job.secure_sum_fault(federation) or federation.secure_sum_fault()
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
     return lines
 
@@ -760,8 +762,11 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     method = str(flat["method"])
     kinds = tables()
     own = tables_of(method)
-    if method in METHODS and flat["federation.client-weights"] == "paper":
-        flat = {**flat, "federation.client-weights": settings_of(method).WEIGHTS[0]}
+    for key, (default, values) in OF_THE_METHOD.items() if method in METHODS else ():
+        if flat[f"federation.{key}"] == default:
+            flat = {**flat, f"federation.{key}": getattr(settings_of(method), values)[0]}
+            if key == "aggregation-rule" and flat["federation.secure-sum"]:
+                flat["federation.aggregation-rule"] = "mean"
     for field in FederationSettings.model_fields.values() if "federation" in own else ():
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
@@ -787,8 +792,9 @@ def one_of(key: str, values: tuple[Any, ...]) -> str:
 
 def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
     """Return the values that a key may have with a method; empty if they cannot be listed."""
-    if (table, key) == (FederationSettings, "client-weights"):
-        return settings_of(method).WEIGHTS
+    if table is FederationSettings and key in OF_THE_METHOD:
+        values: tuple[Any, ...] = getattr(settings_of(method), OF_THE_METHOD[key][1])
+        return values
     field = table.model_fields[key.replace("-", "_")]
     return (True, False) if field.annotation is bool else get_args(field.annotation)
 

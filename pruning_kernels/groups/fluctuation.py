@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pruning_kernels.lora.clipping import MIN_CLIENTS, clip_factors, within_ratio
+from pruning_kernels.trimmed_mean import trimmed_mean
 
 COLUMNS_AT_ONCE = 512
 """Number of channels that are in memory in float64 at a time."""
@@ -78,6 +79,20 @@ def pooled(parts: Sequence[Moments]) -> Moments:
         [part.squares + part.count * (part.mean - mean).square() for part in parts]
     ).sum(dim=0)
     return Moments(count, mean, squares)
+
+
+def trimmed(parts: Sequence[Moments], trim: int) -> Moments:
+    """Return moments that no ``trim`` parties can move beyond those of the others.
+
+    In each channel the mean is the trimmed mean of the parties' means, and the variance that of
+    their mean squared distances from this mean (``trimmed_mean``); parties are weighted by their
+    numbers of tokens. Without trimming these are the moments of ``pooled``.
+    """
+    counts = [float(part.count) for part in parts]
+    mean = trimmed_mean([part.mean for part in parts], counts, trim)
+    distances = [part.squares / part.count + (part.mean - mean).square() for part in parts]
+    count = sum(part.count for part in parts)
+    return Moments(count, mean, trimmed_mean(distances, counts, trim) * count)
 
 
 def limited_by_median(

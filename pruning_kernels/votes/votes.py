@@ -119,6 +119,48 @@ class VoteCounter:
     def _set_plane(self, bit: int, words: Words) -> None:
         self.planes[bit] = words
 
+    def trim(self, trim: int) -> None:
+        """Leave out the ``trim`` smallest and largest votes of each weight, after counting.
+
+        Votes are 0 or 1, so of v votes of n clients ``min(max(v - trim, 0), n - 2 trim)`` remain,
+        of n - 2 trim voters. This is the trimmed mean of ``trimmed_mean``, times the number of
+        voters. A weight that only ``trim`` clients or fewer would prune gains nothing by their
+        votes, and one that only so many would keep is as if all would prune it.
+
+        Raises
+        ------
+        ValueError
+            ``trim`` is negative or leaves no voter.
+        """
+        remaining = self.num_voters - 2 * trim
+        if trim < 0 or remaining < 1:
+            raise ValueError(f"{trim} of {self.num_voters} votes cannot be left out at each end")
+        if not trim:
+            return
+        # Subtract ``trim`` in bit planes; a borrow at the end marks weights with fewer votes.
+        borrow = self.planes[0] ^ self.planes[0]
+        zeros = borrow
+        for bit, plane in enumerate(self.planes):
+            taken = ~zeros if trim >> bit & 1 else zeros
+            less = plane ^ taken ^ borrow
+            borrow = (~plane & (taken | borrow)) | (taken & borrow)
+            plane[:] = less
+        for plane in self.planes:
+            plane[:] = plane & ~borrow
+        # ``equal`` and ``above`` compare with ``remaining``, from the highest plane downward.
+        equal = ~zeros
+        above = zeros
+        for bit in reversed(range(len(self.planes))):
+            plane = self.planes[bit]
+            if remaining >> bit & 1:
+                equal = equal & plane
+            else:
+                above = above | (equal & plane)
+                equal = equal & ~plane
+        for bit, plane in enumerate(self.planes):
+            plane[:] = (plane | above) if remaining >> bit & 1 else (plane & ~above)
+        self.num_voters = remaining
+
     def counts(self) -> NDArray[np.int32]:
         """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
         counts = np.zeros(self.shape, dtype=np.int32)

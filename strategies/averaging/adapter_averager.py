@@ -105,7 +105,7 @@ class AdapterAverager:
             for prefix, settings in {**(training or {}), "": run.settings.training}.items()
         }
         """Bounds by the beginning of a tensor's name; the first one that fits counts."""
-        ratio = self.federation.max_update_ratio
+        ratio = self.federation.update_limit
         self._limits = UpdateLimits(ratio)
         self._far = UpdateLimits(ratio)
 
@@ -263,7 +263,8 @@ class AdapterAverager:
         A client is left out of the round if the distance of its update from the mean of the other
         updates is more than ``federation.max-update-ratio`` times the median distance. Different
         directions are fine as long as all clients differ to the same degree. When the mean has
-        converged, for example, each client's update is the opposite of the sum of the others.
+        converged, for example, each client's update is the opposite of the sum of the others. Only
+        ``clipped-mean`` leaves clients out.
         """
         plans = {client: self.plan_of(client) for client in clients}
         ranks = {client: self.reports[client].rank for client in plans}
@@ -361,11 +362,16 @@ class AdapterAverager:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self.adapters().adapters
         in_order = [weights[client] for client in updates.clients]
+        by_coordinate = self.federation.trim(len(updates.clients)) > 0
 
         def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
             tensors = dict[str, Tensor]()
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
+                if by_coordinate:
+                    for name in (adapter.name_a, adapter.name_b):
+                        tensors[name] = updates.mean(key, name, weights)
+                    continue
                 found = mean(key, adapter, updates.factors(key, adapter), in_order)
                 tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
             for name in adapters.whole.get(key, {}):
@@ -425,8 +431,9 @@ class Tuning(Method):
         training = settings.training
         size = self.averager.adapters().adapters.num_parameters
         averaged = "updates" if self.averager.job.averages_updates else "factors"
+        rule = settings.federation.rule_in_words
         return (
-            f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged,"
+            f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged{rule},"
             f" {count(training.steps, 'step')} a round, base {training.base}"
         )
 

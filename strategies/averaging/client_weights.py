@@ -86,7 +86,7 @@ def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float]) -> dic
     Each limited client gets a progress line and a note on its seat, for the summary. ``what`` is
     the kind of the claim, such as ``weight``, ``tokens`` or ``scores``; see ``limited_weights``.
     """
-    counted = limited_weights(claimed, rounds.settings.federation.max_weight_ratio)
+    counted = limited_weights(claimed, rounds.settings.federation.weight_limit)
     for client in note_claims(rounds, what, claimed, counted):
         note = rounds.roster.seats[client].capped[what]
         note["times"] = note.get("times", 0) + 1

@@ -3,9 +3,11 @@
 Covers: an update of one client of several that is scaled up or has its sign reversed. Also factors
 of which one is huge and the other tiny, because each factor is compared with its value before
 training.
-Does not cover: the direction of an update. A client may send the opposite of what it learned,
-scaled up to the limit; a round of eight clients then makes about half the progress. Does not cover
-several clients that work together, or rounds of one or two clients.
+With ``clipped-mean`` it does not cover the direction of an update. A client may send the opposite
+of what it learned, scaled up to the limit; a round of eight clients then makes about half the
+progress. Does not cover several clients that work together, or rounds of one or two clients. With
+``trimmed-mean`` and ``median`` (``pruning_kernels/trimmed_mean.py``) each number stays between those
+of honest clients, if no more clients are bad than values are left out at each end.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,6 +23,7 @@ from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.settings.federation import NO_LIMIT, FederationSettings
 from pruning_kernels.lora.clipping import clip_factors, root_mean_square
 from pruning_kernels.lora.factors import Factors
+from pruning_kernels.trimmed_mean import trimmed_mean
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.inbox import Inbox
 from strategies.base.rounds import Rounds
@@ -154,8 +157,10 @@ class Updates:
         return self._tensors
 
     def _limited(self, key: str, name: str) -> dict[int, Tensor]:
-        """Return one tensor as the clients trained it, with limited changes, by client."""
+        """Return one tensor as the clients trained it, by client; changes are limited by the rule."""
         tensors = {client: self._trained(client, key, name) for client in self.clients}
+        if not self._federation.clips:
+            return tensors
         sizes = {
             client: root_mean_square(trained - self._begun(client, key, name))
             for client, trained in tensors.items()
@@ -173,10 +178,14 @@ class Updates:
         return [Factors(b[client], a[client], adapter.scaling) for client in self.clients]
 
     def mean(self, key: str, name: str, weights: Mapping[int, float]) -> Tensor:
-        """Return the mean of one tensor that is trained without LoRA: float32.
+        """Return the mean of one tensor by the rule, as it is trained: float32.
 
         The sum is in float64 and in client order.
         """
+        if trim := self._federation.trim(len(self.clients)):
+            sent = list(self._limited(key, name).values())
+            in_order = [weights[client] for client in self.clients]
+            return trimmed_mean(sent, in_order, trim).to(torch.float32)
         total = 0.0
         mean = torch.zeros(self._shapes[self.clients[0]][key][name], dtype=torch.float64)
         for client, trained in self._limited(key, name).items():

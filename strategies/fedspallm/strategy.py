@@ -150,7 +150,7 @@ class FedSpaLLM(Method):
         """Layers that each client of the round prunes."""
         self._largest: dict[str, float] = {}
         self._weights: dict[int, float] = {}
-        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.update_limit)
 
     @classmethod
     def require_fit(

@@ -163,7 +163,7 @@ CASES = {
         },
     ),
     "pooled-pruning": Case(
-        {"pooled-pruning.max-client-ratio": 2.0},
+        {"federation.aggregation-rule": "clipped-mean"},
         {
             "sums a thousand times as large": both(sums_of(lambda sums: sums * 1e3), MOST_TOKENS),
             "what is least is most": sums_of(lambda sums: sums.median() ** 2 / (sums + 1e-9)),
@@ -172,9 +172,23 @@ CASES = {
     "pooled-pruning without limits": Case(
         {},
         {"what is least is most": sums_of(lambda sums: 1e6 * sums.median() ** 2 / (sums + 1e-9))},
-        beyond={
-            "what is least is most": "without max-client-ratio the largest sums decide the masks"
+        beyond={"what is least is most": "with the mean the largest sums decide the masks"},
+    ),
+    "pooled-pruning trimmed": Case(
+        {"federation.aggregation-rule": "trimmed-mean"},
+        {
+            "what is least is most": both(
+                sums_of(lambda sums: 1e6 * sums.median() ** 2 / (sums + 1e-9)), MOST_TOKENS
+            )
         },
+    ),
+    "flap median": Case(
+        {"federation.aggregation-rule": "median"},
+        {"inputs a thousand times as large": both(MOST, scaled(mean=1e3, squares=1e6))},
+    ),
+    "fedprllm trimmed": Case(
+        {"federation.aggregation-rule": "trimmed-mean"},
+        {"the weights that others keep": other_masks},
     ),
     "llm-pruner": Case(
         {"llm-pruner.rescale": "all"},
@@ -209,6 +223,11 @@ CASES = {
     ),
     "slicegpt": Case({}, {"all signals where others have none": both(MOST, least_of_all)}),
     "fedpetuning": Case(TUNED, OF_UPDATES, "new"),
+    "fedpetuning median": Case(
+        TUNED | {"federation.aggregation-rule": "median"},
+        {name: OF_UPDATES[name] for name in ("at the limit of training", "times -8")},
+        "new",
+    ),
     "fedpetuning svd": Case(
         TUNED | {"fedpetuning.aggregation": "svd"},
         {
@@ -253,7 +272,15 @@ CASES = {
         "new",
     ),
 }
-SLOW = ("fedpetuning", "fedpetuning svd", "fedsoda", "fedspine", "hetlora", "sft-p")
+SLOW = (
+    "fedpetuning",
+    "fedpetuning median",
+    "fedpetuning svd",
+    "fedsoda",
+    "fedspine",
+    "hetlora",
+    "sft-p",
+)
 """Methods whose runs take longest; ``ALWAYS`` of each, or its first change, is always tried."""
 ALWAYS = "at the limit of training"
 

@@ -188,14 +188,23 @@ class TestPooledPruning(PruningPromises):
     def test_limits_that_nobody_meets_change_nothing(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
-        folder = bench.run(pooled_pruning__max_client_ratio=1e6)
+        folder = bench.run(
+            federation__aggregation_rule="clipped-mean",
+            federation__max_update_ratio=1e6,
+            federation__max_weight_ratio=1e6,
+        )
         assert model_files(folder) == model_files(plain.folder)
         assert all(client["capped"] == {} for client in summary(folder)["clients"])
 
     def test_met_limits_are_reported(self, bench: Bench, plain: Uninterrupted) -> None:
-        grid = bench.grid(pooled_pruning__max_client_ratio=1.0)
+        limits = {
+            "federation__aggregation_rule": "clipped-mean",
+            "federation__max_update_ratio": 1.0,
+            "federation__max_weight_ratio": 1.0,
+        }
+        grid = bench.grid(**limits)
         list(grid.contexts.values())[1].node_config["num-samples"] = 3
-        folder = bench.run(grid, pooled_pruning__max_client_ratio=1.0)
+        folder = bench.run(grid, **limits)
         capped = [client["capped"] for client in summary(folder)["clients"]]
         assert all(one["sums"]["factor"] > 1 for one in capped)
         assert capped[1]["count"] == {"claimed": 48.0, "counted": 32.0}

@@ -89,8 +89,3 @@ def test_inputs_that_differ_are_no_shared_input(model: OpenedModel) -> None:
     # NaN differs from itself, and is reported by ``pack_sums``.
     nan = {name: values * torch.nan for name, values in sums.items()}
     assert distinct(block, nan)["mlp.down"].isnan().all()
-
-
-def test_ratio_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="is neither 0 nor 1 or more"):
-        job(**{"max-client-ratio": 0.5})

@@ -115,6 +115,43 @@ def test_counts_equal_nested_loops(data: st.DataObject) -> None:
     assert counted(masks) == expected
 
 
+@pytest.mark.parametrize("clients", [1, 2, 3, 7, 8, 16, 33])
+def test_trimmed_votes_equal_loops(clients: int) -> None:
+    """Sort the votes of each weight, and add up those that stay."""
+    masks = [[voter < votes for votes in range(clients + 1)] for voter in range(clients)]
+    for trim in range((clients - 1) // 2 + 1):
+        counter = counter_of((1, clients + 1), masks)
+        counter.trim(trim)
+        assert counter.num_voters == clients - 2 * trim
+        votes = [sorted(mask[weight] for mask in masks) for weight in range(clients + 1)]
+        expected = [sum(own[trim : clients - trim]) for own in votes]
+        assert counter.counts()[0].tolist() == expected
+        unanimous = unpack(counter.unanimous(), (1, clients + 1))[0].tolist()
+        assert unanimous == [number == clients - 2 * trim for number in expected]
+
+
+def test_trimmed_votes_leave_ties_to_the_sizes() -> None:
+    """Of five voters two vote for weight 0: without the two most extreme votes it has none.
+
+    Weight 3 has four votes, all three that remain. The second place goes to the smallest weight.
+    """
+    shape = (1, 4)
+    masks = masks_with([[2, 1, 0, 4]])
+    masks.append([False] * 4)
+    sizes = magnitudes(torch.tensor([[3.0, 2.0, 1.0, 9.0]]))
+    counter = counter_of(shape, masks)
+    assert unpack(counter.most_voted(0.5, "layer", sizes), shape).tolist() == [[1, 0, 0, 1]]
+    counter.trim(2)
+    assert counter.counts().tolist() == [[0, 0, 0, 1]]
+    assert unpack(counter.most_voted(0.5, "layer", sizes), shape).tolist() == [[0, 0, 1, 1]]
+
+
+def test_trim_that_leaves_no_voter_is_refused() -> None:
+    counter = counter_of((1, 4), masks_with([[2, 1, 0, 4]]))
+    with pytest.raises(ValueError, match="2 of 4 votes cannot be left out"):
+        counter.trim(2)
+
+
 @pytest.mark.parametrize("clients", [127, 128, 129, 255, 256, 257, 300])
 def test_more_clients_than_a_byte_holds(clients: int) -> None:
     """Weight 0 gets all votes, weight 1 none, weight 2 every second one, weight 66 the last one."""

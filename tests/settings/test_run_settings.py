@@ -270,7 +270,11 @@ def test_nested_values_have_hyphenated_keys() -> None:
         others = tuple(f"{name}." for name in all_tables() - set(tables_of(method)))
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
         job = settings_of(method)
-        stands_for = {"rounds": job.ROUNDS, "client-weights": job.WEIGHTS[0]}
+        stands_for = {
+            "rounds": job.ROUNDS,
+            "client-weights": job.WEIGHTS[0],
+            "aggregation-rule": job.RULES[0],
+        }
         expected |= {
             f"federation.{key}": value for key, value in stands_for.items() if key in job.FEDERATION
         }

@@ -140,7 +140,7 @@ def test_a_key_that_others_make_moot_says_so() -> None:
 def by_method(key: str) -> dict[str, str]:
     """What a description says that a key stands for: by method, the value."""
     said = re.findall(
-        r"(?:is |; )`?(\w+)`? with ([^;.]+)",
+        r"(?:is |; )`?([\w-]+)`? with ([^;.]+)",
         {one.dotted: one.description for one in keys_of_a_run()}[key],
     )
     return {method: value for value, methods in said for method in re.split(", | and ", methods)}
@@ -150,7 +150,11 @@ def test_methods_say_their_rounds_and_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the table as it stands, and of methods that come or change."""
-    for key, values in (("rounds", "ROUNDS"), ("client-weights", "WEIGHTS")):
+    for key, values in (
+        ("rounds", "ROUNDS"),
+        ("client-weights", "WEIGHTS"),
+        ("aggregation-rule", "RULES"),
+    ):
         jobs = {
             method: settings_of(method)
             for method in METHODS

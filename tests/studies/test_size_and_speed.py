@@ -151,7 +151,10 @@ def cells_of(table: str) -> dict[tuple[str, str], str]:
     found = {}
     for line in lines:
         label, *cells = line.strip("| ").split(" | ")
-        found |= {(label, name): cell for name, cell in zip(head.strip("| ").split(" | "), cells)}
+        found |= {
+            (label, name): cell
+            for name, cell in zip(head.strip("| ").split(" | "), cells, strict=True)
+        }
     return found
 
 

@@ -72,6 +72,8 @@ class RunKeywords(TypedDict, total=False):
     federation_sampled_clients: float
     federation_client_weights: Literal["paper", "equal", "samples", "norms", "importance"]
     federation_max_weight_ratio: float
+    federation_aggregation_rule: Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
+    federation_trimmed_clients: int
     federation_max_update_ratio: float
     federation_wire_dtype: Literal["float32", "bfloat16", "nf4"]
     federation_secure_sum: bool
@@ -203,7 +205,6 @@ class RunKeywords(TypedDict, total=False):
     pooled_pruning_metric: Literal["wanda", "ria"]
     pooled_pruning_comparison_group: Literal["layer", "row", "column"]
     pooled_pruning_weighting: Literal["tokens", "equal"]
-    pooled_pruning_max_client_ratio: float
     sft_p_keep_models: bool
     sft_p_pruning_ratio: float
     sft_p_pruning_ratios: Text

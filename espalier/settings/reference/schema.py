@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from espalier.settings.federation import FederationSettings
+from espalier.settings.federation import OF_THE_METHOD, FederationSettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import FLOWER_NAME, PARTITIONS, DataSettings, RunSettings, tables
 from espalier.settings.table import Table
@@ -123,8 +123,8 @@ def _read_with(table: type[Table], key: str) -> str:
 def _by_method(table: type[Table], key: str) -> str:
     """Return sentences on the meaning of a ``[federation]`` key for each method.
 
-    The meaning of ``rounds`` and ``client-weights`` depends on the method, as the methods' own
-    tables define it. The text is empty for other keys.
+    The meaning of ``rounds``, ``client-weights`` and ``aggregation-rule`` depends on the method, as
+    the methods' own tables define it. The text is empty for other keys.
     """
     jobs = (
         {method: settings_of(method) for method in METHODS} if table is FederationSettings else {}
@@ -136,15 +136,19 @@ def _by_method(table: type[Table], key: str) -> str:
             "The default is"
             f" {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
         )
-    if key != "client-weights":
+    if key not in OF_THE_METHOD:
         return ""
-    first = {method: job.WEIGHTS[0] for method, job in readers.items()}
+    default, attribute = OF_THE_METHOD[key]
+    values: dict[str, tuple[str, ...]] = {
+        method: getattr(job, attribute) for method, job in readers.items()
+    }
+    first = {method: own[0] for method, own in values.items()}
     paper = "; ".join(
         f"`{value}` with {_methods(first, value)}" for value in dict.fromkeys(first.values())
     )
-    found = [f"`paper` is {paper}."]
-    for value in dict.fromkeys(value for job in readers.values() for value in job.WEIGHTS):
-        known = {method: value in job.WEIGHTS for method, job in readers.items()}
+    found = [f"`{default}` is {paper}."]
+    for value in dict.fromkeys(value for own in values.values() for value in own):
+        known = {method: value in own for method, own in values.items()}
         found += (
             [] if all(known.values()) else [f"Only {_methods(known, True)} can have `{value}`."]
         )

@@ -1,0 +1,1 @@
+"""Measurement of what replies tell about a client's text."""
