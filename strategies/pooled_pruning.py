@@ -21,6 +21,7 @@ from espalier.methods.pooled_pruning import (
     COUNT,
     PooledPruningSettings,
     decided_parts,
+    fraction_bits,
     shared_inputs,
     squares_name,
 )
@@ -76,6 +77,8 @@ class PooledResult(MaskResult):
         """Return the count of the sums, by its unit; a list by block if they differ."""
         count = self.counts[0] if len(set(self.counts)) == 1 else self.counts
         weighting = self.run_settings.of(PooledPruningSettings).weighting
+        if self.run_settings.privacy.on:
+            return {"clients_in_the_sum": count}
         return {"tokens" if weighting == "tokens" else "clients_in_the_mean": count}
 
 
@@ -110,8 +113,13 @@ class PooledPruning(Masking):
         limit = f", clients within {job.max_client_ratio:g} times" if job.max_client_ratio else ""
         return (
             f"{amount}, {job.strategy}, {job.metric} by {job.server_group}, weighted by"
-            f" {'tokens' if job.weighting == 'tokens' else 'clients'}{limit}"
+            f" {self._weighting()}{limit}"
         )
+
+    def _weighting(self) -> str:
+        if self.run.settings.privacy.on:
+            return "records"
+        return "tokens" if self.settings.weighting == "tokens" else "clients"
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Add the sums block by block, and decide the masks."""
@@ -148,9 +156,12 @@ class PooledPruning(Masking):
         limits: UpdateLimits,
     ) -> Tensor:
         """Return the sum of all clients' numbers, limited if the settings say so."""
-        bits = self.settings.fraction_bits
+        bits = fraction_bits(self.run.settings)
         words = {client: own.words(name) for client, own in replies.items()}
         exact = from_words(summed(list(words.values())), bits)
+        if self.run.settings.privacy.on:
+            # Noise can make a sum of squares negative; this looks at nothing but noisy numbers.
+            exact = exact.clamp(min=0)
         if not self._limits(len(replies)):
             return exact
         sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])

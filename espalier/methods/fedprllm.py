@@ -18,7 +18,7 @@ from espalier.messages.message import Fields, Kind, MessageBody, NoFields
 from espalier.messages.parts import Reply
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.pruning import MaskingSettings
+from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 
@@ -28,6 +28,7 @@ Group = Literal["layer", "row", "column"]
 class FedPrLLMSettings(MaskingSettings):
     """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
+    NO_MECHANISM = MASKS_HAVE_NO_NOISE
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
         for key in ("sparsity", "local-comparison-group", "comparison-group")

@@ -15,7 +15,7 @@ from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.federation import FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
-from espalier.settings.pruning import PruningSettings
+from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
@@ -24,6 +24,7 @@ from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
+    NO_MECHANISM = MASKS_HAVE_NO_NOISE
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
     )  # fmt: skip

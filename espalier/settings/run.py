@@ -16,6 +16,11 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.own_task import CLASSIFICATION, OWN_TASKS, listed_labels, prompt_fields
+from espalier.settings.privacy import (
+    PrivacySettings,
+    privacy_contradictions,
+    unread_for_privacy,
+)
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import Columns, ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import CHAT, TEXT, TaskSettings, tasks
@@ -437,6 +442,7 @@ class RunSettings(Table):
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    privacy: PrivacySettings = PrivacySettings()
     federation: FederationSettings = FederationSettings()
     lora: LoraSettings = LoraSettings()
     training: TrainingSettings = TrainingSettings()
@@ -585,7 +591,7 @@ def parse(
     return settings
 
 
-_GENERAL = {"data": DataSettings, "evaluation": EvaluationSettings}
+_GENERAL = {"data": DataSettings, "evaluation": EvaluationSettings, "privacy": PrivacySettings}
 """Tables that every method reads."""
 
 
@@ -624,7 +630,16 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
         lines.append(
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )
+    # Tables that are wrong are missing here, and reported already.
+    if {*_GENERAL, *tables_of(method)} - {method} <= valid.keys():
+        lines += privacy_contradictions(method, job, valid, private_methods())
     return lines
+
+
+def private_methods(mechanism: str = "") -> tuple[str, ...]:
+    """Return the methods that have a mechanism of differential privacy, or this one."""
+    found = {name: settings_of(name).MECHANISM for name in METHODS}
+    return tuple(name for name, own in found.items() if own and mechanism in ("", own))
 
 
 def concerns(key: str, method: Any) -> bool:
@@ -685,7 +700,10 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     values["data.source"] = source_of(values["data.source"], values["data.path"])
     if str(values["data.partition"]).startswith(FLOWER):
         values["data.partition"] = FLOWER_NAME
-    return _not_read_in_tables(values) | _not_read_for_task(values)
+    method = str(values["method"])
+    mechanism = settings_of(method).MECHANISM if method in METHODS else ""
+    for_privacy = unread_for_privacy(values, mechanism, one_of("method", private_methods("dp-sgd")))
+    return for_privacy | _not_read_in_tables(values) | _not_read_for_task(values)
 
 
 def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
