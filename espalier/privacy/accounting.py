@@ -14,20 +14,26 @@ accountant and in the sampler of noise (``noise.py``).
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
 from espalier.environment.imports import importing
 from espalier.errors import InputError
 
-NEARLY = 1e-3
+NEARLY = 5e-3
 """Relative accuracy of a noise multiplier; it is rounded up."""
 MOMENTS_ONLY = 64.0
 """Epsilon by Rényi moments above which the other bound, whose cost grows with it, is left out."""
+LESS_BY_BOTH = 0.8
+"""Fraction of the noise by Rényi moments at which the search with both bounds begins."""
 FEWEST_NOISE = 1 / 64
 MOST_NOISE = 2.0**12
 """Range in which a noise multiplier is searched."""
+
+
+History = tuple[tuple[float, float, int], ...]
+"""Noise multiplier, sampling rate and number of steps of each mechanism, as Opacus has them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -47,26 +53,35 @@ def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     steps: Counter[tuple[float, float]] = Counter()
     for draw in draws:
         steps[draw.noise_multiplier, draw.sampling_rate] += draw.steps
-    return _epsilon(tuple((*key, number) for key, number in sorted(steps.items())), delta)
+    history = tuple((*key, number) for key, number in sorted(steps.items()))
+    if not history:
+        return 0.0
+    found = _by_moments(history, delta)
+    return found if found > MOMENTS_ONLY else min(found, _by_variable(history, delta))
 
 
 @cache
-def _epsilon(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    if not history:
-        return 0.0
+def _by_moments(history: History, delta: float) -> float:
     with importing(), warnings.catch_warnings():
         # Opacus warns if the best of its Rényi orders is the first or the last one; the bound holds.
         warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant, RDPAccountant
+        from opacus.accountants import RDPAccountant
 
-        by_moments = RDPAccountant()
-        by_moments.history = list(history)
-        found = float(by_moments.get_epsilon(delta))
-        if found > MOMENTS_ONLY:
-            return found
-        by_variable = PRVAccountant()
-        by_variable.history = list(history)
-        return min(found, float(by_variable.get_epsilon(delta)))
+        accountant = RDPAccountant()
+        accountant.history = list(history)
+        return float(accountant.get_epsilon(delta))
+
+
+@cache
+def _by_variable(history: History, delta: float) -> float:
+    with importing(), warnings.catch_warnings():
+        # It takes the logarithm of 0 where it does not use it, at sampling rate 1.
+        warnings.simplefilter("ignore")
+        from opacus.accountants import PRVAccountant
+
+        accountant = PRVAccountant()
+        accountant.history = list(history)
+        return float(accountant.get_epsilon(delta))
 
 
 @cache
@@ -79,21 +94,39 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
         No noise multiplier in the range of the search does.
     """
 
-    def keeps(candidate: float) -> bool:
+    def by_moments(candidate: float) -> bool:
+        return _by_moments(((candidate, sampling_rate, steps),), delta) <= epsilon
+
+    def by_both(candidate: float) -> bool:
         return epsilon_of([Draw(candidate, sampling_rate, steps)], delta) <= epsilon
 
-    low = FEWEST_NOISE
+    # The bound by moments is cheap, and the other one allows a little less noise. Opacus' Rényi
+    # orders do not reach the smallest epsilons.
+    cheap = by_moments(MOST_NOISE)
+    if not cheap and not by_both(MOST_NOISE):
+        raise InputError(
+            f"privacy.epsilon = {epsilon:g}: no noise keeps {steps} steps at delta = {delta:g} and"
+            f" sampling rate {sampling_rate:g} within it; raise epsilon or delta"
+        )
+    enough = _smallest(by_moments if cheap else by_both)
+    return _between(by_both, enough * LESS_BY_BOTH, enough)
+
+
+def _smallest(keeps: Callable[[float], bool]) -> float:
+    """Return the smallest noise multiplier, nearly, that keeps; the largest of the range does."""
     high = 1.0
+    # The bounds take long for little noise, so the search begins with much.
     while not keeps(high):
-        low = high
         high *= 2
-        if high > MOST_NOISE:
-            raise InputError(
-                f"privacy.epsilon = {epsilon:g}: no noise keeps {steps} steps at delta = {delta:g}"
-                f" and sampling rate {sampling_rate:g} within it; raise epsilon or delta"
-            )
-    if keeps(low):
-        return low
+    low = high / 2
+    while low > FEWEST_NOISE and keeps(low):
+        high = low
+        low /= 2
+    return _between(keeps, low, high)
+
+
+def _between(keeps: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the smallest number between two, nearly, that keeps; ``high`` does."""
     while high / low > 1 + NEARLY:
         middle = (low * high) ** 0.5
         if keeps(middle):
