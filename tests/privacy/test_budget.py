@@ -64,7 +64,9 @@ def test_an_answer_that_is_lost_is_not_computed_again(tmp_path: Path) -> None:
 def test_a_draw_beyond_the_budget_is_refused_with_the_number(tmp_path: Path) -> None:
     most = (ONE + TWO) / 2
     budget(tmp_path, most).draw("run-1", 1, DRAW)
-    with pytest.raises(EspalierError, match=rf"max-epsilon = {most:g}.* would have spent {TWO:.3f}"):
+    with pytest.raises(
+        EspalierError, match=rf"max-epsilon = {most:g}.* would have spent {TWO:.3f}"
+    ):
         budget(tmp_path, most).draw("run-2", 1, DRAW)
     assert spent(tmp_path) == ONE
 

@@ -140,9 +140,7 @@ def test_one_more_record_changes_the_sum_by_the_bound_at_most(llama: OpenedModel
 
 
 def test_forward_passes_of_any_size_give_the_same_sum(llama: OpenedModel) -> None:
-    found = [
-        sum_of(steps_of(llama, training__batch_size=size), RECORDS) for size in (2, 3, 7)
-    ]
+    found = [sum_of(steps_of(llama, training__batch_size=size), RECORDS) for size in (2, 3, 7)]
     for other in found[1:]:
         for name, value in found[0].items():
             assert (other[name] - value).abs().max() < 1e-5 * ONE
@@ -198,6 +196,6 @@ def test_a_model_whose_gradients_mix_sequences_is_refused(tmp_path: Path) -> Non
     """OPT's feed-forward part sees the tokens of all sequences in one dimension."""
     model = OpenedModel(save_model(tmp_path, opt_config()))
     steps = steps_of(model, lora__targets="mlp.up")
-    with pytest.raises(EspalierError, match="lora.targets: .* several sequences at once"):
+    with pytest.raises(EspalierError, match=r"lora\.targets: .* several sequences at once"):
         steps.require_gradients_of_sequences()
     steps_of(model, lora__targets="attn.q").require_gradients_of_sequences()
