@@ -27,6 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
     *sorted((ROOT / "docs" / "findings").glob("*.md")),
     *sorted((ROOT / "docs" / "api").glob("*.md")),
+    *sorted((ROOT / "docs" / "privacy").glob("*.md")),
 ]
 DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 WRITTEN = [page for page in PAGES if page.name != "settings.md"]

@@ -236,14 +236,14 @@ def node_of(bench: Bench, **more: Any) -> dict[str, Any]:
 
 def test_check_node_tells_what_a_run_would_draw(bench: Bench) -> None:
     run = bench.config(privacy__noise="secure")
-    node = node_of(bench, **{"max-epsilon": 9.0})
+    node = node_of(bench, **{"max-epsilon": 4.1})
     (line,) = (line for line in look(node, run) if "max-epsilon" in line)
     after = float(line.rpartition(" ")[2])
-    assert "max-epsilon: at most 9; at delta = 1e-05 spent 0.000, after this run" in line
+    assert "max-epsilon: at most 4.1; at delta = 1e-05 spent 0.000, after this run" in line
     assert 3.8 < after <= 4
-    Budget(bench.folder / "own", "site-a", 0, 1e-5).draw("earlier", 1, Draw(0.6, 1.0, 1))
+    Budget(bench.folder / "own", "site-a", 0, 1e-5).draw("earlier", 1, Draw(3.0, 1.0, 1))
     with pytest.raises(
-        EspalierError, match=r"max-epsilon = 9 .*: earlier runs have spent 8\.\d+, a"
+        EspalierError, match=r"max-epsilon = 4\.1 .*: earlier runs have spent 1\.2\d+, a"
     ):
         list(look(node, run))
 
