@@ -69,16 +69,19 @@ def require_records(number: int) -> None:
         )
 
 
-def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def padded(windows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Return sequences padded on the right with token 0, and the length of each.
+
+    All are padded to a length that does not depend on them, so that no record changes the shape in
+    which others are computed, and with it the last bits of their numbers.
 
     Returns
     -------
     (samples, lengths)
-        (sequences, longest) and (sequences,), int64
+        (sequences, length) and (sequences,), int64
     """
     lengths = torch.tensor([len(window) for window in windows], dtype=torch.int64)
-    samples = torch.zeros(len(windows), int(lengths.max()), dtype=torch.int64)
+    samples = torch.zeros(len(windows), length, dtype=torch.int64)
     for row, window in zip(samples, windows, strict=True):
         row[: len(window)] = torch.tensor(window, dtype=torch.int64)
     return samples, lengths

@@ -575,6 +575,8 @@ def parse(
         settings = RunSettings.model_validate(top | valid | {"method": method or DEFAULT_METHOD})
     except ValidationError as error:
         mistakes += mistake_lines(error, _keys_for(method))
+    if settings is not None and "privacy" in valid:
+        mistakes += _imprecise_sums(settings)
     num_clients = top.get("num-clients", RunSettings.model_fields["num_clients"].default)
     num_clients = num_clients if isinstance(num_clients, int) else 0
     if method and JOB in valid and num_clients > 0:
@@ -617,6 +619,16 @@ def _validated_tables(
         federation = valid.get("federation", FederationSettings())
         valid["federation"] = federation.for_method(valid[JOB])
     return valid, mistakes
+
+
+def _imprecise_sums(settings: RunSettings) -> list[str]:
+    """Return an error line if private sums would depend on which records are computed together."""
+    if not settings.privacy.on or settings.tunes or settings.dtype == "float32":
+        return []
+    return [
+        f"dtype = '{settings.dtype}': numbers of a record would change with the records that pass"
+        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g} set it to 'float32'"
+    ]
 
 
 def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> list[str]:

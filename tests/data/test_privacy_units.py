@@ -55,9 +55,10 @@ def test_tokens_of_a_record_are_cut() -> None:
 
 
 def test_sequences_are_padded_behind_their_end() -> None:
-    samples, lengths = padded([(1, 2, 3), (4, 5)])
-    assert samples.tolist() == [[1, 2, 3], [4, 5, 0]]
+    samples, lengths = padded([(1, 2, 3), (4, 5)], 4)
+    assert samples.tolist() == [[1, 2, 3, 0], [4, 5, 0, 0]]
     assert lengths.tolist() == [3, 2]
+    assert padded([], 4)[0].shape == (0, 4)
 
 
 def test_a_record_has_sequences_of_its_own(tmp_path: Path) -> None:

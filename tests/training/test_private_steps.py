@@ -146,6 +146,16 @@ def test_forward_passes_of_any_size_give_the_same_sum(llama: OpenedModel) -> Non
             assert (other[name] - value).abs().max() < 1e-5 * ONE
 
 
+def test_in_bfloat16_no_record_changes_another(llama: OpenedModel) -> None:
+    """Records pass alone there, so the sum is that of single passes, bit for bit."""
+    steps = steps_of(llama, training__base="bfloat16", training__batch_size=7)
+    records = [[number] for number in range(7)]
+    together = sum_of(steps, records)
+    alone = [sum_of(steps, [record]) for record in records]
+    for name, value in together.items():
+        assert torch.equal(value, torch.stack([own[name] for own in alone]).sum(dim=0))
+
+
 def test_no_record_gives_zeros(llama: OpenedModel) -> None:
     assert norm_of(sum_of(steps_of(llama), [])) == 0
 

@@ -3,8 +3,6 @@
 Nothing else about the client's records leaves: there is no count, and the duration is reported as 0.
 """
 
-import torch
-
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.site import Site
 from espalier.data.privacy_units import padded, record_windows
@@ -31,7 +29,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
             for place in bits.chosen(range(len(windows[record])), most):
                 records.append(record)
                 chosen.append(windows[record][place])
-        samples, lengths = padded(chosen) if chosen else (torch.empty(0, 0), torch.empty(0))
+        samples, lengths = padded(chosen, site.settings.data.sequence_length)
         sums = PrivateSums(stream, draw.noise_multiplier, bits)
         store = state.blobs(header.server_round)
         hashes = [store.put(blob) for blob in sums.blobs(samples, lengths, records)]

@@ -35,8 +35,16 @@ class RecordSquares(Watched):
     ``found`` returns integers on the grid of ``noise.py``, (channels,), int64.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear], *, lengths: Tensor, records: Tensor) -> None:
+    def __init__(
+        self,
+        linears: dict[str, nn.Linear],
+        *,
+        lengths: Tensor,
+        records: Tensor,
+        padded_to: int,
+    ) -> None:
         super().__init__(linears)
+        self._padded_to = padded_to
         self._lengths = lengths
         self._records = records
         self._rows = dict.fromkeys(linears, 0)
@@ -48,12 +56,11 @@ class RecordSquares(Watched):
 
     def _see(self, name: str, inputs: Tensor) -> None:
         """Add the sequences of one batch; those of a record may continue in the next batch."""
-        # OPT flattens samples and tokens itself. All batches are padded to the same length.
-        longest = int(self._lengths.max())
-        tokens = inputs.reshape(-1, longest, inputs.shape[-1]).double()
+        # OPT flattens samples and tokens itself.
+        tokens = inputs.reshape(-1, self._padded_to, inputs.shape[-1]).double()
         rows = slice(self._rows[name], self._rows[name] + len(tokens))
         self._rows[name] = rows.stop
-        counted = torch.arange(longest)[None] < self._lengths[rows, None]
+        counted = torch.arange(self._padded_to)[None] < self._lengths[rows, None]
         squares = torch.einsum("rtc,rt->rc", tokens.square(), counted.to(tokens)).cpu()
         records, place = torch.unique_consecutive(self._records[rows], return_inverse=True)
         sums = squares.new_zeros(len(records), squares.shape[1]).index_add_(0, place, squares)
@@ -99,7 +106,12 @@ class PrivateSums:
         """
         plan = self.stream.model.plan
         deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
-        watch = partial(RecordSquares, lengths=lengths, records=torch.tensor(records))
+        watch = partial(
+            RecordSquares,
+            lengths=lengths,
+            records=torch.tensor(records),
+            padded_to=samples.shape[1],
+        )
         activations = self.stream.start(samples) if len(samples) else None
         for block in beats(plan.blocks, "watching block"):
             found = _no_sums(block)

@@ -126,10 +126,15 @@ class PrivateSteps:
         ]
 
     def _passes(self, chosen: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-        """Yield records that pass together: up to ``batch-size`` sequences, none divided."""
+        """Yield records that pass together: up to ``batch-size`` sequences, none divided.
+
+        In bfloat16 the gradient of a record changes by percents with those that pass together with
+        it, which its bound would not cover. So each passes alone.
+        """
+        most = 0 if self.settings.base == "bfloat16" else self.settings.batch_size
         together: list[Sequence[int]] = []
         for own in chosen:
-            if together and sum(map(len, together)) + len(own) > self.settings.batch_size:
+            if together and sum(map(len, together)) + len(own) > most:
                 yield together
                 together = []
             together.append(own)
