@@ -19,6 +19,8 @@ from espalier.messages.records import read, write
 from espalier.privacy.accounting import Draw, epsilon_of
 from espalier.privacy.budget import Budget
 from espalier.privacy.guarantee import guarantee_of
+from espalier.results.finished_run import open_run
+from espalier.results.report.verdict import verdict
 from espalier.settings.run import parse
 from pruning_kernels.fixed_point import from_words
 from strategies.base.rounds import RunFailed
@@ -75,6 +77,8 @@ def test_a_run_states_its_guarantee(bench: Bench, tmp_path: Path) -> None:
     (card,) = (*folder.glob("model/README.md"), *folder.glob("adapter/README.md"))
     assert f"epsilon {found['privacy']['epsilon']:.3g} at delta 1e-05" in card.read_text()
     assert "protects nothing" in card.read_text()
+    (sentence,) = (one for one in verdict(open_run(folder), []) if "privacy" in one)
+    assert f"epsilon {found['privacy']['epsilon']:.3g} at delta 1e-05" in sentence
     for client in (0, 1):
         spent = budget(tmp_path, client).spent()
         assert len(spent.draws) == len(spent.answered) == answers_of(bench)
