@@ -21,8 +21,8 @@ EPSILONS = (inf, 8.0, 4.0, 2.0, 1.0)
 DELTA = 1e-5
 RATE = 0.05
 """Sampling rate of training; sums have all records."""
-ROUNDS = 4
-STEPS = 15
+ROUNDS = 3
+STEPS = 10
 SPARSITIES = (0.5, 0.6)
 KEYS = ("seed", "method", "epsilon", "text")
 FIGURES = ("perplexity", "noise_multiplier")
@@ -72,7 +72,7 @@ def _tuning(batch: int) -> dict[str, Any]:
         "training.batch-size": batch,
         "training.learning-rate": 2e-3,
         "training.schedule": "linear",
-        "lora.rank": 8,
+        "lora.rank": 2,
     }
 
 
@@ -82,7 +82,7 @@ def _private(epsilon: float, chosen: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, "privacy.noise": "seed"}
     if chosen["method"] == "fedpetuning":
-        found |= {"privacy.sampling-rate": RATE, "privacy.clip-norm": 0.1}
+        found["privacy.sampling-rate"] = RATE
     return found
 
 
