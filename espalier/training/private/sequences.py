@@ -48,8 +48,8 @@ def _of_text(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
 ) -> tuple[Sequences, Records]:
     """Return sequences of text, of which every token counts."""
-    encoded = []
-    records = []
+    encoded: list[Encoded] = []
+    records: Records = []
     for windows in record_windows(settings, node, model.encode, client):
         records.append(list(range(len(encoded), len(encoded) + len(windows))))
         encoded += [Encoded(window, len(window)) for window in windows]
