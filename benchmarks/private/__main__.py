@@ -12,8 +12,20 @@ kept in ``--work``, so that an interrupted study continues there. Results go to
 
 import argparse
 import sys
+from functools import partial
 
-from benchmarks.private.quality import DELTA, RATE, STUDY, records_of, write_table
+from benchmarks.private.quality import (
+    DELTA,
+    FIGURES,
+    KEYS,
+    METHODS,
+    RATE,
+    TITLE,
+    quality,
+    records_of,
+    write_table,
+)
+from benchmarks.reporting.perplexity_report import Study
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.study_command import exit_status, new_parser
 
@@ -21,6 +33,9 @@ from benchmarks.study_command import exit_status, new_parser
 def _arguments() -> argparse.Namespace:
     parser = new_parser("benchmarks.private", __doc__)
     add_arguments(parser, work="runs/private", threads=2)
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=METHODS, help="methods to measure"
+    )
     parser.add_argument("--name", default="private", help="name of the results in --out")
     return parser.parse_args()
 
@@ -33,7 +48,8 @@ def _work(given: argparse.Namespace) -> None:
         "records": {file.name: records_of(file) for file in given.private},
     }
     settings = {"data.sequence-length": given.sequence_length}
-    rows, conditions = measure(given, STUDY, path, settings, stated)
+    study = Study(TITLE, KEYS, FIGURES, partial(quality, chosen=given.methods))
+    rows, conditions = measure(given, study, path, settings, stated)
     write_table(rows, conditions, path)
 
 

@@ -5,13 +5,12 @@ sequences in a step as a private run has on average, and pooled pruning has the 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.smaller.bench import SAMPLES, Bench
@@ -24,6 +23,8 @@ RATE = 0.05
 ROUNDS = 3
 STEPS = 10
 SPARSITIES = (0.5, 0.6)
+METHODS = ("pooled-pruning", "fedpetuning")
+TITLE = "Differential privacy: quality at several epsilon"
 KEYS = ("seed", "method", "epsilon", "text")
 FIGURES = ("perplexity", "noise_multiplier")
 DENSE = "dense"
@@ -35,20 +36,21 @@ def records_of(file: Path) -> int:
     return sum(not is_held_out(passage) for passage in found)
 
 
-def quality(bench: Bench, rows: Rows) -> None:
-    """Measure the perplexity of all methods at all epsilons."""
+def quality(bench: Bench, rows: Rows, chosen: Sequence[str] = METHODS) -> None:
+    """Measure the perplexity of the chosen methods at all epsilons."""
     texts = [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
     batch = max(1, round(RATE * min(records_of(file) for file in bench.private)))
     methods = {f"pooled pruning, {sparsity:.0%}": _pruning(sparsity) for sparsity in SPARSITIES}
     methods["FedPETuning"] = _tuning(batch)
-    for seed, epsilon, (name, chosen) in product(bench.seeds, EPSILONS, methods.items()):
+    methods = {name: own for name, own in methods.items() if own["method"] in chosen}
+    for seed, epsilon, (name, own) in product(bench.seeds, EPSILONS, methods.items()):
         cells = {
             "federated": {"seed": seed, "method": name, "epsilon": epsilon},
             "dense": {"seed": seed, "method": DENSE, "epsilon": inf},
         }
         wanted = [{**cell, "text": text} for cell in cells.values() for text in texts]
         if rows.missing(iter(wanted)):
-            varied = {**chosen, **_private(epsilon, chosen), "seed": seed}
+            varied = {**own, **_private(epsilon, own), "seed": seed}
             varied |= {"data.source": "files", "data.path": str(bench.dealt())}
             varied["num-clients"] = len(bench.private)
             folder = f"{seed}-{epsilon:g}-{name.replace(' ', '-').replace(',', '')}"
@@ -97,15 +99,12 @@ def _add(rows: Rows, cells: Mapping[str, dict[str, Any]], run: Path) -> None:
             rows.add(found, perplexity=metric["values"][column], noise_multiplier=figure)
 
 
-STUDY = Study("Differential privacy: quality at several epsilon", KEYS, FIGURES, quality)
-
-
 def write_table(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     """Write ``<path>.md``: perplexity by method and epsilon, one table for each text."""
     seeds = {row["seed"] for row in rows.rows}
     records = ", ".join(f"{number:,}" for number in conditions["records"].values())
     lines = [
-        f"# {STUDY.title}",
+        f"# {TITLE}",
         "",
         (
             f"Perplexity, mean ± sample standard deviation over {len(seeds)} seeds; lower is better."
