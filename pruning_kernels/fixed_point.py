@@ -26,6 +26,9 @@ HIGH_BITS = 48
 MAX_PARTIES = (1 << 64 - LOW_BITS) - 1
 """Maximum number of parties whose words can be added."""
 
+RECORD_BITS = 40
+"""Bits after the point of records' contributions and their noise in private runs."""
+
 Words = NDArray[np.uint64]
 """Numbers in fixed point, (2, numbers), uint64: low words, then high words."""
 
@@ -55,6 +58,12 @@ def to_words(numbers: "Tensor", fraction_bits: int) -> Words:
     high = high + carry
     low = np.where(carry, 0.0, low)
     return np.stack([low.astype(np.uint64), high.astype(np.int64).view(np.uint64)])
+
+
+def words_of(integers: NDArray[np.int64]) -> Words:
+    """Return integers, (numbers,), as words: multiples of ``2^-fraction_bits``, exactly."""
+    low = integers & np.int64((1 << LOW_BITS) - 1)
+    return np.stack([low.view(np.uint64), (integers >> np.int64(LOW_BITS)).view(np.uint64)])
 
 
 def summed(parts: Sequence[Words]) -> Words:

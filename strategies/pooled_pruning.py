@@ -21,6 +21,7 @@ from espalier.methods.pooled_pruning import (
     COUNT,
     PooledPruningSettings,
     decided_parts,
+    fraction_bits,
     shared_inputs,
     squares_name,
 )
@@ -79,6 +80,8 @@ class PooledResult(MaskResult):
         """Return the count of the sums, by its unit; a list by block if they differ."""
         count = self.counts[0] if len(set(self.counts)) == 1 else self.counts
         weighting = self.run_settings.of(PooledPruningSettings).weighting
+        if self.run_settings.privacy.on:
+            return {"clients_in_the_sum": count}
         return {"tokens" if weighting == "tokens" else "clients_in_the_mean": count}
 
 
@@ -103,8 +106,13 @@ class PooledPruning(Masking):
             rule = f", clients within {self.federation.max_update_ratio:g} times"
         return (
             f"{amount}, {job.strategy}, {job.metric} by {job.server_group}, weighted by"
-            f" {'tokens' if job.weighting == 'tokens' else 'clients'}{rule}"
+            f" {self._weighting()}{rule}"
         )
+
+    def _weighting(self) -> str:
+        if self.run.settings.privacy.on:
+            return "records"
+        return "tokens" if self.settings.weighting == "tokens" else "clients"
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Add the sums block by block, and decide the masks."""
@@ -129,9 +137,8 @@ class PooledPruning(Masking):
         for index in blocks:
             block = self.run.model.plan.blocks[index]
             key = block_key(index)
-            bits = self.settings.fraction_bits
             squares = {
-                name: from_words(from_wide(sums.tensor(key, squares_name(name))), bits)
+                name: self._numbers(from_wide(sums.tensor(key, squares_name(name))))
                 for name in sorted(set(shared_inputs(block).values()))
             }
             self._decide(block, squares, int(sums.tensor(key, COUNT)[0]))
@@ -158,9 +165,9 @@ class PooledPruning(Masking):
         limits: UpdateLimits,
     ) -> Tensor:
         """Return the sum of all clients' numbers by the rule; for a mean the exact one."""
-        bits = self.settings.fraction_bits
+        bits = fraction_bits(self.run.settings)
         words = {client: own.words(name) for client, own in replies.items()}
-        exact = from_words(summed(list(words.values())), bits)
+        exact = self._numbers(summed(list(words.values())))
         if not self._compares(len(replies)):
             return exact
         sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])
@@ -179,6 +186,12 @@ class PooledPruning(Masking):
         # Numbers that no limit changes stay those of the pooled samples, bit by bit.
         changed = (sent != limited).any(dim=0) if untouched else torch.ones_like(exact).bool()
         return torch.where(changed, (limited * weights[:, None]).sum(dim=0), exact)
+
+    def _numbers(self, total: FixedPoint) -> Tensor:
+        """Return a sum of all clients, (channels,), float64."""
+        numbers = from_words(total, fraction_bits(self.run.settings))
+        # Noise can make a sum of squares negative; this looks at nothing but noisy numbers.
+        return numbers.clamp(min=0) if self.run.settings.privacy.on else numbers
 
     def _compares(self, num_clients: int) -> bool:
         """Return whether clients are compared with each other."""

@@ -33,6 +33,7 @@ LINES = [
     ["espalier.data", "espalier.hf"],
     ["espalier.methods"],
     ["espalier.messages"],
+    ["espalier.privacy"],
     ["espalier.models", "espalier.storage"],
     ["espalier.identity", "espalier.secure_sum"],
     ["espalier.flower"],
@@ -64,6 +65,7 @@ FORBIDDEN_LIBRARIES = {
     "espalier.data": {"transformers", "flwr"},
     "espalier.methods": {"transformers"},
     "espalier.models": {"flwr", "transformers"},
+    "espalier.privacy": {"torch", "flwr", "transformers"},
     "espalier.settings": {"torch", "flwr", "transformers"},
     "espalier.progress": {"torch", "flwr", "transformers"},
 }

@@ -82,6 +82,11 @@ NOTHING = Beside()
 
 def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
     """Train the round's adapters and reply with the first part. Each round is answered once."""
+    if site.settings.privacy.on:
+        # The module imports this one.
+        from client_app.methods.private import tuning
+
+        return tuning.train(site, request)
     header = request.header
     order = validate(beside.order, request.fields)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)

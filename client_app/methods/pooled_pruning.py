@@ -37,6 +37,10 @@ from espalier.storage.blobs import BlobStore
 
 def train(site: Site, request: MessageBody) -> MessageBody:
     """Reply with the first part of the sums. Each round is answered once."""
+    if site.settings.privacy.on:
+        from client_app.methods.private import sums as private_sums
+
+        return private_sums.train(site, request)
     job = site.settings.of(PooledPruningSettings)
 
     def all_blocks(samples: Tensor) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from flwr.app import Context, RecordDict
 
 from client_app.policy.identity import own_key
 from client_app.policy.site_policy import amounts, require_allowed, runs_answered
+from client_app.protocol.private_answer import budget_of
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
 from espalier.amounts import aligned, count, size
@@ -35,6 +36,7 @@ from espalier.messages.message import UNREAD
 from espalier.messages.reply_estimate import Answer, Outlook, outlook
 from espalier.methods.fedpetuning import trained
 from espalier.models.plan import ModelPlan
+from espalier.privacy.guarantee import guarantee_of
 from espalier.progress import Pace, heard_by
 from espalier.settings.libraries import require_libraries
 from espalier.settings.node import MOST, shortened
@@ -73,7 +75,23 @@ def accepts(site: Site) -> Iterator[str]:
     )
     if node.fewest_groups():
         yield f"and {count(node.min_groups, 'group')} of the field {node.data_group}"
+    yield from _privacy(site)
     yield f"require-approval: {HOLDS[node.require_approval]}"
+
+
+def _privacy(site: Site) -> Iterator[str]:
+    """Yield the site's privacy budget, and what the run would draw on it."""
+    node = site.node
+    guarantee = guarantee_of(site.settings)
+    if guarantee is None:
+        return
+    budget = budget_of(site)
+    before = list(budget.spent().draws.values())
+    most = f"at most {node.max_epsilon:g}" if node.max_epsilon else "no budget"
+    yield (
+        f"max-epsilon: {most}; at delta = {node.delta:g} spent {budget.epsilon(before):.3f}, after"
+        f" this run {budget.epsilon([*before, *guarantee.draws]):.3f}"
+    )
 
 
 def device(site: Site) -> Iterator[str]:

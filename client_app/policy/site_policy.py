@@ -4,15 +4,18 @@ It is checked at enrolment, and again before each request is handled.
 
 Covers: a run whose settings exceed the site's limits is refused before anything is opened, with the
 key and both numbers. A run is also refused if it exceeds the maximum number of runs with state at
-the site (``keep-days``), or if others could use the site's name in it (``require-site-keys``).
+the site (``keep-days``), if others could use the site's name in it (``require-site-keys``), or if it
+would exceed the site's privacy budget (``max-epsilon``).
 
 Does not cover: the number of requests within the limits, and a node whose owner deletes its state,
 which forgets its runs.
 """
 
+from client_app.protocol.private_answer import SEED_IS_KNOWN, budget_of
 from client_app.site import Site
 from espalier.errors import InputError
 from espalier.messages.message import Header
+from espalier.privacy.guarantee import guarantee_of
 from espalier.storage.client_state import lineages_of
 
 
@@ -46,6 +49,7 @@ def require_allowed(site: Site, header: Header) -> None:
             " set site-keys"
         )
     lines += _against_plain_sums(site)
+    lines += against_privacy(site, header)
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise InputError(
@@ -68,6 +72,37 @@ def _against_plain_sums(site: Site) -> list[str]:
             " sites in a secure sum; set peer-keys at this site"
         )
     return lines
+
+
+NEVER_PRIVATE = ("alone", "evaluate")
+"""Kinds of messages whose answers have no noise; a private run sends none."""
+
+
+def against_privacy(site: Site, header: Header) -> list[str]:
+    """Return a line for everything in a run that the site's privacy budget forbids.
+
+    The budget is compared with the whole run before the site takes part. Every answer compares it
+    again, when it draws.
+    """
+    privacy = site.settings.privacy
+    most = site.node.max_epsilon
+    if not privacy.on:
+        if not most:
+            return []
+        return [
+            f"max-epsilon = {most:g}: the run is not differentially private (privacy.epsilon = 0), so"
+            " its epsilon has no bound"
+        ]
+    if header.kind in NEVER_PRIVATE:
+        return [f"privacy.epsilon = {privacy.epsilon:g}: {header.kind} has no answer with noise"]
+    if privacy.noise == "seed" and not site.node.simulated:
+        return [SEED_IS_KNOWN]
+    if header.kind != "enrol":
+        return []
+    guarantee = guarantee_of(site.settings)
+    assert guarantee is not None
+    line = budget_of(site).exceeded_by(header.lineage, guarantee.draws)
+    return [line] if line else []
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:

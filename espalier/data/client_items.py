@@ -95,7 +95,9 @@ def _shares(
             f"data.partition = {data.partition!r}: the task has records without a label; choose"
             " 'iid' or 'quantity', or give each record a label"
         )
-    train, held_out = corpus.share(found.partition, client)
+    # With duplicates left out, what one group contributes would depend on the others.
+    distinct = not (settings.privacy.on and group)
+    train, held_out = corpus.share(found.partition, client, distinct=distinct)
     if node.fewest_groups():
         require_groups(node, [set(train.label_numbers.tolist())], "give the site more data")
     if not train:

@@ -64,16 +64,59 @@ def split_passages(
     require_own_data(node, data)
     if not node.data_path and data.origin in BUILT_IN:
         return split(record.text for record in own_records(data.origin, client, num_clients))
+    return _indexed_passages(data, node, client, num_clients, seed, distinct=True)
+
+
+def _indexed_passages(
+    data: DataSettings,
+    node: NodeSettings,
+    client: int,
+    num_clients: int,
+    seed: int,
+    *,
+    distinct: bool,
+) -> tuple[Indexed[str], Indexed[str]]:
+    """Return the client's passages in files, for calibration and held out."""
     hub = None
     if data.origin == "hub":
         called = f"data.path = {data.path!r}: the dataset"
         hub = HubRows(data.path, data.hub_config, data.hub_split or "train", called)
     found = client_files(data, node, client, num_clients, seed, TextRows, hub)
     source = _text_source(found.files, data, node)
-    own, held_out = open_corpus(source, node.state_root()).share(found.partition, client)
+    corpus = open_corpus(source, node.state_root())
+    own, held_out = corpus.share(found.partition, client, distinct=distinct)
     if node.fewest_groups():
         require_groups(node, [set(own.label_numbers.tolist())], "give the site more data")
     return own, held_out
+
+
+@told_at_the_site
+def records_of_client(settings: RunSettings, node: NodeSettings, client: int) -> list[list[str]]:
+    """Return the passages of each record or group of a client, without held-out passages.
+
+    A group has all passages of its records. A record of a text file, and of a built-in text, is a
+    passage. What belongs to a record or group depends on no other one: a passage that occurs in
+    two of them is in both. Within one it counts as often as it occurs.
+
+    Raises
+    ------
+    InputError
+        The source or file is missing, empty or malformed, or there are fewer groups than
+        ``min-groups``.
+    """
+    data = settings.data
+    require_own_data(node, data)
+    if not node.data_path and data.origin in BUILT_IN:
+        records = own_records(data.origin, client, settings.num_clients)
+        return [[passage] for passage in split(record.text for record in records)[0]]
+    own, _ = _indexed_passages(
+        data, node, client, settings.num_clients, settings.seed, distinct=False
+    )
+    numbers = own.label_numbers if group_field(data, node) else own.record_numbers
+    found: dict[int, list[str]] = {}
+    for number, passage in zip(numbers.tolist(), own, strict=True):
+        found.setdefault(number, []).append(passage)
+    return list(found.values())
 
 
 def _text_source(files: tuple[RowFile, ...], data: DataSettings, node: NodeSettings) -> TextSource:
@@ -110,6 +153,11 @@ def _refuse_fields(file: TextRows, data: DataSettings, node: NodeSettings) -> No
                 f"{key} = '{value}': {file.path} is a text file, which has no fields; leave it out,"
                 " or name a file of records, such as JSON Lines, CSV or Parquet"
             )
+
+
+def group_field(data: DataSettings, node: NodeSettings) -> str:
+    """Return the field that joins a client's records to groups; empty if there is none."""
+    return data.group if node.simulated else node.data_group
 
 
 def site_texts(data: DataSettings, node: NodeSettings) -> Iterator[str]:

@@ -22,6 +22,7 @@ from espalier.data.data_protection import require_own_data, require_tokens, told
 from espalier.data.files.files import CLIENT_KEYS
 from espalier.data.files.formats import open_rows
 from espalier.data.passages import is_held_out, split
+from espalier.data.privacy_units import record_windows
 from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.reading import items_in
@@ -60,6 +61,9 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     on_items = tunes and settings.task.name != TEXT
     of_the_run = node.simulated and bool(data.path or data.origin == "hub")
     if not node.data_path and (of_the_run or (data.origin in BUILT_IN_TEXTS and not on_items)):
+        return
+    if settings.privacy.on and not on_items:
+        record_windows(settings, node, encode, ANY_CLIENT)
         return
     # Groups are counted in the whole file.
     if _size(node.data_path) > LARGE and not node.fewest_groups():

@@ -150,6 +150,7 @@ class FedPETuningSettings(AdapterAveraging):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "fleet", "secure-sum")
     PRUNES = False
+    MECHANISM = "dp-sgd"
 
     aggregation: Literal["factors", "svd"] = Field(
         "factors",
@@ -260,6 +261,13 @@ OBSERVER = (
     " client's next rank, how many steps failed, and how long the training took."
 )
 """Observer sentence of the contract of ``train``."""
+PRIVATE_OBSERVER = (
+    "Adapters trained on this client's data by DP-SGD: every record's or group's gradient is clipped"
+    " and Gaussian noise is added to their sum. Whoever reads all replies of the client in this run"
+    " learns of any one record or group no more than `privacy.epsilon` and `privacy.delta` allow, if"
+    " `privacy.noise` is `secure`."
+)
+"""Observer sentence of ``train`` in a private run."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +345,7 @@ def contract(
         part_order=PartOrder,
         report=kind_of_report,
         specs=specs,
-        observer=observer,
+        observer=PRIVATE_OBSERVER if run.privacy.on else observer,
         more="Further adapter tensors, as in train.",
         brought=last | dict(beside.specs) if request.header.server_round > 1 else {},
         fetched_with=beside.specs,

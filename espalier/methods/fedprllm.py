@@ -24,7 +24,7 @@ from espalier.messages.parts import Reply
 from espalier.messages.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.pruning import MaskingSettings
+from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 
@@ -37,6 +37,7 @@ class FedPrLLMSettings(MaskingSettings):
     FEDERATION: ClassVar[tuple[str, ...]] = ("aggregation-rule", "trimmed-clients", "secure-sum")
     RULES: ClassVar[tuple[str, ...]] = ("mean", "trimmed-mean", "median")
     WHY_NO_OTHER_RULE = "a vote is 0 or 1, so there is nothing to clip"
+    NO_MECHANISM = MASKS_HAVE_NO_NOISE
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
         for key in ("sparsity", "local-comparison-group", "comparison-group")

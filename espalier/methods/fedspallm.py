@@ -22,7 +22,7 @@ from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
 from espalier.settings.federation import FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
-from espalier.settings.pruning import PruningSettings
+from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
 from pruning_kernels.bounded_fixed_point import Scale, signed_bits
@@ -32,6 +32,7 @@ from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
+    NO_MECHANISM = MASKS_HAVE_NO_NOISE
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
         "secure-sum",

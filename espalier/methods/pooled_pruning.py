@@ -31,7 +31,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from pruning_kernels.fixed_point import is_possible
+from pruning_kernels.fixed_point import RECORD_BITS, is_possible
 
 FRACTION_BITS = {"tokens": 56, "equal": 64}
 """Bits after the point of the sent numbers, by ``weighting``.
@@ -41,7 +41,7 @@ inputs whose root mean square is 1,448 in a channel. Means of squares stay below
 square of 46,340. Smaller numbers than 2^-4 and 2^-12 are rounded, others are exact float64.
 """
 COUNT = "count"
-"""Tensor name of the count: number of tokens, or 1 if all clients count equally."""
+"""Tensor name of the count: number of tokens, or 1 if all clients count equally, or in a private run."""
 
 
 class PooledPruningSettings(MaskingSettings):
@@ -57,6 +57,7 @@ class PooledPruningSettings(MaskingSettings):
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)} for key in ("sparsity", "comparison-group")
     }
+    MECHANISM = "sums"
 
     metric: Literal["wanda", "ria"] = Field(
         "wanda", description="Score by which the server ranks weights: Wanda's or RIA's."
@@ -86,7 +87,7 @@ class PooledPruningSettings(MaskingSettings):
 
     @property
     def fraction_bits(self) -> int:
-        """Bits after the point of the sent numbers."""
+        """Bits after the point of the sent numbers, unless the run is private."""
         return FRACTION_BITS[self.weighting]
 
     @property
@@ -98,6 +99,16 @@ class PooledPruningSettings(MaskingSettings):
     def server_group(self) -> str:
         """Group in which weights compete: the pattern or ``comparison-group``."""
         return self.local_group
+
+
+def fraction_bits(run: RunSettings) -> int:
+    """Return the bits after the point of the sent numbers."""
+    return RECORD_BITS if run.privacy.on else run.of(PooledPruningSettings).fraction_bits
+
+
+def num_inputs(plan: ModelPlan) -> int:
+    """Return the number of distinct inputs of all blocks, each of which has a vector of sums."""
+    return sum(len(set(shared_inputs(block).values())) for block in plan.blocks)
 
 
 def shared_inputs(block: BlockPlan) -> dict[str, str]:
@@ -138,8 +149,10 @@ def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     }
 
 
-def require_possible(key: str, blob: bytes, max_count: int) -> None:
+def require_possible(key: str, blob: bytes, max_count: int, signed: bool = False) -> None:
     """Check that sums can be one client's: bits, sign, range, and the count.
+
+    Noise makes sums ``signed``.
 
     Raises
     ------
@@ -150,7 +163,7 @@ def require_possible(key: str, blob: bytes, max_count: int) -> None:
         if name == COUNT:
             if not 1 <= (count := int(words[0])) <= max_count:
                 raise ProtocolError(f"{key} {name}: {count} is not between 1 and {max_count}")
-        elif not is_possible(words, signed=False):
+        elif not is_possible(words, signed=signed):
             raise ProtocolError(f"{key} {name}: a number is negative, or too large for one client")
 
 
@@ -180,16 +193,18 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     brought: BlockSpecs = {}
     if settings.strategy == "iterative" and server_round > 1:
         brought = decided_specs(plan.blocks[server_round - 2], run)
-    most = MAX_SAMPLES * run.data.sequence_length if settings.weighting == "tokens" else 1
+    private = run.privacy.on
+    counts_tokens = settings.weighting == "tokens" and not private
+    most = MAX_SAMPLES * run.data.sequence_length if counts_tokens else 1
     reply = Reply(
         specs={
             block_key(index): sum_specs(plan.blocks[index])
             for index in blocks_of_round(plan, settings, server_round)
         },
-        observer=OBSERVER,
+        observer=PRIVATE_OBSERVER if private else OBSERVER,
         more="The sums of further blocks, as in train.",
         brought=brought,
-        check_values=partial(require_possible, max_count=most),
+        check_values=partial(require_possible, max_count=most, signed=private),
     )
     return reply.contract(request, run)
 
@@ -200,6 +215,13 @@ OBSERVER = (
     " without a number. Over few tokens the means come close to the squares of single tokens; the"
     " site's `min-tokens` sets the minimum. Whoever knows some of the samples can recognise them in"
     " the reply, whatever `min-tokens` says. Also how long the work took."
+)
+
+PRIVATE_OBSERVER = (
+    "For every input channel of the blocks' matrices: a sum over this client's records or groups,"
+    " each of them with norm 1, with Gaussian noise. Whoever reads all replies of the client in this"
+    " run learns of any one record or group no more than `privacy.epsilon` and `privacy.delta` allow,"
+    " if `privacy.noise` is `secure`."
 )
 
 EXAMPLES: dict[Kind, dict[str, int]] = {"deliver": {"decided": 2}}

@@ -29,6 +29,12 @@ def require_libraries(settings: RunSettings) -> None:
         The message names the setting and what to install.
     """
     require_tracking(settings)
+    if settings.privacy.on and find_spec("opacus") is None:
+        raise InputError(
+            f"privacy.epsilon = {settings.privacy.epsilon:g}: opacus is not installed on this"
+            " machine; install Espalier with its extra privacy (pip install -e '.[privacy]') or"
+            " opacus itself, or set privacy.epsilon = 0"
+        )
     if find_spec("bitsandbytes") is not None:
         return
     if settings.tunes and settings.training.base == "nf4":

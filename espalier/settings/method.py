@@ -4,10 +4,11 @@ Callers read these attributes instead of asking which method a run uses.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from espalier.settings.privacy import NO_MECHANISM
 from espalier.settings.table import Table
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class MethodSettings(Table):
     """True if the method removes weights, heads, channels or blocks."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """True if a site needs the server's base model to take part."""
+    MECHANISM: ClassVar[Literal["", "dp-sgd", "sums"]] = ""
+    """Mechanism of differential privacy; empty: none, and private runs are refused."""
+    NO_MECHANISM: ClassVar[str] = NO_MECHANISM
+    """Reason for which private runs are refused."""
 
     def fits_alone(self, federation: "FederationSettings") -> bool:
         """Return whether clients that took part in no round may fit their own parameters."""

@@ -230,6 +230,26 @@ class NodeSettings(Table):
             " from the site's check of its data on, even if the check fails."
         ),
     )
+    max_epsilon: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description=(
+            "Privacy budget: maximum epsilon of all answers of this site together, in all runs, for"
+            " every record, or group of `data-group`. Only differentially private runs are then"
+            " answered, until it is spent. What was spent stays in `<state-dir>/privacy`. 0: no"
+            " budget; private runs are noted there all the same."
+        ),
+    )
+    delta: float = Field(
+        1e-5,
+        gt=0,
+        le=0.01,
+        description=(
+            "Delta at which `max-epsilon` holds; clearly below 1 divided by the number of records or"
+            " groups."
+        ),
+    )
     max_model_bytes: int = Field(
         0,
         ge=0,

@@ -20,6 +20,12 @@ def _keeps_n_of_m(pattern: str) -> str:
     return pattern
 
 
+MASKS_HAVE_NO_NOISE = (
+    "one record can change any number of the bits of a mask, and flipping bits at random until it is"
+    " hidden leaves nothing of the mask"
+)
+"""Reason for which methods that send masks refuse private runs."""
+
 Pattern = Annotated[str, AfterValidator(_keeps_n_of_m)]
 """Pattern ``n:m``, which keeps n of every m weights; empty for no pattern."""
 

@@ -16,6 +16,11 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.own_task import CLASSIFICATION, OWN_TASKS, listed_labels, prompt_fields
+from espalier.settings.privacy import (
+    PrivacySettings,
+    privacy_contradictions,
+    unread_for_privacy,
+)
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.table import Columns, ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import CHAT, TEXT, TaskSettings, tasks
@@ -445,6 +450,7 @@ class RunSettings(Table):
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    privacy: PrivacySettings = PrivacySettings()
     federation: FederationSettings = FederationSettings()
     lora: LoraSettings = LoraSettings()
     training: TrainingSettings = TrainingSettings()
@@ -577,6 +583,8 @@ def parse(
         settings = RunSettings.model_validate(top | valid | {"method": method or DEFAULT_METHOD})
     except ValidationError as error:
         mistakes += mistake_lines(error, _keys_for(method))
+    if settings is not None and "privacy" in valid:
+        mistakes += _imprecise_sums(settings)
     num_clients = top.get("num-clients", RunSettings.model_fields["num_clients"].default)
     num_clients = num_clients if isinstance(num_clients, int) else 0
     if method and JOB in valid and num_clients > 0:
@@ -594,7 +602,7 @@ def parse(
     return settings
 
 
-_GENERAL = {"data": DataSettings, "evaluation": EvaluationSettings}
+_GENERAL = {"data": DataSettings, "evaluation": EvaluationSettings, "privacy": PrivacySettings}
 """Tables that every method reads."""
 
 
@@ -622,6 +630,16 @@ def _validated_tables(
     return valid, mistakes
 
 
+def _imprecise_sums(settings: RunSettings) -> list[str]:
+    """Return an error line if private sums would depend on which records are computed together."""
+    if not settings.privacy.on or settings.tunes or settings.dtype == "float32":
+        return []
+    return [
+        f"dtype = '{settings.dtype}': numbers of a record would change with the records that pass"
+        f" together with it; with privacy.epsilon = {settings.privacy.epsilon:g} set it to 'float32'"
+    ]
+
+
 def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> list[str]:
     """Return an error line per conflict within a method's table or with the shared tables."""
     job = valid[JOB]
@@ -638,6 +656,9 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
     if federation.secure_sum and METHODS[method].summands:
         fault = job.secure_sum_fault(federation) or federation.secure_sum_fault()
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
+    # Tables that are wrong are missing here, and reported already.
+    if {*_GENERAL, *tables_of(method)} - {method} <= valid.keys():
+        lines += privacy_contradictions(method, job, valid, private_methods())
     return lines
 
 
@@ -658,6 +679,12 @@ def _no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: i
             f" {num_clients}"
         ]
     return []
+
+
+def private_methods(mechanism: str = "") -> tuple[str, ...]:
+    """Return the methods that have a mechanism of differential privacy, or this one."""
+    found = {name: settings_of(name).MECHANISM for name in METHODS}
+    return tuple(name for name, own in found.items() if own and mechanism in ("", own))
 
 
 def concerns(key: str, method: Any) -> bool:
@@ -718,7 +745,10 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     values["data.source"] = source_of(values["data.source"], values["data.path"])
     if str(values["data.partition"]).startswith(FLOWER):
         values["data.partition"] = FLOWER_NAME
-    return _not_read_in_tables(values) | _not_read_for_task(values)
+    method = str(values["method"])
+    mechanism = settings_of(method).MECHANISM if method in METHODS else ""
+    for_privacy = unread_for_privacy(values, mechanism, one_of("method", private_methods("dp-sgd")))
+    return for_privacy | _not_read_in_tables(values) | _not_read_for_task(values)
 
 
 def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -115,7 +115,7 @@ class Loop:
         self._called = (
             torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
         )
-        with _training(self.model, self.settings.gradient_checkpointing):
+        with in_training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
                 # A penalty and FedProx have gradients without any sequence, so it is asked before.
@@ -180,7 +180,7 @@ class Loop:
         device = devices[0]
         for place, batch in enumerate(batches):
             seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
-            with _seeded(seed, [one for one in devices if one.type == "cuda"]):
+            with seeded(seed, [one for one in devices if one.type == "cuda"]):
                 summed = self.loss(self._called, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
@@ -224,7 +224,7 @@ class Loop:
 
 
 @contextmanager
-def _seeded(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+def seeded(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
     """Seed dropout within the block, and then restore the generators of CPU and CUDA devices."""
     with torch.random.fork_rng(devices):
         # torch.manual_seed would also seed devices that are not used here.
@@ -236,7 +236,7 @@ def _seeded(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
 
 
 @contextmanager
-def _training(model: Any, checkpointing: bool) -> Iterator[None]:
+def in_training(model: Any, checkpointing: bool) -> Iterator[None]:
     """Set training mode within the block, with the base model's own dropout.
 
     With ``checkpointing`` activations are recomputed in the backward pass. The cache of keys and

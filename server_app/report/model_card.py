@@ -21,6 +21,8 @@ from espalier.amounts import count
 from espalier.hf.families import has_own_code
 from espalier.hf.opening.model_files import commit_of, public_name
 from espalier.hf.opening.opened import OpenedModel
+from espalier.privacy.guarantee import guarantee_of
+from espalier.privacy.guarantee import in_words as guarantee_in_words
 from espalier.results.base_chain import chain_of, in_words, printable
 from espalier.settings.methods import METHODS, tables_of
 from espalier.settings.run import RunSettings
@@ -109,6 +111,7 @@ def _card(
             f"{settings.num_clients} requested; the run's `summary.json` lists those that took part"
         ),
         "data": _data(settings),
+        **_privacy(settings),
         "versions": ", ".join(f"{name} {number}" for name, number in used.items()),
     }
     lines = [
@@ -156,6 +159,16 @@ def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, 
     ]
 
 
+def _privacy(settings: RunSettings) -> dict[str, str]:
+    """Return the row on differential privacy; none if the run has none."""
+    guarantee = guarantee_of(settings)
+    return (
+        {}
+        if guarantee is None
+        else {"differential privacy": guarantee_in_words(guarantee.to_json())}
+    )
+
+
 def _data(settings: RunSettings) -> str:
     data = settings.data
     tuned = settings.tunes
@@ -198,6 +211,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     """Return the method's tables and other settings that affect the result, without paths."""
     nested = settings.nested()
     chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
-    for name in ("data", *tables_of(settings.method)):
+    private = ("privacy",) if settings.privacy.on else ()
+    for name in ("data", *private, *tables_of(settings.method)):
         chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
     return chosen

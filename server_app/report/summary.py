@@ -19,6 +19,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
 from espalier.messages.tensor_blobs import TensorSpec
+from espalier.privacy.guarantee import guarantee_of
 from espalier.results.base_chain import chain_of
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
@@ -287,6 +288,7 @@ class Summary:
         out.
         """
         missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
+        guarantee = guarantee_of(self.settings)
         document = {
             "schema_version": SCHEMA_VERSION,
             "status": status,
@@ -307,6 +309,7 @@ class Summary:
             },
             "size": {column: one.to_json() for column, one in self.sizes.items()},
             "warnings": self.warnings,
+            "privacy": None if guarantee is None else guarantee.to_json(),
             "report": self.report,
             "metrics": [metric.to_json() for metric in self.metrics()],
             "test_items": self.tests or None,

@@ -160,7 +160,11 @@ class CorpusIndex(Generic[T]):
         return np.frombuffer(data, dtype=ROW)
 
     def share(
-        self, deal: Partition | FlowerPartition | None = None, client: int = 0
+        self,
+        deal: Partition | FlowerPartition | None = None,
+        client: int = 0,
+        *,
+        distinct: bool = True,
     ) -> tuple["Indexed[T]", "Indexed[T]"]:
         """Return the units of one client, to be used and held out.
 
@@ -169,9 +173,11 @@ class CorpusIndex(Generic[T]):
         Parameters
         ----------
         deal : partition of the records among clients; None: all records belong to the client
+        distinct : False keeps repeated units, so that what a record contributes does not depend on
+            the others
         """
         if isinstance(deal, FlowerPartition):
-            return self._split(self._by_records(deal, client))
+            return self._split(self._by_records(deal, client), distinct)
         is_mine = deal.chooser(client, self.labels) if deal else None
         found: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
@@ -182,7 +188,7 @@ class CorpusIndex(Generic[T]):
                 else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
             )
             found.append(first + mine)
-        return self._split(np.concatenate(found) if found else np.empty(0, np.int64))
+        return self._split(np.concatenate(found) if found else np.empty(0, np.int64), distinct)
 
     def _by_records(self, deal: FlowerPartition, client: int) -> Numbers:
         """Return the numbers of a client's rows; all rows of a record belong to one client."""
@@ -202,9 +208,9 @@ class CorpusIndex(Generic[T]):
         mine[deal.records_of(client, labels[begins], self.labels)] = True
         return np.flatnonzero(mine[records])
 
-    def _split(self, numbers: Numbers) -> tuple["Indexed[T]", "Indexed[T]"]:
-        """Return the units of some rows, each once, to be used and held out."""
-        own = self._each_once(numbers)
+    def _split(self, numbers: Numbers, distinct: bool) -> tuple["Indexed[T]", "Indexed[T]"]:
+        """Return the units of some rows, with ``distinct`` each once, to be used and held out."""
+        own = self._each_once(numbers) if distinct else numbers
         held_out = np.concatenate(
             [digests_are_held_out(rows["side"]) for rows in self.chosen(own)] or [np.empty(0, bool)]
         )
@@ -301,6 +307,17 @@ class Indexed(Sequence[T]):
         """Number of each unit's label, or of its group if records have groups: (units,)."""
         found = [rows["label"] for rows in self.corpus.chosen(self.numbers)]
         return np.concatenate([np.empty(0, np.uint32), *found])
+
+    @property
+    def record_numbers(self) -> NDArray[np.int64]:
+        """Number of each unit's record among the records of these units: (units,)."""
+        places = [
+            np.stack([rows[name].astype("u8") for name in ("file", "start", "length")], axis=1)
+            for rows in self.corpus.chosen(self.numbers)
+        ]
+        found = np.concatenate([np.empty((0, 3), np.uint64), *places])
+        numbers: NDArray[np.int64] = np.unique(found, axis=0, return_inverse=True)[1].reshape(-1)
+        return numbers
 
     @cached_property
     def sha256(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from espalier.amounts import count, duration, size
+from espalier.privacy.guarantee import in_words
 from espalier.results.finished_run import FinishedRun
 from espalier.results.report.comparison import Comparison
 from espalier.storage.directory_lock import holder_of
@@ -35,7 +36,13 @@ def verdict(run: FinishedRun, comparisons: Sequence[Comparison]) -> list[str]:
     measured = [one for one in comparisons if one.change is not None]
     if measured:
         sentences += [_quality(measured), *_beside_baselines(main_of(measured))]
-    return [*sentences, *_size(run), *_participants(run)]
+    return [*sentences, *_size(run), *_participants(run), *_privacy(run)]
+
+
+def _privacy(run: FinishedRun) -> Iterator[str]:
+    """Yield the guarantee of a differentially private run."""
+    if guarantee := run.summary.get("privacy"):
+        yield f"Differential privacy: {in_words(guarantee)}."
 
 
 def main_of(comparisons: Sequence[Comparison]) -> Comparison:

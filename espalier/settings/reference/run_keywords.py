@@ -68,6 +68,12 @@ class RunKeywords(TypedDict, total=False):
     evaluation_own_text: bool
     evaluation_centralized: Literal["auto", "off"]
     evaluation_every: int
+    privacy_epsilon: float
+    privacy_delta: float
+    privacy_clip_norm: float
+    privacy_sampling_rate: float
+    privacy_max_sequences: int
+    privacy_noise: Literal["secure", "seed"]
     federation_rounds: int
     federation_sampled_clients: float
     federation_client_weights: Literal["paper", "equal", "samples", "norms", "importance"]

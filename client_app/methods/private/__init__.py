@@ -1,0 +1,1 @@
+"""Work of clients in private runs."""

@@ -1,0 +1,68 @@
+"""FedPETuning with differential privacy: a round of DP-SGD at a client.
+
+Whatever leaves depends on the client's records only through sums of clipped gradients with noise.
+Fields that could tell more are constants: the number of sequences is not sent (weights are equal),
+no step is skipped, and the duration is reported as 0.
+"""
+
+from client_app.methods.fedpetuning import begins_with, cache_of, keep_blobs
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
+from client_app.protocol.push import brought, pushed_hashes
+from client_app.site import Site
+from espalier.messages.message import MessageBody, validate
+from espalier.methods.fedpetuning import Order, TuningReport, trained
+from espalier.privacy.accounting import Draw
+from espalier.seeds import derive_seed
+from espalier.storage.client_state import PrivateState
+from espalier.training.adapted_model import AdaptedModel, flattened
+from espalier.training.private.sequences import private_sequences
+from espalier.training.private.steps import PrivateSteps
+
+
+def train(site: Site, request: MessageBody) -> MessageBody:
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
+    header = request.header
+    order = validate(Order, request.fields)
+    adapters = trained(site.model.plan, site.settings, order.rank_limit)
+
+    def tune(state: PrivateState, draw: Draw, begin: Begin) -> TuningReport:
+        start = begins_with(site, adapters, brought(site, request))
+        adapted = site.load(site.model, site.computing, site.settings, adapters, cache_of(site))
+        adapted.set(start)
+        steps = _steps(site, adapted, draw, header.client)
+        steps.require_gradients_of_sequences()
+        with mistakes_of_kernels():
+            first_step = (header.server_round - 1) * draw.steps
+            steps.run(first_step, draw.steps, begin())
+        hashes = keep_blobs(
+            site, state, header.server_round, adapted.values(), start, order.rank_limit
+        )
+        return TuningReport(
+            seconds=NO_SECONDS,
+            samples=0,
+            skipped_steps=0,
+            rank=order.rank_limit,
+            blob_sha256=hashes,
+        )
+
+    return answer_privately(site, request, tune, lambda _: dict(pushed_hashes(site, request)))
+
+
+def _steps(site: Site, adapted: AdaptedModel, draw: Draw, client: int) -> PrivateSteps:
+    """Return the training of a client; refuse data that does not suffice."""
+    settings = site.settings
+    sequences, records = private_sequences(settings, site.node, site.model, client)
+    return PrivateSteps(
+        model=adapted.whole,
+        parameters=flattened(adapted.parameters),
+        settings=settings.training,
+        sequences=sequences,
+        records=records,
+        clip_norm=settings.privacy.clip_norm,
+        noise_multiplier=draw.noise_multiplier,
+        sampling_rate=draw.sampling_rate,
+        max_sequences=settings.privacy.max_sequences,
+        seed=derive_seed(settings.seed, "training", client=client),
+        total_steps=settings.federation.rounds * settings.training.steps,
+    )

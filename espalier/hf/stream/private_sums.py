@@ -1,0 +1,141 @@
+"""Sums of squared inputs over the records of one party, with a bound on each record and noise.
+
+For every input of a block's matrices, a record or group has a vector: the sum of squares of each
+channel over its tokens. It is divided by its L2 norm, so that every record counts with norm 1
+whatever its length, and no bound has to be chosen. Wanda and RIA compare the weights of a matrix,
+all of which have the same input, so only the direction of a sum matters, and not its size.
+
+With M inputs in the model, one record changes the vector of all sums by at most sqrt(M). All sums
+are therefore one Gaussian mechanism, with noise of sqrt(M) times the noise multiplier.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import Watched
+from espalier.messages.tensor_blobs import pack_tensors
+from espalier.methods.pooled_pruning import COUNT, num_inputs, shared_inputs, squares_name
+from espalier.models.plan import BlockPlan
+from espalier.privacy.noise import RandomBits
+from espalier.progress import beats
+from pruning_kernels.fixed_point import words_of
+from pruning_kernels.record_bound import normalised
+
+
+class RecordSquares(Watched):
+    """Sum over records of the direction of their squared inputs, per input of a block.
+
+    ``found`` returns integers on the grid of ``noise.py``, (channels,), int64.
+    """
+
+    def __init__(
+        self,
+        linears: dict[str, nn.Linear],
+        *,
+        lengths: Tensor,
+        records: Tensor,
+        padded_to: int,
+    ) -> None:
+        super().__init__(linears)
+        self._padded_to = padded_to
+        self._lengths = lengths
+        self._records = records
+        self._rows = dict.fromkeys(linears, 0)
+        self._open: dict[str, tuple[int, Tensor]] = {}
+        self._sums: dict[str, Tensor] = {
+            name: torch.zeros(linear.in_features, dtype=torch.int64)
+            for name, linear in linears.items()
+        }
+
+    def _see(self, name: str, inputs: Tensor) -> None:
+        """Add the sequences of one batch; those of a record may continue in the next batch."""
+        # OPT flattens samples and tokens itself.
+        tokens = inputs.reshape(-1, self._padded_to, inputs.shape[-1]).double()
+        rows = slice(self._rows[name], self._rows[name] + len(tokens))
+        self._rows[name] = rows.stop
+        counted = torch.arange(self._padded_to)[None] < self._lengths[rows, None]
+        squares = torch.einsum("rtc,rt->rc", tokens.square(), counted.to(tokens)).cpu()
+        records, place = torch.unique_consecutive(self._records[rows], return_inverse=True)
+        sums = squares.new_zeros(len(records), squares.shape[1]).index_add_(0, place, squares)
+        if name in self._open:
+            record, begun = self._open.pop(name)
+            if record == int(records[0]):
+                sums[0] += begun
+            else:
+                self._close(name, begun[None])
+        self._close(name, sums[:-1])
+        self._open[name] = (int(records[-1]), sums[-1])
+
+    def _close(self, name: str, vectors: Tensor) -> None:
+        self._sums[name] += normalised(vectors).sum(dim=0)
+
+    def found(self) -> dict[str, Tensor]:
+        """Return the sums by canonical linear name."""
+        for name, (_, begun) in self._open.items():
+            self._close(name, begun[None])
+        self._open.clear()
+        return self._sums
+
+
+@dataclass(frozen=True)
+class PrivateSums:
+    """Noisy sums of one party, block by block."""
+
+    stream: BlockStream
+    noise_multiplier: float
+    """Standard deviation of the noise divided by the sensitivity of all sums together."""
+    bits: RandomBits
+
+    @torch.no_grad()
+    def blobs(self, samples: Tensor, lengths: Tensor, records: Sequence[int]) -> Iterator[bytes]:
+        """Yield the blob of each block.
+
+        Parameters
+        ----------
+        samples, lengths : padded sequences and their lengths (``privacy_units.padded``); there may
+            be none
+        records : number of the record or group of each sequence; those of a record follow each
+            other
+        """
+        plan = self.stream.model.plan
+        deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
+        watch = partial(
+            RecordSquares,
+            lengths=lengths,
+            records=torch.tensor(records),
+            padded_to=samples.shape[1],
+        )
+        activations = self.stream.start(samples) if len(samples) else None
+        for block in beats(plan.blocks, "watching block"):
+            found = _no_sums(block)
+            if activations is not None:
+                with self.stream.block(block.index, following=block.index + 1) as loaded:
+                    linears = self.stream.linears(block.index, loaded)
+                    watched = watch({name: linears[name] for name in found})
+                    with watched.watching():
+                        activations.through(block.index, loaded)
+                    found = watched.found()
+            yield self._packed(block, found, deviation)
+
+    def _packed(self, block: BlockPlan, sums: dict[str, Tensor], deviation: float) -> bytes:
+        """Return the sums of a block with noise; the count is always 1."""
+        words = {}
+        for name, exact in sorted(sums.items()):
+            noise = self.bits.grid_noise(len(exact), deviation)
+            words[squares_name(name)] = words_of(exact.numpy() + noise)
+        return pack_tensors({**words, COUNT: np.array([1], np.uint64)})
+
+
+def _no_sums(block: BlockPlan) -> dict[str, Tensor]:
+    """Return the sums of no record."""
+    return {
+        name: torch.zeros(block.linear(name).shape[1], dtype=torch.int64)
+        for name in sorted(set(shared_inputs(block).values()))
+    }

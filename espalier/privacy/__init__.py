@@ -1,0 +1,1 @@
+"""Differential privacy: accounting, budget of a site, noise and sampling."""

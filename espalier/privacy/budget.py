@@ -1,0 +1,182 @@
+"""Privacy budget of a site: a log of everything that its answers drew, over all runs.
+
+The log is ``<state-dir>/privacy/<site>.jsonl``, a hash chain like the egress log. It outlives runs:
+neither ``keep-days`` nor the end of a run removes it. A draw is written before the work on private
+data begins, and a second entry when the answer is stored.
+
+Covers: draws of all private runs of a site compose, also over restarts and between runs at the same
+time. The same answer, sent again, draws once. If work failed before its answer was stored, nothing
+has left the site, so it is repeated with new noise and without another draw. If the stored answer
+is lost afterwards, it is not computed again, since it would have other noise. A damaged log is an
+error and never an empty budget.
+
+Does not cover: an owner who deletes the log or names another ``state-dir``. Two nodes with the same
+data under different names or on two machines. Answers of runs that are not private: with
+``max-epsilon`` the site refuses those runs, without it they are not counted.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import InputError
+from espalier.privacy.accounting import Draw, epsilon_of
+from espalier.storage.client_state import private_folder
+from espalier.storage.directory_lock import in_turn
+from espalier.storage.hash_chain import HashChain, chain_check
+
+FOLDER = "privacy"
+ORIGIN = "budget"
+"""Name that the log has in place of a run."""
+DRAW = "draw"
+ANSWERED = "answered"
+"""Kinds of entries."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a site's answers drew so far."""
+
+    draws: dict[tuple[str, int], Draw]
+    """Draws by run and round."""
+    answered: frozenset[tuple[str, int]]
+    """Runs and rounds whose answers are stored."""
+
+    def of_others(self, run: str) -> list[Draw]:
+        """Return the draws of all runs but one."""
+        return [draw for (other, _), draw in self.draws.items() if other != run]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Privacy budget of a site."""
+
+    root: Path
+    """State directory of the site."""
+    site: str
+    max_epsilon: float
+    """Maximum epsilon of all answers; 0: no maximum."""
+    delta: float
+
+    @property
+    def _folder(self) -> Path:
+        return private_folder(self.root, FOLDER)
+
+    @property
+    def path(self) -> Path:
+        """File of the log."""
+        return self.root / FOLDER / f"{self.site}.jsonl"
+
+    def spent(self) -> Spent:
+        """Read the log.
+
+        Raises
+        ------
+        InputError
+            The log is damaged or cannot be read.
+        """
+        draws: dict[tuple[str, int], Draw] = {}
+        answered = set[tuple[str, int]]()
+        for entry in self._entries():
+            place = (str(entry["run"]), int(entry["round"]))
+            if entry["entry"] == DRAW:
+                draws[place] = Draw(
+                    float(entry["noise_multiplier"]),
+                    float(entry["sampling_rate"]),
+                    int(entry["steps"]),
+                )
+            else:
+                answered.add(place)
+        return Spent(draws, frozenset(answered))
+
+    def epsilon(self, draws: list[Draw]) -> float:
+        """Return epsilon of some draws at the site's delta."""
+        return epsilon_of(draws, self.delta)
+
+    def exceeded_by(self, run: str, planned: list[Draw]) -> str:
+        """Return why a run with these draws does not fit, in one line; empty if it does.
+
+        Draws of other runs count as they were made, and those of this run as planned.
+        """
+        if not self.max_epsilon:
+            return ""
+        others = self.spent().of_others(run)
+        would = self.epsilon([*others, *planned])
+        if would <= self.max_epsilon:
+            return ""
+        return (
+            f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): earlier runs have spent"
+            f" {self.epsilon(others):.3f}, and with this run it would be {would:.3f}"
+        )
+
+    def draw(self, run: str, server_round: int, draw: Draw) -> None:
+        """Draw on the budget for an answer, before the work on it begins.
+
+        A repeated request whose answer was not stored draws nothing again.
+
+        Raises
+        ------
+        InputError
+            The answer was stored before and is lost, or the draw exceeds the budget.
+        """
+        place = (run, server_round)
+        with in_turn(self._folder):
+            spent = self.spent()
+            if place in spent.answered:
+                raise InputError(
+                    f"train: this site answered round {server_round} with noise, and the stored"
+                    " answer is gone; another one would reveal more; start a new run"
+                )
+            if place in spent.draws:
+                if spent.draws[place] != draw:
+                    raise InputError(
+                        f"train: round {server_round} was begun here with other noise, by another"
+                        " version of opacus; start a new run"
+                    )
+                return
+            would = self.epsilon([*spent.draws.values(), draw])
+            if self.max_epsilon and would > self.max_epsilon:
+                raise InputError(
+                    f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): with this answer"
+                    f" the site would have spent {would:.3f}"
+                )
+            self._append({"entry": DRAW, "run": run, "round": server_round, **asdict(draw)})
+
+    def note_answered(self, run: str, server_round: int) -> None:
+        """Record that an answer is stored, so that it is not computed again; once for each."""
+        with in_turn(self._folder):
+            if (run, server_round) not in self.spent().answered:
+                self._append({"entry": ANSWERED, "run": run, "round": server_round})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        origin = {"lineage": ORIGIN, "site": self.site}
+        try:
+            HashChain(self.path, origin).append({**entry, "time": time})
+        except OSError as error:
+            raise InputError(
+                f"the privacy budget cannot be written ({error.strerror}); check the node's state-dir"
+            ) from None
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        """Yield the entries of the log, after it was verified."""
+        if not self.path.exists():
+            return
+        checked = chain_check(self.path)
+        if checked.fault:
+            text = (
+                f"{self.path}: the log of the privacy budget is damaged ({checked.fault}); restore it"
+                " from a backup"
+            )
+            raise InputError(text, "the site's privacy budget cannot be read; its log says more")
+        for line in self.path.read_bytes().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                # A process that ended while it wrote left the beginning of an entry.
+                continue
+            if isinstance(entry, dict) and entry.get("entry") in (DRAW, ANSWERED):
+                yield entry

@@ -1,0 +1,218 @@
+"""Settings of a run's differential privacy."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from espalier.settings.table import Table
+
+if TYPE_CHECKING:
+    from espalier.settings.method import MethodSettings
+
+MAX_EPSILON = 64.0
+"""Maximum epsilon of a run; a larger one bounds nothing that a person would call privacy."""
+DEFAULT_RATES = {"dp-sgd": 0.1, "sums": 1.0}
+"""Sampling rate that 0 stands for, by mechanism."""
+NO_MECHANISM = "no mechanism of differential privacy is built for its replies"
+"""Reason for which a method refuses private runs, if its settings table names no other."""
+
+
+class PrivacySettings(Table):
+    """Table ``[privacy]``: differential privacy of the records or groups of each site."""
+
+    epsilon: float = Field(
+        0.0,
+        ge=0,
+        le=MAX_EPSILON,
+        description=(
+            "Differential privacy of every record (or group, with `data.group` or a site's"
+            " `data-group`): all replies of a client in the run together are (epsilon,"
+            " delta)-differentially private. Needs the extra `privacy`, and fedpetuning or"
+            " pooled-pruning. 0: none."
+        ),
+    )
+    delta: float = Field(
+        1e-5,
+        gt=0,
+        le=0.01,
+        description=(
+            "Delta of the guarantee. Choose it clearly below 1 divided by the number of records or"
+            " groups of the largest site."
+        ),
+    )
+    clip_norm: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        description="Maximum L2 norm of the gradient of one record or group.",
+    )
+    sampling_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "Probability with which a record or group takes part in a step of training, or in the"
+            " sums. It is the same at every site, so that no site reveals how many it has. 0: 0.1"
+            " for training, 1 for sums."
+        ),
+    )
+    max_sequences: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description=(
+            "Maximum number of sequences of one record or group that are used at a time; further"
+            " ones are left out at random."
+        ),
+    )
+    noise: Literal["secure", "seed"] = Field(
+        "secure",
+        description=(
+            "Source of noise and sampling. `secure`: the operating system of each site, so that a"
+            " run does not repeat bit by bit. `seed`: the run's seed, only in a simulation; it"
+            " repeats, and protects nothing, because everybody with the seed can subtract the noise."
+        ),
+    )
+
+    @property
+    def on(self) -> bool:
+        """True if the run is differentially private."""
+        return self.epsilon > 0
+
+    def rate(self, mechanism: str) -> float:
+        """Return the sampling rate of a mechanism."""
+        return self.sampling_rate or DEFAULT_RATES[mechanism]
+
+
+def privacy_contradictions(
+    method: str, job: "MethodSettings", tables: Mapping[str, Any], able: tuple[str, ...]
+) -> list[str]:
+    """Return an error line for everything that does not go together with differential privacy.
+
+    Parameters
+    ----------
+    job : the method's own table
+    tables : validated tables by name
+    able : names of the methods that have a mechanism
+    """
+    privacy: PrivacySettings = tables["privacy"]
+    if not privacy.on:
+        return []
+    given = f"privacy.epsilon = {privacy.epsilon:g}"
+    if not job.MECHANISM:
+        return [
+            f"{given}: method = '{method}' cannot keep it: {job.NO_MECHANISM}; choose method ="
+            f" {' or '.join(map(repr, able))}, or set it to 0"
+        ]
+    lines = []
+    evaluation = tables["evaluation"]
+    if evaluation.baselines and evaluation.local_baseline:
+        lines.append(
+            "evaluation.local-baseline = True: a client's losses of its local baseline would leave"
+            f" it without noise; with {given} set it to false"
+        )
+    if evaluation.own_text:
+        lines.append(
+            "evaluation.own-text = True: losses on a client's own text would leave it without"
+            f" noise; with {given} set it to false"
+        )
+    of_mechanism = _of_training if job.MECHANISM == "dp-sgd" else _of_sums
+    return lines + [f"{line}; with {given} {remedy}" for line, remedy in of_mechanism(job, tables)]
+
+
+def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what does not go together with DP-SGD, and the remedy."""
+    training = tables["training"]
+    privacy = tables["privacy"]
+    lines = []
+    if tables["federation"].client_weights == "samples":
+        lines.append(
+            (
+                "federation.client-weights = 'samples': would tell each client's exact number of"
+                " sequences",
+                "set it to 'equal'",
+            )
+        )
+    if training.proximal:
+        lines.append(
+            (
+                f"training.proximal = {training.proximal:g}: refers to the mean gradient, which"
+                " nobody may know",
+                "set it to 0",
+            )
+        )
+    if training.accumulation != 1:
+        lines.append(
+            (
+                f"training.accumulation = {training.accumulation}: the number of sequences of a"
+                " step is random, and batch-size only bounds a forward pass",
+                "set it to 1",
+            )
+        )
+    for key in ("gradient-checkpointing", "compile"):
+        if getattr(training, key.replace("-", "_")):
+            lines.append(
+                (
+                    f"training.{key} = True: gradients of single sequences cannot be had with it",
+                    "set it to false",
+                )
+            )
+    if tables["task"].packing:
+        lines.append(("task.packing = True: would mix records in a sequence", "set it to false"))
+    if privacy.max_sequences > training.batch_size:
+        lines.append(
+            (
+                f"privacy.max-sequences = {privacy.max_sequences}: is above training.batch-size ="
+                f" {training.batch_size}, and a record or group passes at once",
+                "raise training.batch-size",
+            )
+        )
+    return lines
+
+
+def _of_sums(job: Any, tables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what does not go together with noisy sums, and the remedy."""
+    lines = []
+    if job.strategy != "one-shot":
+        lines.append(
+            (
+                f"pooled-pruning.strategy = '{job.strategy}': its noise is not built",
+                "set it to 'one-shot'",
+            )
+        )
+    if job.max_client_ratio:
+        lines.append(
+            (
+                f"pooled-pruning.max-client-ratio = {job.max_client_ratio:g}: compares means of"
+                " clients, and private sums have no count",
+                "set it to 0",
+            )
+        )
+    return lines
+
+
+OF_TRAINING: tuple[str, ...] = ("clip-norm",)
+"""Keys that only training reads."""
+
+
+def unread_for_privacy(
+    flat: Mapping[str, Any], mechanism: str, tuning: str
+) -> dict[str, tuple[str, str]]:
+    """Return the keys that a run does not read because it is, or is not, private.
+
+    Parameters
+    ----------
+    flat : all values by dotted key
+    mechanism : mechanism of the run's method
+    tuning : words for the methods with DP-SGD
+    """
+    on = flat["privacy.epsilon"]
+    keys = [key for key in flat if key.startswith("privacy.") and key != "privacy.epsilon"]
+    if not isinstance(on, (int, float)) or on <= 0:
+        return dict.fromkeys(keys, ("privacy.epsilon", "privacy.epsilon above 0"))
+    if mechanism != "sums":
+        return {}
+    found = {f"privacy.{key}": ("method", tuning) for key in OF_TRAINING}
+    not_read = ("privacy.epsilon", "privacy.epsilon = 0")
+    return found | dict.fromkeys(("data.num-samples", "pooled-pruning.weighting"), not_read)

@@ -1,0 +1,56 @@
+"""Training sequences of a client by record or group, for DP-SGD."""
+
+from espalier.data.client_items import item_groups
+from espalier.data.client_text import group_field
+from espalier.data.data_protection import require_tokens, told_at_the_site
+from espalier.data.privacy_units import record_windows, require_records
+from espalier.data.tasks.encoding import Encoded
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+from espalier.training.sequences import Sequences, client_sequences, encoded_sequences
+
+Records = list[list[int]]
+"""Numbers of the sequences of each record or group."""
+
+
+@told_at_the_site
+def private_sequences(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> tuple[Sequences, Records]:
+    """Return a client's training sequences, and which of them each record or group has.
+
+    Raises
+    ------
+    InputError
+        The source or file is wrong, there is nothing to train on, or there are fewer tokens than
+        ``min-tokens``.
+    """
+    if settings.task.name == TEXT:
+        return _of_text(settings, node, model, client)
+    sequences = client_sequences(settings, node, model, client)
+    groups = item_groups(settings, node, client) if group_field(settings.data, node) else []
+    found: dict[int, list[int]] = {}
+    (own,) = sequences.parts
+    for number, one in enumerate(own):
+        # A conversation may have several sequences.
+        (item,) = getattr(one, "items", ()) or (number,)
+        (record,) = groups[item] if groups else {item}
+        found.setdefault(record, []).append(number)
+    records = list(found.values())
+    require_records(len(records))
+    require_tokens(node, sum(sequences.tokens(range(len(sequences)))), "give the site more data")
+    return sequences, records
+
+
+def _of_text(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> tuple[Sequences, Records]:
+    """Return sequences of text, of which every token counts."""
+    encoded: list[Encoded] = []
+    records: Records = []
+    for windows in record_windows(settings, node, model.encode, client):
+        records.append(list(range(len(encoded), len(encoded) + len(windows))))
+        encoded += [Encoded(window, len(window)) for window in windows]
+    return encoded_sequences(encoded), records

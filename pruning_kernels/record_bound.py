@@ -1,0 +1,53 @@
+"""Bounded contributions of records: vectors of norm at most 1, as integers on a grid.
+
+Integers add up exactly, in any order. Numbers are cut towards zero, so the grid never makes a norm
+larger than the bound.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pruning_kernels.fixed_point import RECORD_BITS
+
+WITHIN = 2.0**RECORD_BITS - 1
+"""Integer that stands for the bound; below 2^40, to make up for the rounding of norms."""
+
+
+def normalised(vectors: Tensor) -> Tensor:
+    """Return vectors, (records, numbers), divided by their L2 norms, on the grid, int64.
+
+    A vector of zeros stays as it is. A vector that is not finite becomes zeros.
+    """
+    (found,) = _scaled({"": vectors}, None).values()
+    return found
+
+
+def clipped(parts: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:
+    """Return the parts of one vector per record, scaled down to L2 norm ``bound``, int64.
+
+    The integer 2^40 stands for ``bound``. The vector of a record is all parts together, and becomes
+    zeros if it is not finite.
+
+    Parameters
+    ----------
+    parts : (records, ...) each, by name
+    """
+    return _scaled(parts, bound)
+
+
+def _scaled(parts: Mapping[str, Tensor], bound: float | None) -> dict[str, Tensor]:
+    # Squares of float32 numbers neither overflow nor vanish in float64.
+    flat = {name: part.flatten(1).double() for name, part in parts.items()}
+    total = torch.stack([part.square().sum(dim=1) for part in flat.values()]).sum(dim=0)
+    norms = total.sqrt()
+    divisor = norms if bound is None else norms.clamp(min=bound)
+    factor = torch.where(divisor > 0, WITHIN / divisor, 0.0)
+    usable = torch.isfinite(norms)[:, None]
+    return {
+        name: torch.where(usable, (part * factor[:, None]).trunc(), 0.0)
+        .long()
+        .view(parts[name].shape)
+        for name, part in flat.items()
+    }

@@ -1,0 +1,127 @@
+"""Budget of a site: draws compose over runs and restarts, and no answer draws twice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from espalier.errors import EspalierError
+from espalier.privacy.accounting import Draw, epsilon_of
+from espalier.privacy.budget import Budget
+from espalier.storage.client_state import collect_old_runs, remove_run
+
+pytest.importorskip("opacus", reason="needs the extra privacy")
+
+DELTA = 1e-5
+DRAW = Draw(5.0, 1.0, 1)
+ONE = epsilon_of([DRAW], DELTA)
+TWO = epsilon_of([DRAW] * 2, DELTA)
+
+
+def budget(root: Path, most: float = 0.0) -> Budget:
+    """Return the budget as a new process of the site would open it."""
+    return Budget(root, "site-a", most, DELTA)
+
+
+def spent(root: Path) -> float:
+    own = budget(root)
+    return own.epsilon(list(own.spent().draws.values()))
+
+
+def test_draws_of_all_runs_compose_over_restarts(tmp_path: Path) -> None:
+    assert spent(tmp_path) == 0
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    assert spent(tmp_path) == ONE
+    budget(tmp_path).draw("run-1", 2, DRAW)
+    budget(tmp_path).draw("run-2", 1, Draw(2.0, 0.1, 7))
+    assert spent(tmp_path) == epsilon_of([DRAW, DRAW, Draw(2.0, 0.1, 7)], DELTA)
+
+
+def test_the_end_of_a_run_gives_nothing_back(tmp_path: Path) -> None:
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    remove_run(tmp_path, "run-1")
+    collect_old_runs(tmp_path, 1e12)
+    assert spent(tmp_path) == ONE
+
+
+def test_a_repeated_request_draws_once(tmp_path: Path) -> None:
+    """The work failed before an answer was stored, so nothing had left the site."""
+    for _ in range(3):
+        budget(tmp_path, ONE).draw("run-1", 1, DRAW)
+    assert spent(tmp_path) == ONE
+
+
+def test_an_answer_that_is_lost_is_not_computed_again(tmp_path: Path) -> None:
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    for _ in range(2):
+        budget(tmp_path).note_answered("run-1", 1)
+    assert len(budget(tmp_path).path.read_text().splitlines()) == 2
+    with pytest.raises(EspalierError, match="answered round 1 with noise, and the stored answer"):
+        budget(tmp_path).draw("run-1", 1, DRAW)
+    budget(tmp_path).draw("run-1", 2, DRAW)
+
+
+def test_a_draw_beyond_the_budget_is_refused_with_the_number(tmp_path: Path) -> None:
+    most = (ONE + TWO) / 2
+    budget(tmp_path, most).draw("run-1", 1, DRAW)
+    with pytest.raises(
+        EspalierError, match=rf"max-epsilon = {most:g}.* would have spent {TWO:.3f}"
+    ):
+        budget(tmp_path, most).draw("run-2", 1, DRAW)
+    assert spent(tmp_path) == ONE
+
+
+def test_a_run_is_compared_as_a_whole_before_it_begins(tmp_path: Path) -> None:
+    own = budget(tmp_path, (ONE + TWO) / 2)
+    assert own.exceeded_by("run-1", [DRAW]) == ""
+    assert f"earlier runs have spent 0.000, and with this run it would be {TWO:.3f}" in (
+        own.exceeded_by("run-1", [DRAW, DRAW])
+    )
+    own.draw("run-1", 1, DRAW)
+    # What a run drew already is part of what it plans.
+    assert own.exceeded_by("run-1", [DRAW]) == ""
+    assert f"have spent {ONE:.3f}" in own.exceeded_by("run-2", [DRAW])
+    assert budget(tmp_path).exceeded_by("run-2", [DRAW] * 50) == ""
+
+
+def test_sites_have_budgets_of_their_own(tmp_path: Path) -> None:
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    assert not Budget(tmp_path, "site-b", 1.0, DELTA).spent().draws
+
+
+def test_other_noise_for_the_same_answer_is_refused(tmp_path: Path) -> None:
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    with pytest.raises(EspalierError, match="begun here with other noise"):
+        budget(tmp_path).draw("run-1", 1, Draw(1.0, 1.0, 1))
+
+
+@pytest.mark.parametrize("harm", ["changed", "removed"])
+def test_a_damaged_log_is_no_empty_budget(tmp_path: Path, harm: str) -> None:
+    for place in (1, 2, 3):
+        budget(tmp_path).draw("run-1", place, DRAW)
+    path = budget(tmp_path).path
+    lines = path.read_text().splitlines()
+    if harm == "changed":
+        lines[1] = json.dumps(json.loads(lines[1]) | {"noise_multiplier": 500.0})
+    else:
+        del lines[1]
+    path.write_text("\n".join(lines) + "\n")
+    for read in (spent, lambda root: budget(root).draw("run-2", 1, DRAW)):
+        with pytest.raises(EspalierError, match="privacy budget is damaged"):
+            read(tmp_path)
+
+
+def test_a_torn_entry_was_no_draw(tmp_path: Path) -> None:
+    """A process that ended while it wrote had not begun its work."""
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    with budget(tmp_path).path.open("a") as file:
+        file.write('{"before":"0cc6')
+    assert spent(tmp_path) == ONE
+    budget(tmp_path).draw("run-1", 2, DRAW)
+    assert spent(tmp_path) == TWO
+
+
+def test_only_the_owner_reads_the_log(tmp_path: Path) -> None:
+    budget(tmp_path).draw("run-1", 1, DRAW)
+    assert budget(tmp_path).path.stat().st_mode & 0o077 == 0
+    assert budget(tmp_path).path.parent.stat().st_mode & 0o077 == 0
