@@ -9,7 +9,7 @@ import pytest
 from bench import Bench, Home, home, model_files, summary
 from flwr.app import Message
 from in_process import InProcessGrid
-from secure_sum_promises import SECURE, SecureSumPromises
+from secure_sum_promises import SECURE, SecureSumPromises, silent_from
 
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read, write
@@ -44,14 +44,21 @@ def bench(tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Benc
     return Bench(tmp_path, METHOD, SETTINGS | SECURE, home=shared)
 
 
-def plain_of(bench: Bench, *silent: int) -> dict[str, bytes]:
-    """Return the result of plain sums without some clients."""
-    grid = bench.grid(federation__secure_sum=False)
-    for client in silent:
-        grid.tamper[client] = lambda request, reply: (
-            None if read(request.content).header.kind == "train" else reply
-        )
-    return model_files(bench.run(grid, federation__secure_sum=False))
+@pytest.fixture(scope="module")
+def plain(shared: Home, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, bytes]]:
+    """Return the results of plain sums with all clients (True) and without client 2 (False)."""
+    found = {}
+    for everybody in (True, False):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            folder = tmp_path_factory.mktemp("plain")
+            monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
+            monkeypatch.setattr("espalier.data.client_text.MIN_PREDICTIONS", 15)
+            one = Bench(folder, METHOD, SETTINGS, home=shared)
+            grid = one.grid()
+            if not everybody:
+                grid.tamper[2] = silent_from("train")
+            found[everybody] = model_files(one.run(grid))
+    return found
 
 
 # ----- a server that lies -------------------------------------------------------------------------
@@ -154,7 +161,7 @@ def copied(body: MessageBody) -> MessageBody:
     return MessageBody(body.header, fields, body.blobs)
 
 
-def test_a_client_refuses_wrong_lists(bench: Bench, shared: Home) -> None:
+def test_a_client_refuses_wrong_lists(bench: Bench, plain: dict[bool, dict[str, bytes]]) -> None:
     """Each lie comes before the true request, which the client then answers."""
     grid = bench.grid()
     refused = dict[tuple[str, str], str]()
@@ -176,8 +183,7 @@ def test_a_client_refuses_wrong_lists(bench: Bench, shared: Home) -> None:
     for kind, changes in LIES.items():
         for change, reason in changes.items():
             assert reason in refused[kind, change.__name__]
-    grid.before_push = lambda _: None
-    assert model_files(folder) == plain_of(bench)
+    assert model_files(folder) == plain[True]
 
 
 def test_a_client_answers_each_step_once(bench: Bench) -> None:
@@ -270,14 +276,19 @@ def wrong_seed(fields: dict[str, Any]) -> None:
     ],
 )
 def test_a_lying_client_costs_itself(
-    bench: Bench, kind: str, change: Change, reason: str, counts: bool
+    bench: Bench,
+    plain: dict[bool, dict[str, bytes]],
+    kind: str,
+    change: Change,
+    reason: str,
+    counts: bool,
 ) -> None:
     grid = bench.grid()
     changed(kind, change, grid, 2)
     folder = bench.run(grid)
     client = summary(folder)["clients"][2]
     assert (client["status"], client["reason"].startswith(reason)) == ("dropped", True)
-    assert model_files(folder) == plain_of(bench, *(() if counts else (2,)))
+    assert model_files(folder) == plain[counts]
 
 
 def test_wrong_polynomial_ends_the_run_without_a_sum(bench: Bench) -> None:
@@ -312,8 +323,11 @@ def deployment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def sites_of(bench: Bench, **more: Any) -> InProcessGrid:
-    """Return a grid of real sites with their keys and the public keys of the others."""
+def sites_of(bench: Bench, changes: dict[str, Any] | None = None, **more: Any) -> InProcessGrid:
+    """Return a grid of real sites with their keys and the public keys of the others.
+
+    ``changes`` are those of the run's settings, ``more`` those of the nodes' configuration.
+    """
     nodes = [
         {
             "site": site,
@@ -327,16 +341,18 @@ def sites_of(bench: Bench, **more: Any) -> InProcessGrid:
         }
         for number, site in enumerate(SITES)
     ]
-    grid = InProcessGrid(bench.grid().app, nodes, bench.config())
+    grid = InProcessGrid(bench.grid().app, nodes, bench.config(**(changes or {})))
     grid.simulated = False
     return grid
 
 
 def test_sites_sum_with_signed_keys(deployment: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(deployment.folder / "other")
     folder = deployment.run(sites_of(deployment, require_site_keys=True, min_secure_sum=3))
     assert [client["status"] for client in summary(folder)["clients"]] == ["completed"] * 3
     assert "nothing shows that the keys" not in capsys.readouterr().err
-    plain = deployment.run(federation__secure_sum=False, site_keys="", quorum=1.0, resume_from="")
+    changes = {"federation__secure_sum": False, "site_keys": ""}
+    plain = deployment.run(sites_of(deployment, changes, state_dir=other), **changes)
     assert model_files(folder) == model_files(plain)
 
 
@@ -392,11 +408,8 @@ def test_a_site_without_peer_keys_warns(
 def test_a_site_demands_secure_sums(
     deployment: Bench, more: dict[str, Any], changes: dict[str, Any], reason: str
 ) -> None:
-    grid = sites_of(deployment, **more)
-    for context in grid.contexts.values():
-        context.run_config = deployment.config(**changes)
     with pytest.raises(RunFailed, match=reason):
-        deployment.run(grid, **changes)
+        deployment.run(sites_of(deployment, changes, **more), **changes)
 
 
 def test_one_approval_covers_a_round(deployment: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
