@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bench import Bench, Home, home, model_files, summary
 from promises import Uninterrupted
-from secure_sum_promises import SECURE, SecureSumPromises
+from secure_sum_promises import SECURE, STEPS, SecureSumPromises, silent_from
 from test_summands import EXACT, TUNED
 
 from espalier.messages.records import read
@@ -92,14 +92,28 @@ class TestAdapters(SecureSumPromises):
         ]
         assert values[0] == pytest.approx(values[1], rel=1e-4)
 
-    def plain_with_all(self, bench: Bench) -> Path:
-        """Return a run with secure sums in which nobody drops out."""
-        return bench.run()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def secret_without(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+        """Execute a run with secure sums whose third client is silent after enrolment."""
+        return cls._uninterrupted(tmp_path_factory.mktemp("without"), home, SECURE, silent=2)
 
-    def plain_without(self, bench: Bench) -> Path:
-        """Return a run with secure sums in which client 2 never sends an order's keys."""
-        from secure_sum_promises import silent_from
-
-        grid = bench.grid()
-        grid.tamper[2] = silent_from("train")
-        return bench.run(grid)
+    @pytest.mark.parametrize("step", STEPS)
+    def test_a_client_may_drop_out_at_each_step(  # type: ignore[override]
+        self,
+        secure: Bench,
+        secret: Uninterrupted,
+        secret_without: Uninterrupted,
+        step: str,
+    ) -> None:
+        """A client counts in round 1 if its masked summands are complete, and in no later round."""
+        grid = secure.grid()
+        grid.tamper[2] = silent_from(step)
+        folder = secure.run(grid)
+        clients = summary(folder)["clients"]
+        assert [client["status"] == "completed" for client in clients] == [True, True, False, True]
+        if step == "unmask":
+            assert model_files(folder) != model_files(secret_without.folder)
+            assert model_files(folder) != model_files(secret.folder)
+        else:
+            assert model_files(folder) == model_files(secret_without.folder)
