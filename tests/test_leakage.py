@@ -150,7 +150,7 @@ def test_attacker_computes_the_client_s_reply(sets: DataSets, name: str) -> None
     """The blobs are those of the app; the other kinds are tested in ``test_membership.py``."""
     kind = KINDS[name]
     run = parse(sets.clients.settings(kind.method))
-    (sent,) = sets.clients.replies(kind.method, {}, 1)
+    (sent,) = sets.clients.replies(kind.method, {}, [0])
     stream = BlockStream(sets.clients.opened, CPU)
     made = list(kind.recompute(stream, sets.clients.known(run, 0), run))
     assert made == [sent.blobs[key] for key in sorted(sent.blobs)]

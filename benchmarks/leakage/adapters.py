@@ -1,6 +1,8 @@
 """Attacks on adapters that clients trained in one round: losses of known text, and canaries.
 
-The score of a sample is the decrease of its loss by the adapters. A canary is a sentence with
+The score of a sample is the decrease of its loss by the adapters, compared with that by adapters
+which the attacker trained on text of its own. Without this comparison, samples that any training
+makes easier would be taken for members. A canary is a sentence with
 random digits that a client has in its text. Its exposure (Carlini et al. 2019, *The Secret Sharer*)
 says how many bits of the digits a ranking of all possibilities gives away.
 """
@@ -35,14 +37,14 @@ POSSIBILITIES = 512
 DIGITS = 9
 
 
-def replies_of(clients: Clients, number: int, method: Mapping[str, Any]) -> list[Adapters]:
-    """Return the adapters that the first clients send after one round."""
+def replies_of(clients: Clients, asked: Sequence[int], method: Mapping[str, Any]) -> list[Adapters]:
+    """Return the adapters that some clients send after one round."""
     run = parse(clients.settings(method))
     adapters = trained(clients.opened.plan, run)
     begun = initial_adapters(adapters, run.seed)
     shapes = adapters.shapes()
     found: list[Adapters] = []
-    for body in clients.replies(method, {"rank_limit": run.lora.rank}, number):
+    for body in clients.replies(method, {"rank_limit": run.lora.rank}, asked):
         read = {
             key: unpack_adapters(shapes[key], body.blobs[key], run.federation.wire_dtype)
             for key in shapes
@@ -73,8 +75,11 @@ class AdapterAttack:
         self.sets = sets
         self.run = parse(sets.clients.settings(method))
         self.stream = BlockStream(sets.clients.opened, computing)
-        self.replies = replies_of(sets.clients, sets.used, method)
+        self.replies = replies_of(sets.clients, range(sets.used), method)
         self.known = torch.cat(sets.candidates(self.run))
+        own = replies_of(sets.clients, sets.reference_clients, method)
+        self.usual = self._falls(own).mean(dim=0)
+        """Decrease of each candidate's loss by training on other text of the same kind."""
 
     def alone(self) -> Figures:
         """Attack every client's reply."""
@@ -91,9 +96,13 @@ class AdapterAttack:
         )
 
     def _figures(self, replies: Sequence[Adapters], together: int) -> Figures:
-        adapters = trained(self.sets.clients.opened.plan, self.run)
-        scores = falls_of_loss(self.stream, self.known, adapters, replies)
+        scores = self._falls(replies) - self.usual
         return figures(scores, self.sets.members(together), self.sets.samples)
+
+    def _falls(self, replies: Sequence[Adapters]) -> Tensor:
+        """Return the decrease of each candidate's loss by each reply: (replies, candidates)."""
+        adapters = trained(self.sets.clients.opened.plan, self.run)
+        return falls_of_loss(self.stream, self.known, adapters, replies)
 
 
 # ----- canaries -----------------------------------------------------------------------------------
@@ -146,7 +155,7 @@ def exposures(
     encoded = [clients.opened.encode(text) for text in (*inserted, *possible)]
     length = min(map(len, encoded))
     samples = torch.stack([torch.as_tensor(tokens[:length]) for tokens in encoded])
-    replies = replies_of(clients, number, method)
+    replies = replies_of(clients, range(number), method)
     means = [mean_of(replies[first : first + together]) for first in range(0, number, together)]
     alone = falls_of_loss(stream, samples, adapters, replies)
     summed = falls_of_loss(stream, samples, adapters, means)

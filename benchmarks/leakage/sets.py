@@ -39,9 +39,13 @@ class DataSets:
 
     def references(self, run: RunSettings) -> list[Tensor]:
         """Return the samples of the reference sets."""
+        return [self.clients.known(run, number) for number in self.reference_clients]
+
+    @property
+    def reference_clients(self) -> range:
+        """Numbers of the clients whose text is the attacker's reference."""
         first = self.used + self.unused
-        numbers = range(first, first + self.reference)
-        return [self.clients.known(run, number) for number in numbers]
+        return range(first, first + self.reference)
 
     def members(self, together: int) -> Tensor:
         """Return which candidates a reply is based on: (replies, candidates), bool.

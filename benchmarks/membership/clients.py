@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,9 +120,12 @@ class Clients:
         return own(run, simulated_node(), self.opened.encode, client)
 
     def replies(
-        self, method: Mapping[str, Any], fields: Mapping[str, Any], number: int | None = None
+        self,
+        method: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        asked: Sequence[int] | None = None,
     ) -> list[MessageBody]:
-        """Return the reply of the first ``number`` clients (all) to the first round's request.
+        """Return the reply of the asked clients, by default all, to the first round's request.
 
         Raises
         ------
@@ -137,7 +140,9 @@ class Clients:
         ]
         grid = InProcessGrid(app, nodes, settings)
         found = []
-        for client, node_id in enumerate(grid.get_node_ids()[:number]):
+        nodes_of_clients = grid.get_node_ids()
+        for client in range(self.number) if asked is None else asked:
+            node_id = nodes_of_clients[client]
             lineage = lineage_of("20260101-000000", run.method)
             header = request_header(run.method, "train", 1, client, lineage=lineage)
             (message,) = grid.push_messages(

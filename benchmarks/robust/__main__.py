@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from benchmarks.reporting.rows import Rows
 from benchmarks.robust.study import FIGURES, KEYS, SUBJECTS, cells, measure, report
 from benchmarks.smaller.bench import Bench
@@ -82,7 +84,7 @@ def _work(given: argparse.Namespace) -> None:
         raise InputError(f"--bad {given.bad}: choose numbers from 0 to 3")
     methods = given.method or list(SUBJECTS)
     model = open_model(given.model)
-    texts = {}
+    texts: dict[str, Tensor] = {}
     for method in methods:
         run = parse({"method": method, **_common(given, method)})
         texts |= public_samples(run.evaluation, model.encode)

@@ -792,9 +792,9 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     method = str(flat["method"])
     kinds = tables()
     own = tables_of(method)
-    for key, (default, values) in OF_THE_METHOD.items() if method in METHODS else ():
+    for key, (default, attribute) in OF_THE_METHOD.items() if method in METHODS else ():
         if flat[f"federation.{key}"] == default:
-            flat = {**flat, f"federation.{key}": getattr(settings_of(method), values)[0]}
+            flat = {**flat, f"federation.{key}": getattr(settings_of(method), attribute)[0]}
             if key == "aggregation-rule" and flat["federation.secure-sum"]:
                 flat["federation.aggregation-rule"] = "mean"
     for field in FederationSettings.model_fields.values() if "federation" in own else ():
