@@ -181,12 +181,13 @@ def _of_sums(job: Any, tables: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "set it to 'one-shot'",
             )
         )
-    if job.max_client_ratio:
+    rule = tables["federation"].aggregation_rule
+    if rule != "mean":
         lines.append(
             (
-                f"pooled-pruning.max-client-ratio = {job.max_client_ratio:g}: compares means of"
-                " clients, and private sums have no count",
-                "set it to 0",
+                f"federation.aggregation-rule = '{rule}': compares means of clients, and private"
+                " sums have no count",
+                "set it to 'mean'",
             )
         )
     return lines

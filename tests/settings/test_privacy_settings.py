@@ -57,7 +57,7 @@ def test_methods_are_found_by_mechanism() -> None:
         ("fedpetuning", "privacy.max-sequences", 5, "raise training.batch-size"),
         ("pooled-pruning", "dtype", "bfloat16", "set it to 'float32'"),
         ("pooled-pruning", "pooled-pruning.strategy", "iterative", "set it to 'one-shot'"),
-        ("pooled-pruning", "pooled-pruning.max-client-ratio", 2.0, "set it to 0"),
+        ("pooled-pruning", "federation.aggregation-rule", "median", "set it to 'mean'"),
     ],
 )
 def test_what_would_break_the_guarantee_is_refused(
