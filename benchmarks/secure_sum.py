@@ -47,7 +47,7 @@ from strategies.base.sums.exchanges import OpenSession
 from strategies.base.sums.masked_sums import MaskedSum
 from strategies.base.sums.unmasking import Sums, Unmasking, published
 
-LINEAGE = "20260101-000000-1"
+LINEAGE = "20260101-000000-000000000001"
 NUMBER = "0f" * 16
 SAMPLES = 128
 TOKENS = 256
