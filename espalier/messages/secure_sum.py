@@ -77,6 +77,11 @@ KEY_FIELDS = ("mask_key", "share_key", "signature")
 """Fields of ``Advertised`` that are not those of a report."""
 
 
+def report_of(advertised: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the method's own report in a reply with keys."""
+    return {name: told for name, told in advertised.items() if name not in KEY_FIELDS}
+
+
 class ShareOrder(SessionOrder):
     """Request for shares: the keys of all clients of the sum, in ascending order."""
 

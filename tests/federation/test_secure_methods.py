@@ -107,9 +107,9 @@ class TestAdapters(SecureSumPromises):
     """Means are rounded in another way than those of plain replies, so bytes may differ."""
 
     method = "fedpetuning"
-    settings: ClassVar[dict[str, Any]] = BY_SAMPLES
+    settings: ClassVar[dict[str, Any]] = BY_SAMPLES | {"federation.rounds": 1}
     last_round = 1
-    result_round = 3
+    result_round = 2
 
     def test_results_equal_those_of_plain_sums(
         self, plain: Uninterrupted, secret: Uninterrupted
@@ -134,14 +134,11 @@ class TestAdapters(SecureSumPromises):
         secret_without: Uninterrupted,
         step: str,
     ) -> None:
-        """A client counts in round 1 if its masked summands are complete, and in no later round."""
+        """A client counts if its masked summands are complete."""
         grid = secure.grid()
         grid.tamper[2] = silent_from(step)
         folder = secure.run(grid)
         clients = summary(folder)["clients"]
         assert [client["status"] == "completed" for client in clients] == [True, True, False, True]
-        if step == "unmask":
-            assert model_files(folder) != model_files(secret_without.folder)
-            assert model_files(folder) != model_files(secret.folder)
-        else:
-            assert model_files(folder) == model_files(secret_without.folder)
+        expected = secret if step == "unmask" else secret_without
+        assert model_files(folder) == model_files(expected.folder)
