@@ -1,5 +1,6 @@
 """Lookup of the contract of a message by its header, the model plan and the settings of the run."""
 
+from dataclasses import replace
 from types import ModuleType
 
 from espalier.errors import ProtocolError
@@ -64,5 +65,9 @@ def contract_for(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -
 
 def plain_contract(request: MessageBody, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """Return the contract of a ``train`` or ``fetch`` whose tensors are not summed secretly."""
+    if settings.federation.secure_sum:
+        # The method's contract may depend on its fields, of which the session is none.
+        fields = {name: told for name, told in request.fields.items() if name != secure_sum.SESSION}
+        request = replace(request, fields=fields)
     contract: Contract = of_method(settings.method).contract(request, plan_of, settings)
     return contract

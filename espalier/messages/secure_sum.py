@@ -48,6 +48,10 @@ Share = Annotated[str, Field(pattern=rf"^([0-9a-f]{{{2 * SEED_BYTES}}})?$")]
 ClientNumber = Annotated[int, Field(ge=0)]
 
 
+SESSION = "session"
+"""Name of the field of ``SessionOrder``."""
+
+
 class SessionOrder(Fields):
     """Field that every request of a sum has."""
 
@@ -67,6 +71,15 @@ class Advertised(Report):
     """Key for which shares of the others' secrets are encrypted."""
     signature: Signature = ""
     """Signature of both keys by the site's key."""
+
+
+KEY_FIELDS = ("mask_key", "share_key", "signature")
+"""Fields of ``Advertised`` that are not those of a report."""
+
+
+def report_of(advertised: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the method's own report in a reply with keys."""
+    return {name: told for name, told in advertised.items() if name not in KEY_FIELDS}
 
 
 class ShareOrder(SessionOrder):

@@ -13,6 +13,7 @@ from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
 from espalier.messages.message import MessageBody, NoFields
+from espalier.messages.secure_sum import report_of
 from strategies.base.enrolment import Enroller
 from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox
@@ -264,7 +265,8 @@ class Federation:
         for client in masked.included:
             seat = self.rounds.roster.seats[client]
             train = self.rounds.request("train", seat, server_round, NoFields())
-            self.method.note_part(seat, replace(train, fields=masked.reports[str(client)]))
+            report = report_of(masked.reports[str(client)])
+            self.method.note_part(seat, replace(train, fields=report))
         self.method.fold_sums(server_round, unmasked, masked.included)
 
     def _end_sums(self) -> None:

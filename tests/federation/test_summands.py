@@ -70,7 +70,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    folder = tmp_path_factory.mktemp("deep")
+    return save_deep(tmp_path_factory.mktemp("deep"))
+
+
+def save_deep(folder: Path) -> Home:
+    """Save a model of three blocks, wide enough for NF4, and two texts."""
     model = save_tiny_llama(folder / "base", blocks=3, hidden=64, feed_forward=64, std=0.1)
     (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
     (folder / "align.txt").write_text("\n\n".join(private_text(98).split("\n\n")[:15]))
