@@ -18,9 +18,11 @@ from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import studies as fedspallm_studies
 from benchmarks.fedspine import regret, steps, task_report, task_results, task_study
 from benchmarks.fedspine import report as regret_report
+from benchmarks.leakage import report as leakage_report
 from benchmarks.pooled.quality import STUDY as POOLED
 from benchmarks.reporting import perplexity_report
 from benchmarks.reporting.rows import Rows
+from benchmarks.robust import study as robust_study
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.size_and_speed import report as size_and_speed
 from benchmarks.smaller import studies as smaller_studies
@@ -126,6 +128,16 @@ def _task_runs(path: Path, given: Conditions) -> None:
     task_runs_report.write_report(path.name.removeprefix("task-runs-"), rows, given, path)
 
 
+def _robust(path: Path, given: Conditions) -> None:
+    rows = _rows(path, robust_study.KEYS, robust_study.FIGURES, given)
+    robust_study.write_report(rows, given, path)
+
+
+def _leakage(path: Path, given: Conditions) -> None:
+    rows = _rows(path, leakage_report.KEYS, leakage_report.FIGURES, given)
+    leakage_report.write_report(rows.rows, given, path)
+
+
 REPORTS: dict[str, Report | None] = {
     "fedspallm-": _perplexities(fedspallm_studies.STUDIES, "fedspallm-"),
     "smaller-": _perplexities(smaller_studies.STUDIES, "smaller-"),
@@ -140,6 +152,8 @@ REPORTS: dict[str, Report | None] = {
     "fedsoda-": _fedsoda,
     "fedsoda-memory": _fedsoda_memory,
     "nf4-base-": _nf4_base,
+    "leakage-": _leakage,
+    "robust-": _robust,
     "pooled-": _perplexities({"quality": POOLED}, "pooled-"),
     "size-and-speed": _size_and_speed,
     "structured-": _structured,

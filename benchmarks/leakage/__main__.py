@@ -33,7 +33,7 @@ from benchmarks.leakage.adapters import (
     insert,
 )
 from benchmarks.leakage.figures import Figures
-from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, report
+from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, write_report
 from benchmarks.leakage.sets import DataSets
 from benchmarks.leakage.statistics import EPSILONS, KINDS, POOLED, StatisticsAttack
 from benchmarks.membership.clients import Clients
@@ -42,7 +42,6 @@ from benchmarks.study_command import add_arguments, exit_status, model_condition
 from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
-from espalier.storage.atomic import write_bytes
 
 ADAPTERS = "FedPETuning, adapters of one round"
 CANARY_TIMES = (1, 4, 16)
@@ -184,7 +183,7 @@ def _work(given: argparse.Namespace) -> None:
                 last = measurement.key(_canary(times), _sum_of(given.together))
                 if rows.missing(iter([last])):
                     rows.add_all(measurement.canary_rows(times))
-    write_bytes(path.with_suffix(".md"), "\n".join(report(rows.rows, conditions)).encode())
+    write_report(rows.rows, conditions, path)
     print(f"written      {path}.md")
 
 

@@ -1,19 +1,26 @@
 """Table of the figures of all attacks."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.rows import Row
+from espalier.amounts import count
+from espalier.storage.atomic import write_bytes
 
 KEYS = ("seed", "message", "seen", "epsilon")
 FIGURES = ("members", "others", "auc", "true_positives", "of_two_all", "of_two_quarter", "exposure")
 NO_NOISE = "none"
 
 
-def report(rows: Sequence[Row], conditions: Mapping[str, Any]) -> list[str]:
-    """Return the page in Markdown."""
-    seeds = sorted({row["seed"] for row in rows})
+def write_report(rows: Sequence[Row], conditions: Mapping[str, Any], path: Path) -> None:
+    """Write ``<path>.md``."""
+    write_bytes(path.with_suffix(".md"), "\n".join(_page(rows, conditions)).encode())
+
+
+def _page(rows: Sequence[Row], conditions: Mapping[str, Any]) -> list[str]:
+    seeds = count(len({row["seed"] for row in rows}), "seed")
     lines = [
         "# What replies tell about a client's text",
         "",
@@ -22,7 +29,7 @@ def report(rows: Sequence[Row], conditions: Mapping[str, Any]) -> list[str]:
             f" {conditions['clients']} clients with {conditions['samples']} samples of"
             f" {conditions['tokens']} tokens each; {conditions['unused']} unused data sets of the"
             f" same size, and {conditions['reference']} for the attacker's reference; mean over"
-            f" {len(seeds)} seeds. The attacker knows the model, the settings and all candidate"
+            f" {seeds}. The attacker knows the model, the settings and all candidate"
             " texts."
         ),
         "",

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.reporting.rows import Rows
-from benchmarks.robust.study import FIGURES, KEYS, SUBJECTS, cells, measure, report
+from benchmarks.robust.study import FIGURES, KEYS, SUBJECTS, cells, measure, write_report
 from benchmarks.smaller.bench import Bench
 from benchmarks.study_command import (
     add_arguments,
@@ -33,7 +33,6 @@ from espalier.data.public_text import public_samples
 from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
-from espalier.storage.atomic import write_bytes
 
 BUILT_IN = {"fedpetuning": "code", "pooled-pruning": "documentation", "fedprllm": "documentation"}
 """Text of the clients and of the evaluation by method, if no file is named."""
@@ -107,7 +106,7 @@ def _work(given: argparse.Namespace) -> None:
                     _common(given, method), given.model, (), [seed], given.work.absolute()
                 )
                 measure(bench, rows, cells([seed], [method], [bad]), chosen(given.set))
-    write_bytes(path.with_suffix(".md"), "\n".join(report(rows, conditions)).encode())
+    write_report(rows, conditions, path)
     print(f"written      {path}.md")
 
 

@@ -16,8 +16,10 @@ from typing import Any
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.robust.attacks import ADAPTERS, SUMS, VOTES, BadClient
 from benchmarks.smaller.bench import Bench
+from espalier.amounts import count
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
+from espalier.storage.atomic import write_bytes
 
 CLIENTS = 8
 TRIMMED = 2
@@ -135,21 +137,31 @@ def _run(bench: Bench, cell: Cell, own: Mapping[str, Any]) -> Path:
 # ----- report -------------------------------------------------------------------------------------
 
 
-def report(rows: Rows, conditions: dict[str, Any]) -> list[str]:
-    """Return the page in Markdown: for each method and text a table of rules and attacks."""
-    seeds = sorted({row["seed"] for row in rows.rows})
+def write_report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
+    """Write ``<path>.md``: for each method and text a table of rules and attacks."""
+    write_bytes(path.with_suffix(".md"), "\n".join(_page(rows, conditions)).encode())
+
+
+def _page(rows: Rows, conditions: Mapping[str, Any]) -> list[str]:
+    seeds = len({row["seed"] for row in rows.rows})
+    methods = {row["method"] for row in rows.rows}
     tuning = SUBJECTS["fedpetuning"].settings | conditions["set"]
-    tuned = f"{tuning['federation.rounds']} rounds of {tuning['training.steps']} steps"
+    length = conditions["sequence_length"]
+    amounts = [f"sequences of {length} tokens"]
+    if "fedpetuning" in methods:
+        rounds = tuning["federation.rounds"]
+        amounts.append(f"tuning for {rounds} rounds of {tuning['training.steps']} steps")
+    if methods - {"fedpetuning"}:
+        amounts.append(f"pruning to 50% with {conditions['samples']} calibration samples")
     lines = [
         "# Bad clients and aggregation rules",
         "",
         (
-            f"Perplexity of the result, mean over {len(seeds)} seeds (± standard deviation, if"
+            f"Perplexity of the result, mean over {count(seeds, 'seed')} (± standard deviation, if"
             f" there are several). Model `{conditions['model']['name']}`, {CLIENTS} clients with"
-            f" text of {conditions['source']}; {conditions['samples']} calibration samples of"
-            f" {conditions['sequence_length']} tokens for pruning to 50%; {tuned} for tuning. In"
-            " brackets how many clients the server dropped, because their reply broke its contract"
-            " or training cannot make it."
+            f" text of {conditions['source']}; {', '.join(amounts)}. In brackets how many clients"
+            " the server dropped, because their reply broke its contract or training cannot make"
+            " it. An empty cell was not measured."
         ),
         "",
     ]
