@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from bench import Bench, Home, home, model_files, summary
-from promises import Uninterrupted
-from secure_sum_promises import SECURE, STEPS, SecureSumPromises, silent_from
+from flwr.app import Message
+from promises import Uninterrupted, outgoing_bytes
+from secure_sum_promises import SECURE, STEPS, SecureSumPromises, pieces, silent_from
 from test_summands import EXACT, NO_LIMIT, SFT_P, SODA, SPA, TUNED, save_deep
 
 from espalier.messages.records import read
-from espalier.messages.tensor_blobs import unpack_tensors
+from espalier.messages.tensor_blobs import unpack_tensors, views
 
 BY_SAMPLES = TUNED | {"federation.aggregation-rule": "mean"}
 
@@ -100,6 +101,26 @@ class TestVotes(SecureSumPromises):
     method = "fedprllm"
     settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
     last_round = 1
+
+    def test_no_tensor_of_a_client_reaches_the_server(self, secure: Bench) -> None:
+        """Only replies are searched: the result has stretches of masks that clients share."""
+        grid = secure.grid()
+        stored = set[bytes]()
+
+        def look(_: Message) -> None:
+            files = (secure.folder / "state").glob("*/*/r*/*")
+            stored.update(file.read_bytes() for file in files if file.suffix != ".json")
+
+        grid.before_push = look
+        secure.run(grid)
+        haystack = b"\x00\x01\x02".join(outgoing_bytes(reply) for _, reply in grid.received)
+        searched = 0
+        for blob in stored:
+            for values in views(blob).values():
+                for piece in pieces(values.tobytes()):
+                    assert piece not in haystack
+                    searched += 1
+        assert searched >= 100
 
 
 @pytest.mark.slow
