@@ -109,7 +109,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
     found = dict(settings.job.asked_of_sites(settings))
-    if not settings.tunes and not site.node.num_samples:
+    if not (settings.tunes or settings.privacy.on or site.node.num_samples):
         found["max_samples"] = ("data.num-samples", settings.data.num_samples)
     # The number of rounds of other methods follows from the model.
     if "rounds" in settings.job.FEDERATION:
