@@ -275,3 +275,23 @@ def test_a_server_that_asks_for_more_gets_nothing(bench: Bench) -> None:
         reply = read(grid.answer(message, context).content)
         assert reply.header.status == "failed"
         assert f"{kind} has no answer with noise" in reply.fields["reason"]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_noisy_answers_can_be_summed_secretly(
+    method: str, tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of noisy sums is exact; adapters are rounded to the summands' fixed point."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    settings = METHODS[method] | {"federation.aggregation-rule": "mean"}
+    three = Bench(tmp_path, method, settings, num_clients=3, home=shared)
+    plain = model_files(three.run())
+    secret = model_files(three.run(federation__secure_sum=True))
+    if method == "pooled-pruning":
+        assert secret == plain
+        return
+    (name,) = (name for name in plain if name.endswith("adapter_model.safetensors"))
+    for key, values in load(plain[name]).items():
+        torch.testing.assert_close(
+            torch.from_numpy(load(secret[name])[key]), torch.from_numpy(values), rtol=0, atol=1e-6
+        )
