@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ from strategies.base.sums.exchanges import OpenSession
 from strategies.base.sums.masked_sums import MaskedSum
 from strategies.base.sums.unmasking import Sums, Unmasking, published
 
-LINEAGE = "20260101-000000-1"
+LINEAGE = "20260101-000000-000000000001"
 NUMBER = "0f" * 16
 SAMPLES = 128
 TOKENS = 256
@@ -123,12 +124,7 @@ class Measured:
         for client in self.clients:
             public[client] = self.timed.step(
                 "client: keys and shares",
-                lambda client=client: [
-                    public_bytes(
-                        private_key(bytes.fromhex(secrets[client][name]), self.session, name)
-                    )
-                    for name in ("mask", "share")
-                ],
+                partial(self._public_keys, secrets[client]),
                 counts=client == 0,
             )
         order = ShareOrder(
@@ -147,6 +143,12 @@ class Measured:
             self.shares[client], self.own_shares[client] = self.timed.step(
                 "client: keys and shares", self.parties[client].split_secrets, counts=client == 0
             )
+
+    def _public_keys(self, secrets: dict[str, str]) -> list[str]:
+        return [
+            public_bytes(private_key(bytes.fromhex(secrets[name]), self.session, name))
+            for name in ("mask", "share")
+        ]
 
     def masked(self) -> dict[str, dict[str, Words]]:
         """Return the sum of all clients' masked summands; the plain ones are random numbers."""
@@ -167,7 +169,7 @@ class Measured:
             asked = self.session_of_server.request(client)
             self.received[client], _ = self.timed.step(
                 "client: keys and shares",
-                lambda party=party, asked=asked: party.received_shares(asked),
+                partial(party.received_shares, asked),
                 counts=client == 0,
             )
             pairs = self.timed.step("client: masks", party.pair_keys, counts=client == 0)
@@ -181,14 +183,12 @@ class Measured:
                     arguments = (words, spec, places[key, name], client, own, pairs)
                     self.timed.step(
                         "client: masks",
-                        lambda arguments=arguments: mask_summand(*arguments),
+                        partial(mask_summand, *arguments),
                         counts=client == 0,
                     )
                     self.timed.step(
                         "server: sum",
-                        lambda total=totals[key][name], words=words, spec=spec: add_to(
-                            total, words, spec
-                        ),
+                        partial(add_to, totals[key][name], words, spec),
                     )
         return totals
 
@@ -210,9 +210,7 @@ class Measured:
         sums = Sums(self.specs, masked.totals, store, removals)
         for key, tensors in self.specs.items():
             for tensor, spec in tensors.items():
-                found = self.timed.step(
-                    name, lambda key=key, tensor=tensor: sums.tensor(key, tensor)
-                )
+                found = self.timed.step(name, partial(sums.tensor, key, tensor))
                 expected = Sums(
                     self.specs, {key: store.put(pack_tensors({tensor: self.plain[key, tensor]}))},
                     store,
@@ -239,11 +237,10 @@ class Measured:
                 for mask, subtracts in removals:
                     self.timed.step(
                         "server: drop-outs",
-                        lambda words=words, spec=spec, mask=mask, place=places[key, name],
-                        subtracts=subtracts: apply_mask(
-                            words, spec, mask, place, subtracts=subtracts
+                        partial(
+                            apply_mask, words, spec, mask, places[key, name], subtracts=subtracts
                         ),
-                    )  # fmt: skip
+                    )
 
     def _answered(self, masked: MaskedSum) -> Unmasking:
         seats = {client: SimpleNamespace(site=f"site-{client}") for client in self.clients}

@@ -17,7 +17,7 @@ def shared(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes
 
     ``threshold`` of them are needed to put it together.
     """
-    shares = Shamir.split(threshold, len(holders), secret)
+    shares = Shamir.split(threshold, len(holders), secret, False)
     return {holder: share for holder, (_, share) in zip(holders, shares, strict=True)}
 
 
@@ -37,7 +37,7 @@ def rebuilt(shares: Mapping[int, bytes], threshold: int, holders: list[int]) -> 
         raise ValueError(f"{len(shares)} shares, {threshold} are needed")
     places = {holder: place for place, holder in enumerate(holders, start=1)}
     chosen = sorted(shares)[:threshold]
-    secret: bytes = Shamir.combine([(places[holder], shares[holder]) for holder in chosen])
+    secret: bytes = Shamir.combine([(places[holder], shares[holder]) for holder in chosen], False)
     return secret
 
 

@@ -31,7 +31,6 @@ from espalier.messages.message import Fields, Header, Kind, MessageBody
 from espalier.messages.records import num_bytes, write
 from espalier.messages.tensor_blobs import packed_bytes
 from espalier.settings.run import RunSettings
-from espalier.storage.blobs import BlobStore
 from server_app.public_tests import PublicTests
 from strategies.base.federation import Federation
 from strategies.base.inbox import Inbox
@@ -145,7 +144,7 @@ class DryFederation(Federation):
                 self._note_arrival(replace(body, fields=secure_sum.report_of(body.fields)))
                 yield body
 
-        secure = DrySecureSum(self.rounds, cast(BlobStore, self.run.checkpoint.blobs), None)
+        secure = DrySecureSum(self.rounds, self.run.checkpoint.blobs, None)
         masked = secure.masked_sum(server_round, advertise, quorum_of)
         secure.ask_to_unmask(masked)
         self.method.fold(server_round, cast(Inbox, None), masked.included)

@@ -93,7 +93,7 @@ def few_members(fields: dict[str, Any]) -> None:
 
 
 def strange_member(fields: dict[str, Any]) -> None:
-    fields["members"] = [0, 1, 2, 7]
+    fields["members"] = [0, 1, 2, 3, 7]
 
 
 def a_source_less(fields: dict[str, Any]) -> None:
