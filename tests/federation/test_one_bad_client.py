@@ -6,7 +6,7 @@ language.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,11 +223,6 @@ CASES = {
     ),
     "slicegpt": Case({}, {"all signals where others have none": both(MOST, least_of_all)}),
     "fedpetuning": Case(TUNED, OF_UPDATES, "new"),
-    "fedpetuning median": Case(
-        TUNED | {"federation.aggregation-rule": "median"},
-        {name: OF_UPDATES[name] for name in ("at the limit of training", "times -8")},
-        "new",
-    ),
     "fedpetuning svd": Case(
         TUNED | {"fedpetuning.aggregation": "svd"},
         {
@@ -272,7 +267,12 @@ CASES = {
         "new",
     ),
 }
-ALL_SLOW = ("fedpetuning median",)
+MEDIAN = {"federation.aggregation-rule": "median"}
+for _method in ("fedpetuning", "fedsoda", "sft-p"):
+    CASES[f"{_method} median"] = replace(
+        CASES[_method], settings={**CASES[_method].settings, **MEDIAN}
+    )
+ALL_SLOW = ("fedpetuning median", "fedsoda median", "sft-p median")
 """Cases of which each change is slow; ``test_aggregation.py`` has a quick run."""
 SLOW = (
     "fedpetuning",
