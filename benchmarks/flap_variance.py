@@ -107,8 +107,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--samples", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--share", type=float, default=0.2)
+    parser.add_argument("--num-samples", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--pruning-ratio", type=float, default=0.2)
     given = parser.parse_args()
     model = open_model(given.model)
     run = parse(
