@@ -59,5 +59,5 @@ def test_superlink_command_is_closed_and_durable() -> None:
 
 def test_all_that_it_draws_is_there() -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert len(pictures) == 3
+    assert len(pictures) == 2
     assert all((ROOT / picture).exists() for picture in pictures)

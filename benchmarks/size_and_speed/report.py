@@ -170,7 +170,7 @@ def _dense_cell(results: Mapping[str, Found], program: str, measure: str) -> str
 def _draw(results: Mapping[str, Found], path: Path) -> None:
     """Draw the ratios to the dense model: a line of markers for each result."""
     labels = list(results)
-    with new_figure(190 + 42 * len(labels), STUDY_WIDTH) as figure:
+    with new_figure(200 + 42 * len(labels), STUDY_WIDTH) as figure:
         axes = figure.subplots(1, 2, sharey=True)
         figure.suptitle(title_of(path, TITLE), x=0.01, ha="left", weight="bold")
         panels = (("What it needs: less is better", SMALLER), ("Speed: more is better", FASTER))
@@ -194,9 +194,9 @@ def _draw(results: Mapping[str, Found], path: Path) -> None:
             panel.axvline(1, color=GREY, linewidth=1)
             panel.set_title(title)
             panel.set_xlabel("relative to the dense model")
-            panel.legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.2 - 0.3 / len(labels)), ncols=2, fontsize=9
-            )  # fmt: skip
+            side = "left" if panel is axes[0] else "right"
+            handles = panel.get_legend_handles_labels()
+            figure.legend(*handles, loc=f"outside lower {side}", ncols=2, fontsize=9)
         for place, label in enumerate(labels):
             if any(row["note"].startswith(NOT_SUPPORTED) for row in results[label].values()):
                 axes[1].annotate(

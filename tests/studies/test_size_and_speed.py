@@ -148,13 +148,11 @@ def rows_in(folder: Path) -> Rows:
 def cells_of(table: str) -> dict[tuple[str, str], str]:
     """Return the cells of a table by label and heading; it begins with its second heading."""
     head, _, *lines = table.split("\n\n")[0].removesuffix("\n").splitlines()
+    names = head.removesuffix(" |").split(" | ")
     found = {}
     for line in lines:
-        label, *cells = line.strip("| ").split(" | ")
-        found |= {
-            (label, name): cell
-            for name, cell in zip(head.strip("| ").split(" | "), cells, strict=True)
-        }
+        label, *cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        found |= {(label, name): cell for name, cell in zip(names, cells, strict=True)}
     return found
 
 
