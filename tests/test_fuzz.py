@@ -11,6 +11,7 @@ from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
 from espalier.errors import InputError
+from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS
 
@@ -67,7 +68,8 @@ def forms(method: str) -> list[tuple[str, int, tuple[str, ...]]]:
     """
     bodies = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
     found = [(body.header.kind, body.header.server_round, tuple(body.fields)) for body in bodies]
-    return [form for form in found if form[0] not in ("enrol", "refused", "evaluate")]
+    shared = ("enrol", "refused", "evaluate", *SECURE_KINDS)
+    return [form for form in found if form[0] not in shared]
 
 
 def test_letters_have_every_method_and_form() -> None:
@@ -76,6 +78,8 @@ def test_letters_have_every_method_and_form() -> None:
         kinds.setdefault(exchange.settings.method, set()).add(exchange.request.header.kind)
     assert kinds.keys() == METHODS.keys()
     assert all(found >= {"enrol", "train", "deliver", "evaluate"} for found in kinds.values())
+    summed = {method for method, row in METHODS.items() if row.summands}
+    assert {method for method, found in kinds.items() if found & {*SECURE_KINDS}} == summed
     in_parts = {
         exchange.settings.method for exchange in exchanges() if exchange.reply.header.num_parts > 1
     }

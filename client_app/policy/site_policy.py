@@ -63,9 +63,10 @@ def _against_plain_sums(site: Site) -> list[str]:
     lines = []
     secure = site.settings.federation.secure_sum
     least = site.node.min_secure_sum
-    if least and not (secure and site.settings.num_clients >= least):
+    of_round = site.settings.federation.clients_of_round(site.settings.num_clients)
+    if least and not (secure and of_round >= least):
         asked = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
-        lines.append(f"min-secure-sum = {least}: {asked}{site.settings.num_clients}")
+        lines.append(f"min-secure-sum = {least}: {asked}{of_round}")
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(
             "require-site-keys: without peer-keys the server could use the names of the other"

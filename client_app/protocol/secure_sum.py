@@ -44,6 +44,7 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.secure_sum.keys import (
     SEED_BYTES,
+    Route,
     Session,
     UnreadableError,
     mask_key,
@@ -263,6 +264,7 @@ class Party:
         self.kept = kept
         self.session = Session(header.lineage, header.server_round, kept["session"])
         self.order = validate(ShareOrder, kept["order"])
+        self.list_sha256 = self.order.list_sha256
         self.neighbourhood = self.order.neighbourhood
         graph = neighbours(self.order.keys(), self.neighbourhood.degree)
         self.neighbours = graph[self.client]
@@ -285,7 +287,7 @@ class Party:
                 private,
                 self.share_keys[other],
                 self.session,
-                (self.client, other),
+                Route(self.client, other, self.list_sha256),
                 seeds[other] + keys[other],
             )
             for other in self.neighbours
@@ -309,7 +311,7 @@ class Party:
                     private,
                     self.share_keys[other],
                     self.session,
-                    (other, self.client),
+                    Route(other, self.client, self.list_sha256),
                     order.shares[place],
                 )
             except UnreadableError:

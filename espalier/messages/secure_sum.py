@@ -13,6 +13,7 @@ Does not cover: what requests say together; the client compares them with each o
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -98,6 +99,12 @@ class ShareOrder(SessionOrder):
     def neighbourhood(self) -> Neighbourhood:
         """Degree and threshold of the graph of neighbours."""
         return neighbourhood(len(self.clients), self.threshold)
+
+    @property
+    def list_sha256(self) -> str:
+        """SHA-256 of everything that all clients must have been told alike, hexadecimal."""
+        told = [self.threshold, self.clients, self.sites, self.mask_keys, self.share_keys]
+        return sha256(json.dumps(told).encode()).hexdigest()
 
     def keys(self) -> dict[int, str]:
         """Return both public keys of each client as one text."""
@@ -336,9 +343,9 @@ def sized_fields(request: MessageBody) -> dict[str, Any]:
 
 
 ADVERTISED = (
-    "How long the work took, with tuning how many steps failed, and random public keys of this"
-    " round. With `federation.secure-sum` the tensors stay at the site until they are masked, and"
-    " the number of samples is told as 0."
+    "What the method reports with its reply, without weights of the client: how long the work took,"
+    " and of adapters how many steps failed and their rank. Random public keys of this round. With"
+    " `federation.secure-sum` the tensors stay at the site until they are masked."
 )
 SHARED = (
     "Encrypted shares of random secrets, which their receivers can read and nobody else, and hashes"

@@ -50,6 +50,20 @@ class Session:
         return b"espalier secure sum 1\n" + json.dumps(document).encode()
 
 
+@dataclass(frozen=True)
+class Route:
+    """Way of an encrypted pair of shares."""
+
+    sender: int
+    receiver: int
+    list_sha256: str
+    """Hash of the list of keys that the client at either end was given.
+
+    Two clients with different lists cannot read each other's shares. So a server cannot give one
+    client a shorter list, or a lower threshold, than the others.
+    """
+
+
 def new_seed() -> bytes:
     """Return a new random secret."""
     return os.urandom(SEED_BYTES)
@@ -109,30 +123,25 @@ def own_mask_key(seed: bytes, session: Session, client: int) -> bytes:
 
 
 def sealed_shares(
-    key: X25519PrivateKey, other: str, session: Session, route: tuple[int, int], shares: bytes
+    key: X25519PrivateKey, other: str, session: Session, route: Route, shares: bytes
 ) -> str:
-    """Return a pair of shares, encrypted for another client by AES-256-GCM, hexadecimal.
-
-    Parameters
-    ----------
-    route : sender and receiver
-    """
-    info = session.info("shares", *route)
+    """Return a pair of shares, encrypted for another client by AES-256-GCM, hexadecimal."""
+    info = session.info(f"shares {route.list_sha256}", route.sender, route.receiver)
     nonce = os.urandom(NONCE_BYTES)
     return (nonce + AESGCM(agreed(key, other, info)).encrypt(nonce, shares, info)).hex()
 
 
 def opened_shares(
-    key: X25519PrivateKey, other: str, session: Session, route: tuple[int, int], text: str
+    key: X25519PrivateKey, other: str, session: Session, route: Route, text: str
 ) -> bytes:
     """Invert ``sealed_shares`` at the receiver.
 
     Raises
     ------
     UnreadableError
-        If the text was not encrypted for this session, sender and receiver.
+        If the text was not encrypted for this session, sender, receiver and list of keys.
     """
-    info = session.info("shares", *route)
+    info = session.info(f"shares {route.list_sha256}", route.sender, route.receiver)
     data = bytes.fromhex(text)
     try:
         return AESGCM(agreed(key, other, info)).decrypt(

@@ -54,9 +54,8 @@ class Neighbourhood:
 def two_thirds(clients: int) -> int:
     """Return the smallest number of clients that are more than two thirds of them.
 
-    With this threshold a server that names other clients to each client as those in the sum can
-    neither get both secrets of a client, nor the sum of fewer than half of the clients (Bonawitz et
-    al. 2017, section 6.2, has the same bound).
+    With this threshold a server that names other clients to each client as those in the sum cannot
+    get both secrets of a client (Bonawitz et al. 2017, section 6.2, has the same bound).
     """
     return 2 * clients // 3 + 1
 

@@ -139,7 +139,9 @@ class FederationSettings(Table):
         if "client-weights" in job.FEDERATION and self.client_weights == "paper":
             found["client_weights"] = job.WEIGHTS[0]
         if "aggregation-rule" in job.FEDERATION and self.aggregation_rule == "auto":
-            found["aggregation_rule"] = "mean" if self.secure_sum else job.RULES[0]
+            found["aggregation_rule"] = (
+                "mean" if self.secure_sum and "mean" in job.RULES else job.RULES[0]
+            )
         return self.model_copy(update=found)
 
     @property

@@ -653,6 +653,7 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
         lines.append(
             f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}"
         )
+    lines += _too_few_sampled(federation, num_clients)
     if federation.secure_sum and METHODS[method].summands:
         fault = job.secure_sum_fault(federation) or federation.secure_sum_fault()
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
@@ -679,6 +680,18 @@ def _no_secure_sum(nested: Mapping[str, Any], method: str | None, num_clients: i
             f" {num_clients}"
         ]
     return []
+
+
+def _too_few_sampled(federation: FederationSettings, num_clients: int) -> list[str]:
+    """Return an error line if the clients of a round are too few for a secure sum."""
+    sampled = federation.clients_of_round(num_clients)
+    if not federation.secure_sum or sampled >= LEAST_OF_A_SUM:
+        return []
+    return [
+        f"federation.sampled-clients = {federation.sampled_clients:g}: takes {sampled} of"
+        f" num-clients = {num_clients} into a round, and a secure sum needs {LEAST_OF_A_SUM}; raise"
+        " it, or num-clients"
+    ]
 
 
 def private_methods(mechanism: str = "") -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from espalier.messages.secure_sum import report_of
 from strategies.base.enrolment import Enroller
 from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox
-from strategies.base.method import ClientOrder, Method, Selection
+from strategies.base.method import ClientOrder, FoldsSums, Method, Selection
 from strategies.base.roster import Seat
 from strategies.base.run_folder import Times
 from strategies.base.sums.exchanges import SecureSum
@@ -267,6 +267,7 @@ class Federation:
             train = self.rounds.request("train", seat, server_round, NoFields())
             report = report_of(masked.reports[str(client)])
             self.method.note_part(seat, replace(train, fields=report))
+        assert isinstance(self.method, FoldsSums)
         self.method.fold_sums(server_round, unmasked, masked.included)
 
     def _end_sums(self) -> None:

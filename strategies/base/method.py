@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
@@ -197,14 +197,6 @@ class Method(ABC):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the replies of these clients, in client order."""
 
-    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
-        """Aggregate the sum of the replies of these clients, of which no single one is known.
-
-        It decides as ``fold`` does from the replies, up to the rounding of their fixed point. Only
-        methods whose row names ``summands`` have it.
-        """
-        raise NotImplementedError(f"{self.run.settings.method} needs single replies")
-
     def deliver(self, server_round: int) -> None:
         """Push the result to the clients after the last round, if they need it."""
         return
@@ -228,6 +220,17 @@ class Method(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         self.result.restore(state)
+
+
+@runtime_checkable
+class FoldsSums(Protocol):
+    """Strategy of a method whose row names ``summands``, for secure sums."""
+
+    def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
+        """Aggregate the sum of the replies of these clients, of which no single one is known.
+
+        It decides as ``Method.fold`` does from the replies, up to the rounding of their fixed point.
+        """
 
 
 @contextmanager

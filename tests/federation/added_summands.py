@@ -22,7 +22,7 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.methods import METHODS, part
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
-from strategies.base.method import Method
+from strategies.base.method import FoldsSums, Method
 from strategies.base.sums.unmasking import Sums
 
 Summands = dict[str, dict[str, Numbers]]
@@ -115,6 +115,7 @@ class SummedRun:
             # The order of the clients is another one than that of the replies.
             replies = [self.made[server_round, client] for client in reversed(clients)]
             store = BlobStore(self.bench.folder / "added")
+            assert isinstance(other, FoldsSums)
             other.fold_sums(server_round, added(self.specs[server_round], replies, store), clients)
             states = copy.deepcopy(method.state()), copy.deepcopy(other.state())
             self.rounds.append(Folded(method, other, clients, *states))

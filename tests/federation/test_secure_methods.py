@@ -9,7 +9,7 @@ from bench import Bench, Home, home, model_files, summary
 from flwr.app import Message
 from promises import Uninterrupted, outgoing_bytes
 from secure_sum_promises import SECURE, STEPS, SecureSumPromises, pieces, silent_from
-from test_summands import EXACT, NO_LIMIT, SFT_P, SODA, SPA, TUNED, save_deep
+from test_summands import EXACT, MEAN, SFT_P, SODA, SPA, TUNED, save_deep
 
 from espalier.messages.records import read
 from espalier.messages.tensor_blobs import unpack_tensors, views
@@ -54,11 +54,11 @@ def test_rounded_results_are_nearly_those_of_plain_sums(
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     settings = {
-        "slicegpt": {"slicegpt.multiple": 4, **NO_LIMIT},
+        "slicegpt": {"slicegpt.multiple": 4, **MEAN},
         "sft-p": TUNED | SFT_P,
         "fedsoda": TUNED
         | SODA
-        | NO_LIMIT
+        | MEAN
         | {"fedsoda.public-text": str(deep.public.parent / "align.txt")},
         "fedspallm": SPA,
     }[name]

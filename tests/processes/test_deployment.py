@@ -109,7 +109,10 @@ METHODS = {
         ),
         ["enrol", "train", "deliver", "alone"],
     ),
-    "flap": (("data.num-samples=20", "evaluation.local-baseline=false"), ["enrol", "train"]),
+    "flap": (
+        ("data.num-samples=20", "evaluation.local-baseline=false"),
+        ["enrol", "train", "fetch"],
+    ),
     "pooled-pruning": (
         ("data.num-samples=20", "evaluation.local-baseline=false", "part-bytes=1000000"),
         ["enrol", "train"],

@@ -4,6 +4,7 @@ import pytest
 
 from espalier.secure_sum.keys import (
     SEALED_BYTES,
+    Route,
     Session,
     UnreadableError,
     is_usable,
@@ -16,6 +17,8 @@ from espalier.secure_sum.keys import (
     sealed_shares,
 )
 
+LIST = "0" * 64
+"""Hash of the list of keys."""
 SESSION = Session("20260101-000000-1", 3, "0f" * 16)
 LATER = Session("20260101-000000-1", 3, "1f" * 16)
 A = private_key(b"a" * 16, SESSION, "mask")
@@ -50,15 +53,16 @@ def test_private_keys_depend_on_seed_session_and_purpose() -> None:
 
 
 def test_shares_are_read_by_their_receiver_only() -> None:
-    text = sealed_shares(A, public_bytes(B), SESSION, (4, 7), b"s" * 32)
+    text = sealed_shares(A, public_bytes(B), SESSION, Route(4, 7, LIST), b"s" * 32)
     assert len(text) == 2 * SEALED_BYTES
-    assert opened_shares(B, public_bytes(A), SESSION, (4, 7), text) == b"s" * 32
+    assert opened_shares(B, public_bytes(A), SESSION, Route(4, 7, LIST), text) == b"s" * 32
     for wrong in (
-        lambda: opened_shares(C, public_bytes(A), SESSION, (4, 7), text),
-        lambda: opened_shares(B, public_bytes(C), SESSION, (4, 7), text),
-        lambda: opened_shares(B, public_bytes(A), LATER, (4, 7), text),
-        lambda: opened_shares(B, public_bytes(A), SESSION, (7, 4), text),
-        lambda: opened_shares(B, public_bytes(A), SESSION, (4, 7), "0" * len(text)),
+        lambda: opened_shares(C, public_bytes(A), SESSION, Route(4, 7, LIST), text),
+        lambda: opened_shares(B, public_bytes(C), SESSION, Route(4, 7, LIST), text),
+        lambda: opened_shares(B, public_bytes(A), LATER, Route(4, 7, LIST), text),
+        lambda: opened_shares(B, public_bytes(A), SESSION, Route(7, 4, LIST), text),
+        lambda: opened_shares(B, public_bytes(A), SESSION, Route(4, 7, "1" * 64), text),
+        lambda: opened_shares(B, public_bytes(A), SESSION, Route(4, 7, LIST), "0" * len(text)),
     ):
         with pytest.raises(UnreadableError):
             wrong()
