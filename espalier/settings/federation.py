@@ -103,7 +103,7 @@ class FederationSettings(Table):
         False,
         description=(
             "The server learns the sum of the clients' tensors and no client's own: clients mask"
-            " them with keys that they agree on (docs/secure-sums.md). The sum is the same, bit for"
+            " them with keys that they agree on (docs/privacy/secure-sums.md). The sum is the same, bit for"
             " bit. It takes three more exchanges per round, and at least three clients."
         ),
     )
