@@ -62,6 +62,7 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
     return parser.parse_args([*short.split(), *places, *words])
 
 
+@pytest.mark.slow
 def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "CHOICES", {"bandits": {}, "schedule": CHOICES["schedule"]})
     monkeypatch.setattr(tasks, "DEVICES", 3)
@@ -193,6 +194,7 @@ def test_llm_pruner_cuts_before_or_after_rounds(
         )
 
 
+@pytest.mark.slow
 def test_other_fleet_s_figures_equal_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_quality_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| pooled, block by block, 2:4 |" in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_no_bit_differs_on_the_demo_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

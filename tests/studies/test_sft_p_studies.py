@@ -119,6 +119,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(common, str(shared.model), private, [0], tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_studies_have_a_row_per_client(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_steps_equal_adamw_on_mean(batch_size: int, accumulation: int) -> None:
     assert len(trained.losses) == 5
 
 
+@pytest.mark.slow
 def test_a_compiled_model_takes_the_same_steps() -> None:
     """Batches of other shapes do not change the result."""
     model = Bigram()
