@@ -21,7 +21,7 @@ def of_input_sums(
     plan: ModelPlan,
     run: RunSettings,
 ) -> Mapping[str, Numbers]:
-    """Return the sums of a block, which are in fixed point already, and the count (FLAP).
+    """Return the sums of a block, which are in fixed point already, and the count (FLAP, pooled pruning).
 
     Nothing is rounded or clipped: a client refuses to send a number that is out of range.
     """

@@ -102,7 +102,7 @@ class ShareOrder(SessionOrder):
 
     @property
     def list_sha256(self) -> str:
-        """SHA-256 of everything that all clients must have been told alike, hexadecimal."""
+        """Hash (SHA-256, hexadecimal) of the list and threshold, which all clients must share."""
         told = [self.threshold, self.clients, self.sites, self.mask_keys, self.share_keys]
         return sha256(json.dumps(told).encode()).hexdigest()
 

@@ -38,7 +38,7 @@ ANSWERED = "answered"
 
 @dataclass(frozen=True)
 class Spent:
-    """What a site's answers drew so far."""
+    """Draws of a site's answers so far."""
 
     draws: dict[tuple[str, int], Draw]
     """Draws by run and round."""

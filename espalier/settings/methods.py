@@ -226,7 +226,7 @@ METHODS: dict[str, Row] = {
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
         summands="espalier.methods.pooled_pruning:summands",
-        to_summands="client_app.summands.pooled_squares:to_summands",
+        to_summands="client_app.summands.statistics:of_input_sums",
     ),
     "sft-p": Row(
         title=(
