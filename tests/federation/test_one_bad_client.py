@@ -272,13 +272,15 @@ for _method in ("fedpetuning", "fedsoda", "sft-p"):
     CASES[f"{_method} median"] = replace(
         CASES[_method], settings={**CASES[_method].settings, **MEDIAN}
     )
-ALL_SLOW = ("fedpetuning median", "fedsoda median", "sft-p median")
-"""Cases of which each change is slow; ``test_aggregation.py`` has a quick run."""
+ALL_SLOW = ("fedpetuning median", "fedsoda median", "fedspine", "sft-p median")
+"""Cases of which each change is slow.
+
+``test_aggregation.py`` has a quick run of the median; FedSpine averages like FedPETuning.
+"""
 SLOW = (
     "fedpetuning",
     "fedpetuning svd",
     "fedsoda",
-    "fedspine",
     "hetlora",
     "sft-p",
 )

@@ -318,11 +318,21 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
     return found
 
 
+ALWAYS = ("fedpetuning", "fedprllm", "fedspine", "slicegpt")
+"""Methods that are always tried: adapters, masks, clients' own models, a sliced model."""
+
+
 def test_every_method_has_a_run() -> None:
     assert METHODS.keys() == methods.METHODS.keys()
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in ALWAYS else [pytest.mark.slow])
+        for method in sorted(METHODS)
+    ],
+)
 def test_deployment_equals_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
     running, (_, expected_kinds) = sites.running, METHODS[method]
     words = words_for(method, sites.words, running.folder)

@@ -161,6 +161,7 @@ def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, 
     assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
 
 
+@pytest.mark.slow
 def test_other_checkout_s_superlink_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
     """The other SuperLink has the same program and environment; only its directory differs."""
     (port,) = free_ports(1)

@@ -141,6 +141,7 @@ def test_studies_have_a_row_per_client(
     assert late["t2"]["rounds_to_budget"] == ""
 
 
+@pytest.mark.slow
 def test_a_study_runs_the_app_once_for_each_cell(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
