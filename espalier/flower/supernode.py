@@ -11,6 +11,10 @@ then on each reply would wait for the next message. Here replies are also sent b
 
     python -m espalier.flower.supernode OPTIONS        options of flower-supernode
 
+If a run ends while the node receives one of its messages, Flower's SuperNode keeps the half of the
+message that it has, and the process that is to work on it waits for the rest for ever. Here the
+message is deleted, as Flower does after any other failure.
+
 Flower says that a SuperLink refused a node, but not why or what to do. A sentence follows its line.
 """
 
@@ -83,6 +87,44 @@ def _at_once(get_messages: Callable[..., Sequence[Any]], **filters: Any) -> Sequ
     return found
 
 
+class RunEndedError(Exception):
+    """Run that ended while one of its messages was received."""
+
+
+class ClaimableTasks:
+    """Node state in which a task whose message was deleted stays claimable.
+
+    Flower ends such a task, and with it the process that has claimed it already. Here that process
+    finds no message, reports that, and is free for the next task.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def finish_task(self, *_: Any, **__: Any) -> bool:
+        """Leave the task to the process that claims it."""
+        return True
+
+
+def _as_failure(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that fails with RunEndedError if the run has ended.
+
+    Flower's own exception is no ``Exception``, so its function for receiving would not clean up.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except RunNotRunningException:
+            raise RunEndedError("the run has ended") from None
+
+    return checked
+
+
 class Steps:
     """The two steps of Flower's loop, receiving and sending; sending is never left out."""
 
@@ -97,9 +139,21 @@ class Steps:
         self._sleep = sleep
         self._received = False
 
-    def receive(self, **arguments: Any) -> int:
+    def receive(
+        self,
+        *,
+        state: Any,
+        pull_object: Callable[..., bytes],
+        confirm_message_received: Callable[..., None],
+        **arguments: Any,
+    ) -> int:
         """Receive a message if there is one. Flower's loop goes on to sending in any case."""
-        run_id = self._receive(**arguments)
+        run_id = self._receive(
+            state=ClaimableTasks(state),
+            pull_object=_as_failure(pull_object),
+            confirm_message_received=_as_failure(confirm_message_received),
+            **arguments,
+        )
         self._received = run_id is not None
         return run_id or 0
 

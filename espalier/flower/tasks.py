@@ -19,7 +19,9 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -27,7 +29,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
-from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -38,6 +40,8 @@ ASK_SECONDS = 0.1
 """Seconds between two requests for a task."""
 CLAIM_SECONDS = 8.0
 """Seconds between two heartbeats for a task; after 30 seconds without one it counts as lost."""
+NO_MESSAGES = "No messages received from Runtime API"
+"""Text of Flower's RuntimeError for a task without a message."""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 Told = Callable[[BaseException], str]
@@ -125,7 +129,7 @@ def answer_task(
     details = "the task could not be pulled"
     try:
         heartbeat.start()
-        message, context, _, bundle = pull_task_input(client)
+        message, context, _, bundle = _pull(client)
         note(message_to_proto(remove_content_from_message(message)).SerializeToString())
         try:
             reply = work(bundle.content, message, context)
@@ -141,6 +145,8 @@ def answer_task(
         push_message(client, reply, context)
     except RunNotRunningException:
         details = "the run has ended meanwhile"
+    except NoMessageError:
+        details = "the SuperNode did not receive the whole message"
     except httpx.HTTPError as error:
         details = f"the SuperNode does not answer: {error}"
     finally:
@@ -150,6 +156,22 @@ def answer_task(
             heartbeat.stop()
         beating.close()
         client.close()
+
+
+class NoMessageError(Exception):
+    """Task whose message the SuperNode has deleted, because it could not be received whole."""
+
+
+def _pull(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
+    """Return what a task consists of, or raise NoMessageError."""
+    try:
+        return pull_task_input(client)
+    except ObjectPullError as error:
+        raise NoMessageError from error
+    except RuntimeError as error:
+        if str(error) != NO_MESSAGES:
+            raise
+        raise NoMessageError from error
 
 
 def answer_with_error(address: str, token: str, envelope: bytes, reason: str) -> None:

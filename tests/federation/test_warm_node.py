@@ -3,6 +3,7 @@
 Real nodes are tested in ``tests/processes``.
 """
 
+import inspect
 import io
 import signal
 import struct
@@ -22,7 +23,9 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.runtime import run_clientapp
 
 from client_app.node.warm_node import Worker, answer_short_of_memory
 from client_app.node.warm_worker import AnotherProgramError, fits_idle, told, work
@@ -379,6 +382,26 @@ def test_lost_task_is_answered_by_node(
     # The process was killed before it had the message; Flower answers a minute later.
     answer_short_of_memory(address, "token", b"")
     assert len(pushed) == 2
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError(tasks.NO_MESSAGES), ObjectPullError("id", "the object could not be found")],
+)
+def test_task_without_message_frees_the_worker(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """Its run ended, and the SuperNode deleted what it had received of the message."""
+    assert tasks.NO_MESSAGES in inspect.getsource(run_clientapp)
+    ended = list[str]()
+
+    def pull(_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(tasks, "pull_task_input", pull)
+    monkeypatch.setattr(tasks, "push_task_output", lambda **of: ended.append(of["details"]))
+    tasks.answer_task("127.0.0.1:9", "token", lambda *_: pytest.fail("no message"), str)
+    assert ended == ["the SuperNode did not receive the whole message"]
 
 
 def test_oversized_worker_forgets_models_or_ends(
