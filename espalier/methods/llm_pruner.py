@@ -59,10 +59,11 @@ class LlmPrunerSettings(StructuredSettings):
     READ_WITH: ClassVar[ReadWith] = {"rearrange": {"element": ("squared",)}}
 
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
-        "kind",
+        "block",
         description=(
             "Prunable groups that compete: those of the whole model, those of a block, or"
-            " attention groups and channels of each block separately. `search`: attention groups of"
+            " attention groups and channels of each block separately, as in the published code,"
+            " which removes much with few attention groups: of three, one at 20%. `search`: attention groups of"
             " the whole model, and channels likewise, in the numbers with the lowest total score"
             " (Mask Tuning)."
         ),
