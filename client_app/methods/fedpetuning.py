@@ -43,10 +43,11 @@ from espalier.methods.fedpetuning import (
     Order,
     TuningReport,
     blob_specs,
+    of_round,
     parts,
     trained,
 )
-from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
+from espalier.models.adapters import FACTORS, AdapterPlan, Tensors, cut_to_rank
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -126,8 +127,9 @@ def _train(
     started = time.monotonic()
     server_round = request.header.server_round
     start = begins_with(site, adapters, brought(site, request))
+    sent = of_round(adapters, site.settings, server_round)
     first_step = (server_round - 1) * site.settings.training.steps
-    training = _training(site, adapters, beside, request.header.client, first_step)
+    training = _training(site, sent, beside, request.header.client, first_step)
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
     steps = site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
@@ -217,10 +219,14 @@ def begins_with(
         key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
         for key, shapes in adapters.shapes().items()
     }
-    if not site.settings.of(AdapterAveraging).delivers_differences(federation):
+    differ = site.settings.of(AdapterAveraging).delivers_differences(federation)
+    if not differ and adapters.factors == FACTORS:
         return found
     begun = first()
-    return {key: sums(begun[key], block) for key, block in found.items()}
+    return {
+        key: {**begun[key], **(sums(begun[key], block) if differ else block)}
+        for key, block in found.items()
+    }
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
@@ -234,33 +240,43 @@ def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: Ru
 
 
 def keep_blobs(
-    site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int
+    site: Site,
+    state: PrivateState,
+    server_round: int,
+    tensors: Tensors,
+    start: Tensors,
+    rank: int,
 ) -> list[str]:
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
-    The blobs contain the trained tensors, or their differences from ``start`` if differences are
+    Only factors that the round trains are stored. The blobs contain the trained tensors, or their differences from ``start`` if differences are
     sent. With error feedback, the errors are added to the blobs of the next round. Returns the
     SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)
     hashes = []
-    feeds_back = site.settings.of(AdapterAveraging).feeds_back
+    job = site.settings.of(AdapterAveraging)
+    sent = AdapterPlan({}, factors=job.trained_factors(server_round))
+    feeds_back = job.feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
-    for key, block in tensors.items():
+    for key, whole in tensors.items():
+        block = {name: value for name, value in whole.items() if sent.trains(name)}
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.
         residuals = {
             name: loss[tuple(map(slice, block[name].shape))]
             for name, loss in owed.get(key, {}).items()
+            if name in block
         }
         blob, lost = pack_adapters(
             cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
         )
         hashes.append(store.put(blob))
         if feeds_back and lost:
-            losses[key] = lost
+            # Errors of factors that were not sent wait for a later round.
+            losses[key] = {**owed.get(key, {}), **lost}
     if losses:
         client_state.keep(state, FEEDBACK, server_round, losses)
     return hashes
@@ -307,6 +323,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     """
     header = request.header
     whole = trained(site.model.plan, site.settings)
+    full = whole.with_factors(FACTORS)
     made = stored_local_baseline(site, request.header)
     adapters = trained(site.model.plan, site.settings, made["rank_limit"])
     store = site.state(header).blobs(header.server_round)
@@ -328,14 +345,18 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     def loaded() -> tuple[AdaptedModel, Tensors]:
         """Return the model, and the values with which it is the dense model."""
         adapted = site.load(
-            site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+            site.model,
+            site.computing,
+            site.settings,
+            full.joined(beside.plan),
+            cache_of(site),
         )
         adapted.set(beside.values)
         return adapted, adapted.values()
 
     def model_of(name: str) -> Any:
         adapted, base = loaded()
-        tensors = {"dense": base, "local_baseline": _padded(whole, alone), "federated": pushed}
+        tensors = {"dense": base, "local_baseline": _padded(full, alone), "federated": pushed}
         adapted.set(tensors[name])
         return adapted.whole
 

@@ -79,6 +79,8 @@ class Reply:
     """Check of the fields of a ``train`` or ``fetch`` request."""
     check_report: Callable[[Fields], None] | None = None
     """Check of the fields of a reply."""
+    parts: list[list[str]] | None = None
+    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
 
     def contract(self, request: MessageBody, run: RunSettings) -> Contract:
         """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
@@ -90,7 +92,7 @@ class Reply:
         """
         header = request.header
         fetched = request.header.kind == "fetch"
-        parts = parts_of(self.specs, run.part_bytes)
+        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
         if header.part >= len(parts) or (header.part > 0) != fetched:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"

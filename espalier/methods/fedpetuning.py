@@ -30,7 +30,7 @@ from espalier.messages.parts import (
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
-from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.adapters import FACTORS, AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
@@ -101,6 +101,20 @@ class AdapterAveraging(MethodSettings):
         return False
 
     @property
+    def averaged(self) -> str:
+        """Word for what is averaged, for a run's description."""
+        return "updates" if self.averages_updates else "factors"
+
+    @property
+    def sent_factors(self) -> tuple[str, ...]:
+        """Factors that the server sends; clients make the others from the run's seed."""
+        return FACTORS
+
+    def trained_factors(self, server_round: int) -> tuple[str, ...]:
+        """Return the factors that clients train and send in a round."""
+        return self.sent_factors
+
+    @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
         return False
@@ -152,18 +166,37 @@ class FedPETuningSettings(AdapterAveraging):
     PRUNES = False
     MECHANISM = "dp-sgd"
 
-    aggregation: Literal["factors", "svd"] = Field(
+    aggregation: Literal["factors", "svd", "ffa", "rolora"] = Field(
         "factors",
         description=(
             "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
-            " mean of the updates B A."
+            " mean of the updates B A; `ffa` (FFA-LoRA): A keeps its initial values, and only B is"
+            " trained and sent; `rolora` (RoLoRA): clients train and send B in odd rounds and A in"
+            " even rounds. With `ffa` and `rolora` the mean is that of the updates B A."
         ),
     )
+
+    @property
+    def sent_factors(self) -> tuple[str, ...]:
+        """Factors that the server sends; clients make the others from the run's seed."""
+        return ("lora_b",) if self.aggregation == "ffa" else FACTORS
+
+    def trained_factors(self, server_round: int) -> tuple[str, ...]:
+        """Return the factors that clients train and send in a round."""
+        if self.aggregation == "rolora":
+            return ("lora_b",) if server_round % 2 else ("lora_a",)
+        return self.sent_factors
 
     @property
     def averages_updates(self) -> bool:
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
+
+    @property
+    def averaged(self) -> str:
+        """Word for what is averaged, for a run's description."""
+        words = {"ffa": "only B trained and", "rolora": "B and A trained in turn and"}
+        return words.get(self.aggregation, super().averaged)
 
     def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
@@ -219,14 +252,20 @@ class TuningReport(Report):
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
     """Return the tensors that the run trains, or those of a client with this rank limit."""
-    lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
-    adapters = adapter_plan(plan, lora, run.num_classes)
+    job = run.of(AdapterAveraging)
+    lora = job.lora_of(run.lora, len(plan.blocks))
+    adapters = adapter_plan(plan, lora, run.num_classes).with_factors(job.sent_factors)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+def of_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> AdapterPlan:
+    """Return these adapters with the factors that clients train and send in a round."""
+    return adapters.with_factors(run.of(AdapterAveraging).trained_factors(server_round))
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     """Return the specs of a reply's weighted adapters as summands, and of the weight."""
-    return value_specs(trained(plan, run), run)
+    return value_specs(of_round(trained(plan, run), run, server_round), run)
 
 
 def value_scale(run: RunSettings) -> Scale:
@@ -292,7 +331,7 @@ def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str
 
 
 def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
-    """Return the blob keys of each part; both directions have the same parts."""
+    """Return the blob keys of each part of all tensors; both directions have the same parts."""
     return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
@@ -326,11 +365,13 @@ def contract(
     order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
+    sent = of_round(adapters, run, request.header.server_round)
     specs = blob_specs(adapters, run)
-    last = {key: specs[key] for key in parts_of(specs, run.part_bytes)[-1]}
+    own_parts = parts(adapters, run)
+    last = {key: specs[key] for key in own_parts[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(adapters, run)
-    values = Values(adapters, run)
+    values = Values(sent, run)
 
     def fits(report: Fields) -> None:
         if isinstance(report, TuningReport):
@@ -344,7 +385,8 @@ def contract(
         order=kind_of_order,
         part_order=PartOrder,
         report=kind_of_report,
-        specs=specs,
+        specs=blob_specs(sent, run),
+        parts=own_parts,
         observer=PRIVATE_OBSERVER if run.privacy.on else observer,
         more="Further adapter tensors, as in train.",
         brought=last | dict(beside.specs) if request.header.server_round > 1 else {},

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 HEAD_KEY = "head"
 """Key of the blob with an encoder's classification head, which is trained whole."""
 
+FACTORS = ("lora_a", "lora_b")
+"""Ends of the canonical names of an adapter's factors A and B."""
+
 Tensors = Mapping[str, Mapping[str, "Tensor"]]
 """Trained tensors by blob key and canonical name."""
 Shapes = dict[str, dict[str, tuple[int, ...]]]
@@ -76,6 +79,8 @@ class AdapterPlan:
 
     keep_zeros: bool = False
     """True if zero weights of the base model stay zero, which masks the updates."""
+    factors: tuple[str, ...] = FACTORS
+    """Factors that are trained and sent; the model has the others too, frozen."""
 
     @property
     def head(self) -> Mapping[str, tuple[int, ...]]:
@@ -92,10 +97,20 @@ class AdapterPlan:
         """Return the shapes of all trained tensors."""
         found: Shapes = {}
         for index, adapter in self:
-            found.setdefault(block_key(index), {}).update(adapter.shapes())
+            own = {name: shape for name, shape in adapter.shapes().items() if self.trains(name)}
+            found.setdefault(block_key(index), {}).update(own)
         for key, tensors in self.whole.items():
             found.setdefault(key, {}).update(tensors)
         return found
+
+    def trains(self, name: str) -> bool:
+        """Return False for the canonical name of a factor that is frozen."""
+        end = name.rpartition(".")[2]
+        return end not in FACTORS or end in self.factors
+
+    def with_factors(self, factors: tuple[str, ...]) -> "AdapterPlan":
+        """Return this plan with other trained factors."""
+        return replace(self, factors=factors)
 
     def limited(self, rank: int) -> "AdapterPlan":
         """Return this plan with ranks of at most ``rank``; all else stays the same."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.adapters import FACTORS, AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader, flattened
 from espalier.training.loop import Loop, Moments, Trained
@@ -77,14 +77,16 @@ class AdapterTraining:
     @cached_property
     def adapted(self) -> AdaptedModel:
         """Model that is trained."""
-        return self.load(
-            self.model, self.computing, self.settings, self.adapters, self.cache_folder
-        )
+        # The same model serves rounds that train different factors.
+        whole = self.adapters.with_factors(FACTORS)
+        return self.load(self.model, self.computing, self.settings, whole, self.cache_folder)
 
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``; return the trained tensors, float32, and the result of the loop.
+        """Train from ``start``; return the tensors, float32, and the result of the loop.
+
+        Frozen factors are among the tensors, unchanged.
 
         Raises
         ------
@@ -94,9 +96,11 @@ class AdapterTraining:
         """
         adapted = self.adapted
         adapted.set({**start, **self.frozen})
-        trained_ones = {
-            key: block for key, block in adapted.parameters.items() if key not in self.frozen
-        }
+
+        def is_frozen(key: str, name: str) -> bool:
+            return key in self.frozen or not self.adapters.trains(name)
+
+        trained_ones = adapted.chosen(lambda key, name: not is_frozen(key, name))
         loop = Loop(
             adapted.whole,
             flattened(trained_ones),
@@ -110,7 +114,7 @@ class AdapterTraining:
             groups=self.groups,
             observer=self._shown if self.observer else None,
         )
-        with adapted.frozen(self.frozen):
+        with adapted.frozen(is_frozen):
             trained = loop.run(first_step, steps, moments)
         return {
             key: block for key, block in adapted.values().items() if key in trained_ones

@@ -22,12 +22,13 @@ from espalier.methods.fedpetuning import (
     Order,
     PartOrder,
     TuningReport,
+    of_round,
     parts,
     trained,
     value_scale,
     value_specs,
 )
-from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.adapters import FACTORS, Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
@@ -87,6 +88,8 @@ class AdapterAverager:
         self.job = run.settings.of(AdapterAveraging)
         self.federation = run.settings.federation
         self.clock = FleetClock(run)
+        self._round = 0
+        """Number of the round that was prepared last."""
         self.rank_limits: dict[int, int] = {}
         """Maximum rank that each client of the round trains."""
         self.reports: dict[int, TuningReport] = {}
@@ -143,6 +146,7 @@ class AdapterAverager:
         client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
         the first part.
         """
+        self._round = server_round
         self.rank_limits = dict(rank_limits)
         adapters = self.adapters()
         self.clock.record(adapters.rounds)
@@ -195,7 +199,13 @@ class AdapterAverager:
 
     def plan_of(self, client: int) -> AdapterPlan:
         """Return the adapters that a client of the round trains."""
-        return self.adapters().plan_for(client, self.rank_limits[client])
+        whole = self.adapters().plan_for(client, self.rank_limits[client])
+        return of_round(whole, self.run.settings, self._round)
+
+    @property
+    def _trained(self) -> AdapterPlan:
+        """Global adapters with the factors that are trained in the round."""
+        return of_round(self.adapters().adapters, self.run.settings, self._round)
 
     def _parts(self, client: int, limit: int) -> list[list[str]]:
         return parts(self.adapters().plan_for(client, limit), self.run.settings)
@@ -293,7 +303,8 @@ class AdapterAverager:
         times = {}
         for client in clients:
             adapters = self.plan_of(client)
-            sent = bytes_of_round(adapters, settings, server_round)
+            whole = self.adapters().plan_for(client, self.rank_limits[client])
+            sent = bytes_of_round(adapters, whole, settings, server_round)
             seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
         note = RoundTime.of(server_round, times)
@@ -331,14 +342,14 @@ class AdapterAverager:
         ``sums`` has the weighted values in fixed point (``value_scale``), and the weights.
         """
         settings = self.run.settings
-        adapters = self.adapters().adapters
+        adapters = self._trained
         scale = value_scale(settings)
         specs = value_specs(adapters, settings)
         total = total_weight(sums, settings, clients)
         shapes = adapters.shapes()
 
         def mean_of(key: str) -> dict[str, Tensor]:
-            found = {}
+            found = self.adapters().tensors(key)
             for name, spec in specs[key].items():
                 values = scale.mean(sums.tensor(key, name), spec.bits, total)
                 found[name] = values.view(shapes[key][name]).to(torch.float32)
@@ -360,16 +371,17 @@ class AdapterAverager:
         self, updates: Updates, weights: Mapping[int, float], mean: Mean
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
-        adapters = self.adapters().adapters
+        adapters = self._trained
         in_order = [weights[client] for client in updates.clients]
-        by_coordinate = self.federation.trim(len(updates.clients)) > 0
+        by_tensor = self.federation.trim(len(updates.clients)) > 0 or adapters.factors != FACTORS
 
         def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
-            tensors = dict[str, Tensor]()
+            # Factors that are not trained keep their values.
+            tensors = self.adapters().tensors(key)
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
-                if by_coordinate:
-                    for name in (adapter.name_a, adapter.name_b):
+                if by_tensor:
+                    for name in filter(adapters.trains, (adapter.name_a, adapter.name_b)):
                         tensors[name] = updates.mean(key, name, weights)
                     continue
                 found = mean(key, adapter, updates.factors(key, adapter), in_order)
@@ -430,7 +442,7 @@ class Tuning(Method):
         lora = settings.lora
         training = settings.training
         size = self.averager.adapters().adapters.num_parameters
-        averaged = "updates" if self.averager.job.averages_updates else "factors"
+        averaged = self.averager.job.averaged
         rule = settings.federation.rule_in_words
         return (
             f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged{rule},"

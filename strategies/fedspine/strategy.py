@@ -305,7 +305,7 @@ class FedSpine(Tuning):
         adapters = self.averager.plan_of(client)
         asked = client in self._questioned
         bits = bytes_of_bits(adapters, self.groups, settings, server_round, asked=asked)
-        return bytes_of_round(adapters, settings, server_round) + bits
+        return bytes_of_round(adapters, adapters, settings, server_round) + bits
 
     def _seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """Return the seconds by the virtual clock, or as the device measured them."""
