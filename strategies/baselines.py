@@ -29,7 +29,7 @@ from espalier.hf.stream.input_statistics import watch_for
 from espalier.hf.stream.pooled_sums import pooled_masks
 from espalier.hf.structured.selection import open_cut
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
-from espalier.methods.fedpetuning import trained
+from espalier.methods.fedpetuning import of_all_rounds, trained
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.methods.flap import FlapSettings, biases
@@ -197,7 +197,7 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     settings = run.settings
     nowhere = simulated_node()
     clients = range(settings.num_clients)
-    adapters = trained(run.model.plan, settings)
+    adapters = of_all_rounds(trained(run.model.plan, settings), settings)
     training = AdapterTraining(
         model=run.model,
         computing=run.computing,

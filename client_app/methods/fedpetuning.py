@@ -34,6 +34,7 @@ from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
+from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
@@ -42,7 +43,9 @@ from espalier.methods.fedpetuning import (
     AdapterAveraging,
     Order,
     TuningReport,
+    before_round,
     blob_specs,
+    of_all_rounds,
     of_round,
     parts,
     trained,
@@ -126,7 +129,7 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought(site, request))
+    start = begins_with(site, adapters, brought(site, request), server_round=server_round)
     sent = of_round(adapters, site.settings, server_round)
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, sent, beside, request.header.client, first_step)
@@ -198,29 +201,33 @@ def begins_with(
     adapters: AdapterPlan,
     blobs: dict[str, bytes],
     first_values: Callable[[Site], Tensors] | None = None,
+    server_round: int = 1,
 ) -> Tensors:
     """Return the tensors that a round begins with: initial values, or those that the server sent.
 
-    ``first_values`` replaces the initial values that follow from the seed.
+    ``first_values`` replaces the initial values that follow from seed and round.
     """
+    federation = site.settings.federation
+    job = site.settings.of(AdapterAveraging)
 
     def first() -> Tensors:
         if first_values is not None:
             return first_values(site)
-        return initial_values(site.model, adapters, site.settings.seed)
+        seed = job.adapter_seed(site.settings.seed, server_round)
+        return initial_values(site.model, adapters, seed)
 
     if not blobs:
         return first()
-    federation = site.settings.federation
-    _require_all(adapters, blobs, site.settings)
+    received = before_round(adapters, site.settings, server_round)
+    _require_all(received, blobs, site.settings)
     # The check of the order decoded its own blobs. Other parts come from the client state.
     decoded = {} if site.request is None else site.request.tensors
     found = {
         key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
-        for key, shapes in adapters.shapes().items()
+        for key, shapes in received.shapes().items()
     }
-    differ = site.settings.of(AdapterAveraging).delivers_differences(federation)
-    if not differ and adapters.factors == FACTORS:
+    differ = job.delivers_differences(federation)
+    if not differ and received.factors == FACTORS:
         return found
     begun = first()
     return {
@@ -295,7 +302,8 @@ def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
         )
         # The first order has the rank from before any self-pruning.
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
-        adapters = trained(site.model.plan, site.settings, order["rank_limit"])
+        whole = trained(site.model.plan, site.settings, order["rank_limit"])
+        adapters = of_all_rounds(whole, site.settings)
         blobs = _train_local_baseline(site, state, request.header, adapters, beside)
         return {"rank_limit": order["rank_limit"], "blobs": blobs}
 
@@ -323,21 +331,25 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     """
     header = request.header
     whole = trained(site.model.plan, site.settings)
-    full = whole.with_factors(FACTORS)
     made = stored_local_baseline(site, request.header)
     adapters = trained(site.model.plan, site.settings, made["rank_limit"])
     store = site.state(header).blobs(header.server_round)
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
+    result = result_plan(whole, site.settings)
+
     def federated() -> Tensors:
-        num_parts = len(parts(whole, site.settings))
-        return begins_with(site, whole, pushed_blobs(site, after(header), num_parts))
+        end = after(header)
+        num_parts = len(parts(whole, site.settings, end.server_round))
+        blobs = pushed_blobs(site, end, num_parts)
+        found = begins_with(site, whole, blobs, server_round=end.server_round)
+        return {key: joined_tensors(result, key, block) for key, block in found.items()}
 
     if site.settings.task.name == TEXT:
         own = _edits(adapters, alone, beside)
-        before = _edits(whole, {}, beside)
+        before = _edits(result, {}, beside)
         return prepare_evaluation(
-            site, request, own, lambda: _edits(whole, federated(), beside), before
+            site, request, own, lambda: _edits(result, federated(), beside), before
         )
     pushed: Tensors = federated() if request.fields["own_text"] else {}
 
@@ -348,7 +360,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
             site.model,
             site.computing,
             site.settings,
-            full.joined(beside.plan),
+            result.joined(beside.plan),
             cache_of(site),
         )
         adapted.set(beside.values)
@@ -356,11 +368,17 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
 
     def model_of(name: str) -> Any:
         adapted, base = loaded()
-        tensors = {"dense": base, "local_baseline": _padded(full, alone), "federated": pushed}
+        tensors = {"dense": base, "local_baseline": _padded(result, alone), "federated": pushed}
         adapted.set(tensors[name])
         return adapted.whole
 
     return prepare_task_evaluation(site, request, model_of)
+
+
+def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
+    """Return the plan of the run's result, which includes updates that were folded in."""
+    folded = before_round(whole, settings, settings.federation.rounds + 1).folded
+    return joined_plan(whole, folded)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

@@ -22,7 +22,6 @@ from espalier.messages.parts import (
     PartRequest,
     Reply,
     Report,
-    parts_of,
     require_result_wanted,
     require_samples,
     require_some_steps,
@@ -31,7 +30,7 @@ from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import FACTORS, AdapterPlan, adapter_plan
-from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
@@ -114,6 +113,14 @@ class AdapterAveraging(MethodSettings):
         """Return the factors that clients train and send in a round."""
         return self.sent_factors
 
+    def rank_folded_by(self, run: RunSettings) -> int:
+        """Return by how much a round raises the rank of the updates folded into the base."""
+        return 0
+
+    def adapter_seed(self, seed: int, server_round: int) -> int:
+        """Return the seed of the initial adapters of a round, which is the same in all rounds."""
+        return seed
+
     @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
@@ -159,6 +166,33 @@ class AdapterAveraging(MethodSettings):
         return lora.rank
 
 
+def folding_faults(
+    given: str, job: AdapterAveraging, federation: FederationSettings, lora: LoraSettings
+) -> list[str]:
+    """Return an error line for each setting with which no update is folded into the base.
+
+    ``given`` names the key and the value that fold it.
+    """
+    lines = []
+    if federation.sends_differences:
+        lines.append(
+            f"federation.wire-dtype = '{federation.wire_dtype}': {given} sums updates exactly,"
+            " and this would round them; set it to 'float32'"
+        )
+    if lora.keep_zeros:
+        lines.append(
+            f"lora.keep-zeros = true: {given} folds updates into the base, which would fill its"
+            " zeros; set it to false"
+        )
+    if federation.aggregation_rule in BY_COORDINATE:
+        lines.append(
+            f"federation.aggregation-rule = '{federation.aggregation_rule}': {given} averages the"
+            " updates B A, and their coordinates are those of the dense matrix, which the server"
+            " never computes; set the rule to 'clipped-mean'"
+        )
+    return lines
+
+
 class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
@@ -166,13 +200,15 @@ class FedPETuningSettings(AdapterAveraging):
     PRUNES = False
     MECHANISM = "dp-sgd"
 
-    aggregation: Literal["factors", "svd", "ffa", "rolora"] = Field(
+    aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"] = Field(
         "factors",
         description=(
             "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
-            " mean of the updates B A; `ffa` (FFA-LoRA): A keeps its initial values, and only B is"
+            " mean of the updates B A; `fedex` (FedEx-LoRA): as `factors`, and what the mean of the"
+            " updates B A has beyond it is folded into the base; `ffa` (FFA-LoRA): A keeps its initial values, and only B is"
             " trained and sent; `rolora` (RoLoRA): clients train and send B in odd rounds and A in"
-            " even rounds. With `ffa` and `rolora` the mean is that of the updates B A."
+            " even rounds. With `fedex`, `ffa` and `rolora` the mean is exactly that of the updates"
+            " B A."
         ),
     )
 
@@ -187,6 +223,24 @@ class FedPETuningSettings(AdapterAveraging):
             return ("lora_b",) if server_round % 2 else ("lora_a",)
         return self.sent_factors
 
+    def rank_folded_by(self, run: RunSettings) -> int:
+        """Return by how much a round raises the rank of the updates folded into the base.
+
+        The residual of k clients has the rank (k - 1) r.
+        """
+        if self.aggregation != "fedex":
+            return 0
+        return (run.federation.clients_of_round(run.num_clients) - 1) * run.lora.rank
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if self.aggregation == "fedex":
+            lines += folding_faults("fedpetuning.aggregation = 'fedex'", self, federation, lora)
+        return lines
+
     @property
     def averages_updates(self) -> bool:
         """True if the updates B A are averaged, and not A and B separately."""
@@ -195,15 +249,19 @@ class FedPETuningSettings(AdapterAveraging):
     @property
     def averaged(self) -> str:
         """Word for what is averaged, for a run's description."""
-        words = {"ffa": "only B trained and", "rolora": "B and A trained in turn and"}
+        words = {
+            "fedex": "factors, with the residual of the updates,",
+            "ffa": "only B trained and",
+            "rolora": "B and A trained in turn and",
+        }
         return words.get(self.aggregation, super().averaged)
 
     def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
-        if self.averages_updates:
+        if self.aggregation in ("svd", "fedex"):
             return (
-                "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
-                " from the sums of A and of B; set it to 'factors'"
+                f"fedpetuning.aggregation = '{self.aggregation}' averages the products B A, which do"
+                " not follow from the sums of A and of B; set it to 'factors', 'ffa' or 'rolora'"
             )
         return super().secure_sum_fault(federation)
 
@@ -261,6 +319,18 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 def of_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> AdapterPlan:
     """Return these adapters with the factors that clients train and send in a round."""
     return adapters.with_factors(run.of(AdapterAveraging).trained_factors(server_round))
+
+
+def of_all_rounds(adapters: AdapterPlan, run: RunSettings) -> AdapterPlan:
+    """Return these adapters with all factors that are trained in any round."""
+    first, second = (run.of(AdapterAveraging).trained_factors(number) for number in (1, 2))
+    return adapters.with_factors(tuple(name for name in FACTORS if name in first + second))
+
+
+def before_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> AdapterPlan:
+    """Return these adapters with the tensors that the server sends before a round."""
+    job = run.of(AdapterAveraging)
+    return adapters.with_factors(job.sent_factors, (server_round - 1) * job.rank_folded_by(run))
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
@@ -330,9 +400,19 @@ def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str
     }
 
 
-def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
-    """Return the blob keys of each part of all tensors; both directions have the same parts."""
-    return parts_of(blob_specs(adapters, run), run.part_bytes)
+def parts(adapters: AdapterPlan, run: RunSettings, server_round: int = 1) -> list[list[str]]:
+    """Return the blob keys of each part of a round; both directions have the same parts.
+
+    A blob counts with its larger size.
+    """
+    ways = [blob_specs(before_round(adapters, run, server_round), run)]
+    ways.append(blob_specs(of_round(adapters, run, server_round), run))
+    sizes = [
+        max(sum(spec.num_bytes for spec in specs[key].values()) for specs in ways)
+        for key in ways[0]
+    ]
+    keys = list(ways[0])
+    return [[keys[place] for place in part] for part in cut_into_parts(sizes, run.part_bytes)]
 
 
 def contract(
@@ -366,11 +446,12 @@ def contract(
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     sent = of_round(adapters, run, request.header.server_round)
-    specs = blob_specs(adapters, run)
-    own_parts = parts(adapters, run)
+    received = before_round(adapters, run, request.header.server_round)
+    own_parts = parts(adapters, run, request.header.server_round)
+    specs = blob_specs(received, run)
     last = {key: specs[key] for key in own_parts[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
-    arrived = Values(adapters, run)
+    arrived = Values(received, run)
     values = Values(sent, run)
 
     def fits(report: Fields) -> None:
@@ -445,10 +526,12 @@ def delivery_of(
     """
     order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)
-    adapters = trained(plan_of(), run, order.rank_limit)
+    whole = trained(plan_of(), run, order.rank_limit)
+    adapters = before_round(whole, run, request.header.server_round)
     delivery = Delivery(
         order=Order,
         specs=blob_specs(adapters, run),
+        parts=parts(whole, run, request.header.server_round),
         observer="That a part of the global adapters arrived, and nothing else.",
         check_values=_either(beside, Values(adapters, run).check),
         first=first,

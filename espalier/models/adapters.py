@@ -34,6 +34,11 @@ Shapes = dict[str, dict[str, tuple[int, ...]]]
 """Shapes of trained tensors by blob key and canonical name."""
 
 
+def is_folded(name: str) -> bool:
+    """Return whether a canonical name is that of a factor of a folded update."""
+    return name.endswith((".folded_a", ".folded_b"))
+
+
 @dataclass(frozen=True)
 class Adapter:
     """LoRA adapter of one matrix."""
@@ -54,6 +59,24 @@ class Adapter:
         """Canonical name of B, (out, rank)."""
         return f"{self.linear.name}.lora_b"
 
+    def named(self, b: "Tensor", a: "Tensor") -> dict[str, "Tensor"]:
+        """Return the factors by canonical name."""
+        return {self.name_a: a, self.name_b: b}
+
+    @property
+    def folded_a(self) -> str:
+        """Canonical name of the right factor of a folded update, (folded rank, in)."""
+        return f"{self.linear.name}.folded_a"
+
+    @property
+    def folded_b(self) -> str:
+        """Canonical name of the left factor of a folded update, (out, folded rank)."""
+        return f"{self.linear.name}.folded_b"
+
+    def folded_rank(self, folded: int) -> int:
+        """Return the rank of the folded update: at most the smaller side of the matrix."""
+        return min(folded, *self.linear.shape)
+
     def limited(self, rank: int) -> "Adapter":
         """Return this adapter with a rank of at most ``rank`` and the same scaling."""
         return replace(self, rank=min(self.rank, rank))
@@ -62,6 +85,13 @@ class Adapter:
         """Return the shapes of A and B by canonical name."""
         out_features, in_features = self.linear.shape
         return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
+
+    def folded_shapes(self, folded: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the factors of a folded update by canonical name; none if it is 0."""
+        out_features, in_features = self.linear.shape
+        rank = self.folded_rank(folded)
+        shapes = {self.folded_a: (rank, in_features), self.folded_b: (out_features, rank)}
+        return shapes if rank else {}
 
 
 @dataclass(frozen=True)
@@ -81,6 +111,8 @@ class AdapterPlan:
     """True if zero weights of the base model stay zero, which masks the updates."""
     factors: tuple[str, ...] = FACTORS
     """Factors that are trained and sent; the model has the others too, frozen."""
+    folded: int = 0
+    """Rank of the updates that are folded into the base and sent with the adapters."""
 
     @property
     def head(self) -> Mapping[str, tuple[int, ...]]:
@@ -98,6 +130,7 @@ class AdapterPlan:
         found: Shapes = {}
         for index, adapter in self:
             own = {name: shape for name, shape in adapter.shapes().items() if self.trains(name)}
+            own |= adapter.folded_shapes(self.folded)
             found.setdefault(block_key(index), {}).update(own)
         for key, tensors in self.whole.items():
             found.setdefault(key, {}).update(tensors)
@@ -108,9 +141,9 @@ class AdapterPlan:
         end = name.rpartition(".")[2]
         return end not in FACTORS or end in self.factors
 
-    def with_factors(self, factors: tuple[str, ...]) -> "AdapterPlan":
-        """Return this plan with other trained factors."""
-        return replace(self, factors=factors)
+    def with_factors(self, factors: tuple[str, ...], folded: int = 0) -> "AdapterPlan":
+        """Return this plan with other trained factors, and folded updates of a rank."""
+        return replace(self, factors=factors, folded=folded)
 
     def limited(self, rank: int) -> "AdapterPlan":
         """Return this plan with ranks of at most ``rank``; all else stays the same."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.folded_updates import folded_in
 from espalier.models.adapters import FACTORS, AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader, flattened
@@ -114,7 +115,8 @@ class AdapterTraining:
             groups=self.groups,
             observer=self._shown if self.observer else None,
         )
-        with adapted.frozen(is_frozen):
+        folded = folded_in(adapted.whole, self.model.family, self.adapters, start)
+        with adapted.frozen(is_frozen), folded:
             trained = loop.run(first_step, steps, moments)
         return {
             key: block for key, block in adapted.values().items() if key in trained_ones

@@ -22,6 +22,8 @@ from espalier.methods.fedpetuning import (
     Order,
     PartOrder,
     TuningReport,
+    before_round,
+    of_all_rounds,
     of_round,
     parts,
     trained,
@@ -55,8 +57,11 @@ from strategies.fleet import (
     virtual_seconds,
 )
 
-Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
-"""Function of blob key, global adapter, clients' factors and their weights: the mean factors."""
+Mean = Callable[[str, Adapter, list[Factors], list[float]], Mapping[str, Tensor]]
+"""Function of blob key, global adapter, clients' factors and their weights.
+
+It returns the new global tensors of the adapter, by canonical name.
+"""
 
 
 class AdapterAverager:
@@ -170,7 +175,7 @@ class AdapterAverager:
         """
         rounds = self.run.rounds
         wanted = {
-            client: self._parts(client, limit)[: -omitted or None]
+            client: self._parts(client, limit, server_round)[: -omitted or None]
             for client, limit in rank_limits.items()
         }
         for part in range(max(map(len, wanted.values()), default=0)):
@@ -207,8 +212,8 @@ class AdapterAverager:
         """Global adapters with the factors that are trained in the round."""
         return of_round(self.adapters().adapters, self.run.settings, self._round)
 
-    def _parts(self, client: int, limit: int) -> list[list[str]]:
-        return parts(self.adapters().plan_for(client, limit), self.run.settings)
+    def _parts(self, client: int, limit: int, server_round: int) -> list[list[str]]:
+        return parts(self.adapters().plan_for(client, limit), self.run.settings, server_round)
 
     def _blobs(self, client: int, limit: int, keys: Iterable[str]) -> dict[str, bytes]:
         return {key: self.adapters().blob_for(client, key, limit) for key in keys}
@@ -218,7 +223,7 @@ class AdapterAverager:
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to train; each part of the reply has complete blocks, or the head."""
         limit = self.rank_limits[client]
-        parts = self._parts(client, limit)
+        parts = self._parts(client, limit, server_round)
         later = server_round > 1
         return ClientOrder(
             Order(rank_limit=limit),
@@ -303,7 +308,10 @@ class AdapterAverager:
         times = {}
         for client in clients:
             adapters = self.plan_of(client)
-            whole = self.adapters().plan_for(client, self.rank_limits[client])
+            limit = self.rank_limits[client]
+            whole = before_round(
+                self.adapters().plan_for(client, limit), settings, server_round
+            )
             sent = bytes_of_round(adapters, whole, settings, server_round)
             seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
@@ -384,8 +392,7 @@ class AdapterAverager:
                     for name in filter(adapters.trains, (adapter.name_a, adapter.name_b)):
                         tensors[name] = updates.mean(key, name, weights)
                     continue
-                found = mean(key, adapter, updates.factors(key, adapter), in_order)
-                tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
+                tensors |= mean(key, adapter, updates.factors(key, adapter), in_order)
             for name in adapters.whole.get(key, {}):
                 tensors[name] = updates.mean(key, name, weights)
             return tensors
@@ -406,10 +413,12 @@ class AdapterAverager:
 
     def _mean(
         self, key: str, adapter: Adapter, factors: list[Factors], weights: list[float]
-    ) -> Factors:
+    ) -> dict[str, Tensor]:
         if self.job.averages_updates:
-            return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
-        return zero_padded_mean(factors, weights, adapter.rank)
+            found = weighted_mean(factors, weights, adapter.rank, adapter.scaling)
+        else:
+            found = zero_padded_mean(factors, weights, adapter.rank)
+        return adapter.named(found.b, found.a)
 
 
 class Tuning(Method):
@@ -441,7 +450,7 @@ class Tuning(Method):
         settings = self.run.settings
         lora = settings.lora
         training = settings.training
-        size = self.averager.adapters().adapters.num_parameters
+        size = of_all_rounds(self.averager.adapters().adapters, settings).num_parameters
         averaged = self.averager.job.averaged
         rule = settings.federation.rule_in_words
         return (

@@ -337,7 +337,7 @@ class FedSpine(Tuning):
         adapter: Adapter,
         factors: list[Factors],
         weights: list[float],
-    ) -> Factors:
+    ) -> dict[str, Tensor]:
         """Return the mean of one matrix's updates over the devices that kept a row or column.
 
         Parts that only devices without a valid reply in this round keep are left unchanged.
@@ -356,4 +356,7 @@ class FedSpine(Tuning):
         divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
         _, side = kind_of(adapter.linear.name)
         rank = adapter.rank
-        return coverage_mean(kept, weights, SIDES[side], rank, adapter.scaling, divisor, last)
+        side_mean = coverage_mean(
+            kept, weights, SIDES[side], rank, adapter.scaling, divisor, last
+        )
+        return adapter.named(side_mean.b, side_mean.a)

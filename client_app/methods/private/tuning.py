@@ -10,6 +10,7 @@ from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.protocol.push import brought, pushed_hashes
 from client_app.site import Site
+from espalier.hf.whole.folded_updates import folded_in
 from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedpetuning import Order, TuningReport, of_round, trained
 from espalier.models.adapters import FACTORS, AdapterPlan
@@ -28,7 +29,9 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState, draw: Draw, begin: Begin) -> TuningReport:
-        start = begins_with(site, adapters, brought(site, request))
+        start = begins_with(
+            site, adapters, brought(site, request), server_round=header.server_round
+        )
         sent = of_round(adapters, site.settings, header.server_round)
         adapted = site.load(
             site.model,
@@ -39,7 +42,9 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         )
         adapted.set(start)
         steps = _steps(site, adapted, sent, draw, header.client)
-        with mistakes_of_kernels(), adapted.frozen(lambda _, name: not sent.trains(name)):
+        frozen = adapted.frozen(lambda _, name: not sent.trains(name))
+        folded = folded_in(adapted.whole, site.model.family, adapters, start)
+        with mistakes_of_kernels(), frozen, folded:
             steps.require_gradients_of_sequences()
             first_step = (header.server_round - 1) * draw.steps
             steps.run(first_step, draw.steps, begin())
