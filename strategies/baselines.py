@@ -41,7 +41,8 @@ from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial_values import initial_adapters
+from espalier.training.initial_values import initial_values
+from espalier.training.inner_matrices import plain_tensors
 from espalier.training.replacement import Replacement, Stretch
 from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning
@@ -211,7 +212,8 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
         parties=settings.federation.clients_of_round(settings.num_clients),
     )
     run.progress.begin("centralized", 1)
-    tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
+    start = initial_values(run.model, adapters, settings.seed)
+    tensors, _ = training.run(start, 0, training.total_steps)
     done = f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}"
     run.progress.step("centralized", done)
-    return tensors
+    return {key: plain_tensors(adapters, key, block) for key, block in tensors.items()}

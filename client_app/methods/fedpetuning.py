@@ -7,7 +7,7 @@ for further parts, and the quantization errors of their payload.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial_values import initial_adapters, initial_values
+from espalier.training.initial_values import initial_values
+from espalier.training.inner_matrices import plain_tensors
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
 
@@ -227,7 +228,7 @@ def begins_with(
         for key, shapes in received.shapes().items()
     }
     differ = job.delivers_differences(federation)
-    if not differ and received.factors == FACTORS:
+    if not differ and received.factors == FACTORS and not received.bases:
         return found
     begun = first()
     return {
@@ -264,7 +265,7 @@ def keep_blobs(
     store = state.blobs(server_round)
     hashes = []
     job = site.settings.of(AdapterAveraging)
-    sent = AdapterPlan({}, factors=job.trained_factors(server_round))
+    sent = AdapterPlan({}, factors=job.trained_factors(server_round), bases=job.bases)
     feeds_back = job.feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
@@ -318,10 +319,12 @@ def _train_local_baseline(
     store = state.blobs(header.server_round)
     with mistakes_of_kernels():
         tensors, outcome = training.run(
-            initial_adapters(adapters, site.settings.seed), 0, training.total_steps
+            initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
         )
         require_enough(site, training, outcome.weighed)
-    return {key: store.put(save(block)) for key, block in tensors.items()}
+    return {
+        key: store.put(save(plain_tensors(adapters, key, block))) for key, block in tensors.items()
+    }
 
 
 def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Evaluation:
@@ -343,7 +346,8 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
         num_parts = len(parts(whole, site.settings, end.server_round))
         blobs = pushed_blobs(site, end, num_parts)
         found = begins_with(site, whole, blobs, server_round=end.server_round)
-        return {key: joined_tensors(result, key, block) for key, block in found.items()}
+        plain = {key: plain_tensors(whole, key, block) for key, block in found.items()}
+        return {key: joined_tensors(result, key, block) for key, block in plain.items()}
 
     if site.settings.task.name == TEXT:
         own = _edits(adapters, alone, beside)
@@ -378,7 +382,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
 def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
     """Return the plan of the run's result, which includes updates that were folded in."""
     folded = before_round(whole, settings, settings.federation.rounds + 1).folded
-    return joined_plan(whole, folded)
+    return joined_plan(replace(whole, bases=""), folded)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

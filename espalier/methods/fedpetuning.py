@@ -9,7 +9,7 @@ the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -29,7 +29,7 @@ from espalier.messages.parts import (
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
-from espalier.models.adapters import FACTORS, AdapterPlan, adapter_plan
+from espalier.models.adapters import FACTORS, AdapterPlan, Bases, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
@@ -105,6 +105,11 @@ class AdapterAveraging(MethodSettings):
         return "updates" if self.averages_updates else "factors"
 
     @property
+    def bases(self) -> Bases:
+        """Kind of the frozen factors if only the matrix between them is trained, else empty."""
+        return ""
+
+    @property
     def sent_factors(self) -> tuple[str, ...]:
         """Factors that the server sends; clients make the others from the run's seed."""
         return FACTORS
@@ -166,9 +171,7 @@ class AdapterAveraging(MethodSettings):
         return lora.rank
 
 
-def folding_faults(
-    given: str, job: AdapterAveraging, federation: FederationSettings, lora: LoraSettings
-) -> list[str]:
+def folding_faults(given: str, federation: FederationSettings, lora: LoraSettings) -> list[str]:
     """Return an error line for each setting with which no update is folded into the base.
 
     ``given`` names the key and the value that fold it.
@@ -183,12 +186,6 @@ def folding_faults(
         lines.append(
             f"lora.keep-zeros = true: {given} folds updates into the base, which would fill its"
             " zeros; set it to false"
-        )
-    if federation.aggregation_rule in BY_COORDINATE:
-        lines.append(
-            f"federation.aggregation-rule = '{federation.aggregation_rule}': {given} averages the"
-            " updates B A, and their coordinates are those of the dense matrix, which the server"
-            " never computes; set the rule to 'clipped-mean'"
         )
     return lines
 
@@ -238,7 +235,14 @@ class FedPETuningSettings(AdapterAveraging):
         """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if self.aggregation == "fedex":
-            lines += folding_faults("fedpetuning.aggregation = 'fedex'", self, federation, lora)
+            given = "fedpetuning.aggregation = 'fedex'"
+            lines += folding_faults(given, federation, lora)
+            if federation.aggregation_rule in BY_COORDINATE:
+                lines.append(
+                    f"federation.aggregation-rule = '{federation.aggregation_rule}': {given}"
+                    " averages the updates B A, and their coordinates are those of the dense"
+                    " matrix, which the server never computes; set the rule to 'clipped-mean'"
+                )
         return lines
 
     @property
@@ -312,7 +316,9 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
     """Return the tensors that the run trains, or those of a client with this rank limit."""
     job = run.of(AdapterAveraging)
     lora = job.lora_of(run.lora, len(plan.blocks))
-    adapters = adapter_plan(plan, lora, run.num_classes).with_factors(job.sent_factors)
+    adapters = replace(
+        adapter_plan(plan, lora, run.num_classes), factors=job.sent_factors, bases=job.bases
+    )
     return adapters if rank_limit is None else adapters.limited(rank_limit)
 
 

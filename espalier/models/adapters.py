@@ -13,7 +13,7 @@ block.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from espalier.errors import InputError
 from espalier.models.plan import LinearPlan, ModelPlan, block_key
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 HEAD_KEY = "head"
 """Key of the blob with an encoder's classification head, which is trained whole."""
 
+Bases = Literal["", "weights", "seed"]
+"""Kind of frozen factors, between which a square matrix is trained.
+
+``weights`` are singular vectors of the base model's matrices, ``seed`` are random. Empty: A and B are
+trained, and there is no matrix between them.
+"""
 FACTORS = ("lora_a", "lora_b")
 """Ends of the canonical names of an adapter's factors A and B."""
 
@@ -77,6 +83,11 @@ class Adapter:
         """Return the rank of the folded update: at most the smaller side of the matrix."""
         return min(folded, *self.linear.shape)
 
+    @property
+    def name_r(self) -> str:
+        """Canonical name of the matrix between B and A, (rank, rank)."""
+        return f"{self.linear.name}.lora_r"
+
     def limited(self, rank: int) -> "Adapter":
         """Return this adapter with a rank of at most ``rank`` and the same scaling."""
         return replace(self, rank=min(self.rank, rank))
@@ -111,6 +122,8 @@ class AdapterPlan:
     """True if zero weights of the base model stay zero, which masks the updates."""
     factors: tuple[str, ...] = FACTORS
     """Factors that are trained and sent; the model has the others too, frozen."""
+    bases: Bases = ""
+    """Kind of the frozen factors if only the matrix between them is trained and sent."""
     folded: int = 0
     """Rank of the updates that are folded into the base and sent with the adapters."""
 
@@ -129,17 +142,23 @@ class AdapterPlan:
         """Return the shapes of all trained tensors."""
         found: Shapes = {}
         for index, adapter in self:
-            own = {name: shape for name, shape in adapter.shapes().items() if self.trains(name)}
-            own |= adapter.folded_shapes(self.folded)
-            found.setdefault(block_key(index), {}).update(own)
+            block = found.setdefault(block_key(index), {})
+            block.update(self.trained_shapes(adapter))
+            block.update(adapter.folded_shapes(self.folded))
         for key, tensors in self.whole.items():
             found.setdefault(key, {}).update(tensors)
         return found
 
+    def trained_shapes(self, adapter: Adapter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of an adapter's trained tensors by canonical name."""
+        if self.bases:
+            return {adapter.name_r: (adapter.rank, adapter.rank)}
+        return {name: shape for name, shape in adapter.shapes().items() if self.trains(name)}
+
     def trains(self, name: str) -> bool:
         """Return False for the canonical name of a factor that is frozen."""
         end = name.rpartition(".")[2]
-        return end not in FACTORS or end in self.factors
+        return end not in FACTORS or (end in self.factors and not self.bases)
 
     def with_factors(self, factors: tuple[str, ...], folded: int = 0) -> "AdapterPlan":
         """Return this plan with other trained factors, and folded updates of a rank."""

@@ -18,7 +18,6 @@ from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.training.initial_values import HEAD_SEED
 
-
 Choice = Callable[[str, str], bool]
 """Function of the blob key and canonical name of a parameter."""
 

@@ -13,6 +13,7 @@ from espalier.hf.whole.folded_updates import folded_in
 from espalier.models.adapters import FACTORS, AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader, flattened
+from espalier.training.inner_matrices import inner_matrices
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.optimizer import Group
@@ -96,6 +97,17 @@ class AdapterTraining:
             loaded.
         """
         adapted = self.adapted
+        with inner_matrices(adapted, self.model.family, self.adapters):
+            return self._run(adapted, start, first_step, steps, moments)
+
+    def _run(
+        self,
+        adapted: AdaptedModel,
+        start: Tensors,
+        first_step: int,
+        steps: int,
+        moments: Moments | None,
+    ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         adapted.set({**start, **self.frozen})
 
         def is_frozen(key: str, name: str) -> bool:

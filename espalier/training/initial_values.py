@@ -15,6 +15,7 @@ from espalier.hf.whole.model import first_head
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
+from espalier.training.frozen_bases import with_bases
 
 HEAD_SEED = "head"
 """Purpose from which the seed of a new classification head is derived."""
@@ -50,6 +51,8 @@ def initial_values(
     their values in the model's files. Errors are those of ``stored_values``.
     """
     tensors = initial_adapters(adapters, seed)
+    if adapters.bases:
+        tensors = with_bases(model, adapters, seed)
     others = stored_values(
         model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
+from espalier.errors import InputError
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
@@ -309,9 +310,7 @@ class AdapterAverager:
         for client in clients:
             adapters = self.plan_of(client)
             limit = self.rank_limits[client]
-            whole = before_round(
-                self.adapters().plan_for(client, limit), settings, server_round
-            )
+            whole = before_round(self.adapters().plan_for(client, limit), settings, server_round)
             sent = bytes_of_round(adapters, whole, settings, server_round)
             seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
@@ -381,7 +380,8 @@ class AdapterAverager:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self._trained
         in_order = [weights[client] for client in updates.clients]
-        by_tensor = self.federation.trim(len(updates.clients)) > 0 or adapters.factors != FACTORS
+        whole = adapters.factors == FACTORS and not adapters.bases
+        by_tensor = self.federation.trim(len(updates.clients)) > 0 or not whole
 
         def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
@@ -389,7 +389,7 @@ class AdapterAverager:
             tensors = self.adapters().tensors(key)
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
                 if by_tensor:
-                    for name in filter(adapters.trains, (adapter.name_a, adapter.name_b)):
+                    for name in adapters.trained_shapes(adapter):
                         tensors[name] = updates.mean(key, name, weights)
                     continue
                 tensors |= mean(key, adapter, updates.factors(key, adapter), in_order)
@@ -441,7 +441,13 @@ class Tuning(Method):
         """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
         # The value ``auto`` is checked later: it depends on whether the run is a simulation.
         fleet_of_run(settings, simulation=False)
-        trained(model.plan, settings)
+        adapters = trained(model.plan, settings)
+        adds_modules = adapters.bases or before_round(adapters, settings, 2).folded
+        if adds_modules and settings.training.compile:
+            raise InputError(
+                f"training.compile = true: compiled code would leave out what {settings.method} adds"
+                " to the base model in each round; set it to false"
+            )
         if settings.training.base == "nf4":
             require_quantisable(model.plan)
 

@@ -83,9 +83,7 @@ class FoldedResult(AdapterResult):
         plan = joined_plan(self.adapters, self.folded, alone=alone)
         read = partial(self._joined, plan, alone)
         ranks = {"ranks": [next(adapter.rank for _, adapter in plan)]}
-        return WrittenAdapters(
-            plan, read, self.blobs, self.rounds, lambda: self.report() | ranks
-        )
+        return WrittenAdapters(plan, read, self.blobs, self.rounds, lambda: self.report() | ranks)
 
     def _joined(self, plan: Any, alone: bool, key: str) -> dict[str, Tensor]:
         return joined_tensors(plan, key, self.tensors(key), alone=alone)

@@ -356,7 +356,5 @@ class FedSpine(Tuning):
         divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
         _, side = kind_of(adapter.linear.name)
         rank = adapter.rank
-        side_mean = coverage_mean(
-            kept, weights, SIDES[side], rank, adapter.scaling, divisor, last
-        )
+        side_mean = coverage_mean(kept, weights, SIDES[side], rank, adapter.scaling, divisor, last)
         return adapter.named(side_mean.b, side_mean.a)
