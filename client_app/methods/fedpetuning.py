@@ -257,9 +257,9 @@ def keep_blobs(
 ) -> list[str]:
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
-    Only factors that the round trains are stored. The blobs contain the trained tensors, or their differences from ``start`` if differences are
-    sent. With error feedback, the errors are added to the blobs of the next round. Returns the
-    SHA-256 of each blob.
+    Only factors that the round trains are stored: their values, or their differences from ``start``
+    if differences are sent. With error feedback, the errors are added to the blobs of the next round
+    that sends them. Returns the SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)

@@ -50,6 +50,14 @@ class HetLoRASettings(AdapterAveraging):
             " of its rank."
         ),
     )
+    rank_weights: Literal["all", "holders"] = Field(
+        "all",
+        description=(
+            "Clients among which each rank is averaged. `all`: clients of lower ranks count as zero,"
+            " as in the paper; `holders` (raFLoRA): only the clients that have the rank, so that"
+            " high ranks do not fade. A rank that no client of the round has stays as it is."
+        ),
+    )
     gamma: float = Field(
         0.85,
         gt=0,

@@ -337,7 +337,7 @@ class FedSpine(Tuning):
         adapter: Adapter,
         factors: list[Factors],
         weights: list[float],
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, torch.Tensor]:
         """Return the mean of one matrix's updates over the devices that kept a row or column.
 
         Parts that only devices without a valid reply in this round keep are left unchanged.

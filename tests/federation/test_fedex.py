@@ -86,7 +86,7 @@ class TestFedEx(Promises):
             assert sizes == {4 * rank * SIDES}
 
     def test_a_missing_client_leaves_zeros(self, without_client_2: Uninterrupted) -> None:
-        b, a = written(without_client_2.folder, 0, "attn.q")
+        b, _ = written(without_client_2.folder, 0, "attn.q")
         assert b.shape == (16, 2 + 2 * 3 * 2)
         assert int((np.abs(b).max(axis=0) > 0).sum()) == 2 + 2 * 2 * 2
 
