@@ -17,9 +17,11 @@ class RunKeywords(TypedDict, total=False):
         "fedpetuning",
         "fedprllm",
         "fedspallm",
+        "fed-sb",
         "fedsoda",
         "fedspine",
         "flap",
+        "flora",
         "hetlora",
         "llm-pruner",
         "llm-streamline",
@@ -127,7 +129,7 @@ class RunKeywords(TypedDict, total=False):
     task_chat_template: Literal["tokenizer", "chatml"]
     task_packing: bool
     task_answer_tokens: int
-    fedpetuning_aggregation: Literal["factors", "svd"]
+    fedpetuning_aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"]
     fedprllm_sparsity: float
     fedprllm_pattern: Text
     fedprllm_strategy: Literal["one-shot", "iterative"]
@@ -147,6 +149,7 @@ class RunKeywords(TypedDict, total=False):
     fedspallm_sampled_layers: float
     fedspallm_capabilities: Text
     fedspallm_coverage: Literal["every-round", "over-rounds"]
+    fed_sb_frozen_bases: Literal["weights", "seed"]
     fedsoda_public_text: Text
     fedsoda_public_samples: int
     fedsoda_adapter_layers: int
@@ -185,8 +188,10 @@ class RunKeywords(TypedDict, total=False):
     flap_selection: Literal["global", "block", "kind"]
     flap_square_attention: bool
     flap_bias_compensation: bool
+    flora_ranks: Text
     hetlora_ranks: Text
     hetlora_aggregation: Literal["zero-pad", "svd"]
+    hetlora_rank_weights: Literal["all", "holders"]
     hetlora_gamma: float
     hetlora_regularisation: float
     llm_pruner_form: Literal["auto", "compact", "plain", "zero-filled"]
