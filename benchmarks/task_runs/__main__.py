@@ -3,7 +3,8 @@
     python -m benchmarks.task_runs dolly --model DIRECTORY --data 'DIR/{client}.jsonl' --test FILE \
         --public FILE --text NAME=FILE
 
-All methods take 30 steps of each of four clients. ``--public`` is the text on which FedSODA's
+All methods take 30 steps of each of four clients. With ``--equal bytes`` the methods of federated
+LoRA take as many rounds of six steps as fit in the bytes of FedPETuning's five rounds. ``--public`` is the text on which FedSODA's
 server aligns, and from which LLM-Pruner's clients take samples. Runs are kept in ``--work``, so
 that an interrupted study continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row
 by row, and finally to a Markdown table and a plot next to it.
@@ -17,7 +18,7 @@ from typing import Any
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.study_command import add_arguments, exit_status, new_parser
-from benchmarks.task_runs.arms import ARMS, COMMON, TASKS
+from benchmarks.task_runs.arms import ARMS, COMMON, LORA, TASKS
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
 from espalier.hf.opening.opened import open_model
@@ -34,7 +35,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="training records, {client} for its number")
     parser.add_argument("--test", type=Path, required=True, help="test items")
     parser.add_argument("--public", type=Path, required=True, help="public text of the server")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=None, metavar="ARM")
+    told = "bytes: as many rounds of each federated LoRA as fit in the bytes of FedPETuning"
+    parser.add_argument("--equal", choices=("steps", "bytes"), default="steps", help=told)
     return parser.parse_args()
 
 
@@ -55,7 +58,8 @@ def _common(given: argparse.Namespace) -> dict[str, Any]:
 
 def _work(given: argparse.Namespace) -> None:
     """Run the missing arms and write the report."""
-    path = given.out / f"task-runs-{given.task}"
+    by_bytes = given.equal == "bytes"
+    path = given.out / f"task-runs-{given.task}{'-equal-bytes' if by_bytes else ''}"
     common = _common(given)
     model = open_model(given.model)
     paths = ("model", "data.path", "task.test-path", "evaluation.texts")
@@ -67,8 +71,9 @@ def _work(given: argparse.Namespace) -> None:
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
     bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
-    measure_arms(bench, rows, str(given.public), given.arms)
-    write_report(given.task, rows, conditions, path)
+    names = given.arms or list(LORA if by_bytes else ARMS)
+    measure_arms(bench, rows, str(given.public), names, model if by_bytes else None)
+    write_report(given.task, rows, conditions, path, given.equal)
 
 
 def main() -> int:
