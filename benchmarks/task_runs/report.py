@@ -18,7 +18,6 @@ LABELS = {
     "acc": "accuracy",
     "acc_norm": "accuracy by likelihood per character",
     "perplexity": "perplexity of public text",
-    "rounds": "rounds",
     "megabytes_up": "MB up",
     "megabytes_down": "MB down",
     "million_parameters": "million parameters",
@@ -66,6 +65,9 @@ def write_report(
         "",
         *head_of([LABELS[figure] for figure in shown], numbers=True),
     ]
+    if "rounds" in conditions:
+        told = ", ".join(f"{arm} {number}" for arm, number in conditions["rounds"].items())
+        lines[4:4] = [f"Rounds in the bytes of {BASE}: {told}.", ""]
     for arm in arms:
         own = [row for row in rows.rows if row["arm"] == arm]
         cells = [_cell(own, figure, seeds) for figure in shown]

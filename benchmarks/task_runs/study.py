@@ -1,21 +1,18 @@
 """Measurement of all arms on one task; every arm is a complete run of the app, or two."""
 
 import json
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
-from benchmarks.task_runs.arms import ARMS, BASE, Arm
-from benchmarks.task_runs.equal_bytes import rounds_within
-from espalier.hf.opening.opened import OpenedModel
+from benchmarks.task_runs.arms import ARMS, Arm
 
 KEYS = ("seed", "arm")
 SCORES = ("loss", "acc", "acc_norm")
-COSTS = ("rounds", "megabytes_up", "megabytes_down", "million_parameters", "client_seconds")
+COSTS = ("megabytes_up", "megabytes_down", "million_parameters", "client_seconds")
 FIGURES = (*SCORES, "perplexity", *COSTS)
 DENSE = "dense"
 CHANCE = "chance"
@@ -38,7 +35,7 @@ def measure_arms(
     rows: Rows,
     public: str,
     names: Sequence[str],
-    equal_bytes_on: OpenedModel | None = None,
+    rounds: Mapping[str, int],
 ) -> None:
     """Measure the arms that are missing, seed by seed.
 
@@ -48,19 +45,15 @@ def measure_arms(
     rows : results; a row is added when its run has ended
     public : path of the text on which FedSODA's server aligns, and from which pruning takes samples
     names : arms to measure, in this order
-    equal_bytes_on : model on which each arm has as many rounds as fit in the bytes of FedPETuning;
-        None for the rounds of the settings
+    rounds : number of rounds of arms that do not have that of the settings
     """
     for seed in bench.seeds:
         for name in names:
             if not rows.missing(iter([{"seed": seed, "arm": name}])):
                 continue
             arm = ARMS[name]
-            if equal_bytes_on is not None:
-                reference = {**bench.common, **ARMS[BASE].settings}
-                settings = {**bench.common, **arm.settings}
-                rounds = rounds_within(settings, reference, equal_bytes_on)
-                arm = replace(arm, settings={**arm.settings, "federation.rounds": rounds})
+            if name in rounds:
+                arm = replace(arm, settings={**arm.settings, "federation.rounds": rounds[name]})
             runs = _runs(bench, seed, public, name, arm)
             document = json.loads((runs[-1] / "summary.json").read_text())
             if not ARMS[name].first:
@@ -108,9 +101,7 @@ def _costs(runs: Sequence[Path]) -> dict[str, float | None]:
     # An adapter is used with its base, which has the size of the dense model.
     is_adapter = last["size"]["federated"]["folder"] == "adapter"
     size = last["size"]["dense" if is_adapter else "federated"]["parameters"]
-    rounds = tomllib.loads((runs[-1] / "settings.toml").read_text())["federation"]["rounds"]
     return {
-        "rounds": rounds,
         **{
             f"megabytes_{way}": sum(
                 document[f"bytes_{way}"] / len(document["clients"]) for document in documents
