@@ -174,3 +174,33 @@ def test_rounded_factors_give_nearly_the_same_update(
         expected = np.matmul(*written(exact, 1, matrix))
         distance = np.abs(np.matmul(*written(rounded, 1, matrix)) - expected).max()
         assert 0 < distance < 0.2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    ["ffa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rolora", "fedex"))],
+)
+def test_private_clients_train_only_what_they_send(
+    aggregation: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    settings = FEW_STEPS | {
+        "fedpetuning.aggregation": aggregation,
+        "federation.client-weights": "equal",
+        "privacy.epsilon": 4.0,
+        "privacy.noise": "seed",
+        "privacy.sampling-rate": 0.3,
+    }
+    bench = Bench(tmp_path, "fedpetuning", settings, num_clients=2)
+    grid = bench.grid()
+    folder = bench.run(grid)
+    first = first_adapters(bench)
+    sent = [sent_in(grid, number)[0]["block-0000"] for number in (1, 2)]
+    for matrix in PATHS:
+        begun = first["block-0000"][f"{matrix}.lora_a"].double().numpy()
+        b, a = written(folder, 0, matrix)
+        assert np.abs(b).max() > 0
+        assert (np.abs(a[:2] - begun).max() == 0) == (aggregation == "ffa")
+    ends = {name.rpartition("_")[2] for tensors in sent for name in tensors}
+    assert ends == ({"b"} if aggregation == "ffa" else {"a", "b"})
