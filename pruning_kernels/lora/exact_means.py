@@ -71,22 +71,23 @@ def stacked_update(clients: Sequence[Factors], weights: Sequence[float]) -> Fact
 def with_update(first: Factors, second: Factors, rank: int) -> Factors:
     """Return the sum of two updates of one shape and scaling, with a given rank.
 
-    If the ranks fit, the factors are joined and padded with zeros. Otherwise the sum is factorised;
-    it is exact up to rounding if ``rank`` is at least the smaller side of the matrix.
+    The factors are those of the singular value decomposition of the sum (``factors.refactorise``), so
+    they tell no more than the sum: the columns of single clients cannot be read from them.
+
+    Parameters
+    ----------
+    rank : at least the sum of both ranks, or the smaller side of the matrix; then the result is exact
+        up to rounding
 
     Returns
     -------
     Factors
-        float32
+        float32; rows and columns beyond the rank of the sum are zero
     """
     b = torch.cat([as_float64(first.b), as_float64(second.b)], dim=1)
     a = torch.cat([as_float64(first.a), as_float64(second.a)])
-    if len(a) > rank:
-        found = refactorise(b, a, rank, 1.0)
-        return Factors(found.b, found.a, first.scaling)
-    missing = rank - len(a)
-    return Factors(
-        as_float32(torch.nn.functional.pad(b, (0, missing))),
-        as_float32(torch.nn.functional.pad(a, (0, 0, 0, missing))),
-        first.scaling,
-    )
+    if len(a) == 0:
+        b = b.new_zeros(len(b), 1)
+        a = a.new_zeros(1, a.shape[1])
+    found = refactorise(b, a, rank, 1.0)
+    return Factors(found.b, found.a, first.scaling)

@@ -91,5 +91,5 @@ def test_every_round_begins_with_other_adapters(flora: Bench) -> None:
 
 
 def test_secure_sums_are_refused_with_the_reason(flora: Bench) -> None:
-    with pytest.raises(EspalierError, match="each one's is part of the result"):
+    with pytest.raises(EspalierError, match="do not follow from their sum"):
         flora.run(federation__secure_sum=True)

@@ -53,7 +53,9 @@ def test_stacked_ranks_are_the_dense_mean() -> None:
     torch.testing.assert_close(dense(stacked), dense_mean(clients, weights), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("first", "second", "rank"), [(0, 2, 3), (2, 2, 4), (5, 4, 6), (6, 6, 6)])
+@pytest.mark.parametrize(
+    ("first", "second", "rank"), [(0, 0, 2), (0, 2, 3), (2, 2, 4), (5, 4, 6), (6, 6, 6)]
+)
 def test_a_sum_of_any_rank_is_exact(first: int, second: int, rank: int) -> None:
     """Six is the smaller side; beyond it the sum is factorised again."""
     one, other = drawn(3, first), drawn(4, second)
@@ -61,6 +63,15 @@ def test_a_sum_of_any_rank_is_exact(first: int, second: int, rank: int) -> None:
     assert total.b.shape == (6, rank)
     assert total.a.shape == (rank, 7)
     torch.testing.assert_close(dense(total), dense(one) + dense(other), rtol=0, atol=1e-5)
+
+
+def test_a_sum_does_not_show_its_terms() -> None:
+    """No column is one of those that were added, up to its length."""
+    one, other = drawn(3, 2), drawn(4, 2)
+    total = with_update(one, other, 4)
+    added = torch.nn.functional.normalize(torch.cat([one.b, other.b], dim=1), dim=0)
+    found = torch.nn.functional.normalize(total.b, dim=0)
+    assert (added.T @ found).abs().max() < 0.999
 
 
 def test_numbers_that_are_none_are_refused() -> None:
