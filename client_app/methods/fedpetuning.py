@@ -157,7 +157,7 @@ def report_of(
     hashes: list[str],
 ) -> dict[str, Any]:
     """Return the fields of ``TuningReport`` for a round whose work took ``seconds``."""
-    weighed = site.settings.federation.client_weights == "samples"
+    weighed = site.settings.federation.weighs_samples
     return {
         "seconds": seconds,
         "samples": training.num_sequences if weighed else 0,

@@ -189,11 +189,11 @@ def values_within(most: float) -> CheckValues:
 
 
 def tells_samples(run: RunSettings) -> bool:
-    """Return whether a client's report tells its number of samples, as its weight.
+    """Return whether a client's report tells its number of samples, for its weight.
 
     In a secure sum the weight is a summand too, and the report does not tell it.
     """
-    return run.federation.client_weights == "samples" and not run.federation.secure_sum
+    return run.federation.weighs_samples and not run.federation.secure_sum
 
 
 def require_samples(name: str, samples: int, run: RunSettings) -> None:
@@ -206,8 +206,8 @@ def require_samples(name: str, samples: int, run: RunSettings) -> None:
     """
     if (samples > 0) != tells_samples(run):
         raise ProtocolError(
-            f"{name} are sent only with federation.client-weights = 'samples' and without"
-            " federation.secure-sum"
+            f"{name} are sent only with federation.client-weights = 'samples' (or"
+            " 'importance-samples') and without federation.secure-sum"
         )
 
 

@@ -320,7 +320,7 @@ class AdapterAverager:
 
     def samples_of(self, clients: Iterable[int]) -> dict[int, float]:
         """Return the clients' numbers of samples as weights, or 1 for each with equal weights."""
-        weighed = self.federation.client_weights == "samples"
+        weighed = self.federation.weighs_samples
         return {
             client: float(self.reports[client].samples) if weighed else 1.0 for client in clients
         }

@@ -243,13 +243,19 @@ class FedSpine(Tuning):
         updates = self.averager.updates(server_round, inbox, clients)
         self._importance = self._importance_of(updates)
         self._note_round(server_round, updates.clients)
-        by_importance = self.run.settings.federation.client_weights == "importance"
-        samples = self.averager.samples_of(updates.clients)
-        weights = self._importance if by_importance else samples
+        weights = self._weights(updates.clients)
         # Adapters are cut for each device when they are sent, so none are packed for ranks.
         self.averager.average(updates, weights, [], partial(self._mean, updates.clients))
         # The caches hold entries of outdated cuts.
         self.result.forget_plans()
+
+    def _weights(self, clients: list[int]) -> dict[int, float]:
+        """Return the devices' weights in the mean, before their limits."""
+        federation = self.run.settings.federation
+        weights = self.averager.samples_of(clients)
+        if federation.client_weights.startswith("importance"):
+            return {client: self._importance[client] * weights[client] for client in clients}
+        return weights
 
     def _importance_of(self, updates: Updates) -> dict[int, float]:
         """Return the importance of the devices' LoRA modules (equations 13 and 14).

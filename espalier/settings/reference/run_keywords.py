@@ -78,7 +78,14 @@ class RunKeywords(TypedDict, total=False):
     privacy_noise: Literal["secure", "seed"]
     federation_rounds: int
     federation_sampled_clients: float
-    federation_client_weights: Literal["paper", "equal", "samples", "norms", "importance"]
+    federation_client_weights: Literal[
+        "paper",
+        "equal",
+        "samples",
+        "norms",
+        "importance",
+        "importance-samples",
+    ]
     federation_max_weight_ratio: float
     federation_aggregation_rule: Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
     federation_trimmed_clients: int
