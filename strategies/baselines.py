@@ -28,6 +28,7 @@ from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.hf.stream.pooled_sums import pooled_masks
 from espalier.hf.structured.selection import open_cut
+from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
 from espalier.methods.fedpetuning import of_all_rounds, trained
 from espalier.methods.fedprllm import FedPrLLMSettings
@@ -42,7 +43,6 @@ from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_values
-from espalier.training.inner_matrices import plain_tensors
 from espalier.training.replacement import Replacement, Stretch
 from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from espalier.training.inner_matrices import plain_tensors
+from espalier.hf.whole.inner_matrices import plain_tensors
 from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.written_adapters import WrittenAdapters

@@ -35,6 +35,7 @@ from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
+from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
@@ -58,7 +59,6 @@ from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_values
-from espalier.training.inner_matrices import plain_tensors
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
 

@@ -8,12 +8,11 @@ from typing import ClassVar
 from pydantic import Field
 
 from espalier.methods import fedpetuning
-from espalier.methods.client_ranks import Ranks, largest_rank_faults
 from espalier.methods.fedpetuning import AdapterAveraging, folding_faults
 from espalier.models.adapters import FACTORS
 from espalier.seeds import derive_seed
 from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
+from espalier.settings.lora import LoraSettings, Ranks, largest_rank_faults
 from espalier.settings.method import of_client
 from espalier.settings.run import RunSettings
 

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from espalier.methods import fedpetuning
-from espalier.methods.client_ranks import Ranks, largest_rank_faults
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
+from espalier.settings.lora import LoraSettings, Ranks, largest_rank_faults
 from espalier.settings.method import of_client
 from espalier.settings.training import MAX_PULL
 

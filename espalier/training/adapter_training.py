@@ -10,10 +10,10 @@ from torch import Tensor
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.folded_updates import folded_in
+from espalier.hf.whole.inner_matrices import inner_matrices
 from espalier.models.adapters import FACTORS, AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader, flattened
-from espalier.training.inner_matrices import inner_matrices
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.optimizer import Group
@@ -97,7 +97,7 @@ class AdapterTraining:
             loaded.
         """
         adapted = self.adapted
-        with inner_matrices(adapted, self.model.family, self.adapters):
+        with inner_matrices(adapted.whole, adapted.parameters, self.model.family, self.adapters):
             return self._run(adapted, start, first_step, steps, moments)
 
     def _run(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.frozen_bases import with_bases
 from espalier.hf.whole.full_tensors import stored_values
 from espalier.hf.whole.model import first_head
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
-from espalier.training.frozen_bases import with_bases
 
 HEAD_SEED = "head"
 """Purpose from which the seed of a new classification head is derived."""

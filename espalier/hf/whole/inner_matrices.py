@@ -15,22 +15,27 @@ from espalier.hf.families import Family
 from espalier.hf.whole.adapters import NAME, module_path
 from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key
-from espalier.training.adapted_model import AdaptedModel
 
 
 @contextmanager
-def inner_matrices(adapted: AdaptedModel, family: Family, adapters: AdapterPlan) -> Iterator[None]:
-    """Add the matrices to a model with adapters within the block, if the plan has frozen bases."""
+def inner_matrices(
+    whole: nn.Module,
+    parameters: Mapping[str, dict[str, nn.Parameter]],
+    family: Family,
+    adapters: AdapterPlan,
+) -> Iterator[None]:
+    """Add the matrices to a model with adapters within the block, if the plan has frozen bases.
+
+    ``parameters`` has the adapters' parameters by blob key and canonical name, and gets the matrices.
+    """
     with ExitStack() as hooks:
         for index, adapter in adapters if adapters.bases else ():
-            module: Any = adapted.whole.get_submodule(
-                module_path(family, index, adapter.linear.name)
-            )
+            module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
             narrow = module.lora_A[NAME]
             zeros = torch.zeros(adapter.rank, adapter.rank, device=narrow.weight.device)
             inner = nn.Parameter(zeros)
-            adapted.parameters[block_key(index)][adapter.name_r] = inner
-            hooks.callback(adapted.parameters[block_key(index)].pop, adapter.name_r)
+            parameters[block_key(index)][adapter.name_r] = inner
+            hooks.callback(parameters[block_key(index)].pop, adapter.name_r)
             hooks.callback(narrow.register_forward_hook(partial(_through, inner)).remove)
         yield
 
