@@ -101,8 +101,9 @@ class Adapter:
         """Return the shapes of the factors of a folded update by canonical name; none if it is 0."""
         out_features, in_features = self.linear.shape
         rank = self.folded_rank(folded)
-        shapes = {self.folded_a: (rank, in_features), self.folded_b: (out_features, rank)}
-        return shapes if rank else {}
+        if rank == 0:
+            return {}
+        return {self.folded_a: (rank, in_features), self.folded_b: (out_features, rank)}
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,9 @@ class AdapterTraining:
         """
         adapted = self.adapted
         with inner_matrices(adapted.whole, adapted.parameters, self.model.family, self.adapters):
-            return self._run(adapted, start, first_step, steps, moments)
+            return self._train(adapted, start, first_step, steps, moments)
 
-    def _run(
+    def _train(
         self,
         adapted: AdaptedModel,
         start: Tensors,

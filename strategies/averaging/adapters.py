@@ -41,7 +41,7 @@ class AdapterResult(RunResult):
     initial values; None for those of the run's seed.
     """
 
-    STATE = ("blobs", "sent", "lost")
+    STATE: ClassVar[tuple[str, ...]] = ("blobs", "sent", "lost")
     NOTE: ClassVar[type[RoundTime]] = RoundTime
 
     def __init__(
