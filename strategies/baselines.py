@@ -28,8 +28,9 @@ from espalier.hf.stream.edits import Edits, masked, replaced
 from espalier.hf.stream.input_statistics import watch_for
 from espalier.hf.stream.pooled_sums import pooled_masks
 from espalier.hf.structured.selection import open_cut
+from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
-from espalier.methods.fedpetuning import trained
+from espalier.methods.fedpetuning import of_all_rounds, trained
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.methods.flap import FlapSettings, biases
@@ -41,7 +42,7 @@ from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial_values import initial_adapters
+from espalier.training.initial_values import initial_values
 from espalier.training.replacement import Replacement, Stretch
 from espalier.training.sequences import client_sequences
 from pruning_kernels.selection.local import LocalPruning
@@ -197,7 +198,7 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     settings = run.settings
     nowhere = simulated_node()
     clients = range(settings.num_clients)
-    adapters = trained(run.model.plan, settings)
+    adapters = of_all_rounds(trained(run.model.plan, settings), settings)
     training = AdapterTraining(
         model=run.model,
         computing=run.computing,
@@ -211,7 +212,8 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
         parties=settings.federation.clients_of_round(settings.num_clients),
     )
     run.progress.begin("centralized", 1)
-    tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
+    start = initial_values(run.model, adapters, settings.seed)
+    tensors, _ = training.run(start, 0, training.total_steps)
     done = f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}"
     run.progress.step("centralized", done)
-    return tensors
+    return {key: plain_tensors(adapters, key, block) for key, block in tensors.items()}

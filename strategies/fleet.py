@@ -85,12 +85,13 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
     return fleet
 
 
-def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
+def bytes_of_round(
+    sent: AdapterPlan, received: AdapterPlan, settings: RunSettings, server_round: int
+) -> int:
     """Return the bytes of adapters that a device receives and sends; round 1 has no download."""
-    up = sum(
-        spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values()
-    )
-    return up if server_round == 1 else 2 * up
+    both = [sent] if server_round == 1 else [sent, received]
+    specs = [spec for plan in both for spec in blob_specs(plan, settings).values()]
+    return sum(spec.num_bytes for blob in specs for spec in blob.values())
 
 
 def bytes_of_bits(

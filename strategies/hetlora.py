@@ -5,19 +5,25 @@ columns of B and rows of A. Local training with rank self-pruning: a client remo
 if they became weaker. Aggregation: A and B are padded with zeros to the largest rank, and a
 client's weight is the Frobenius norm of its update. With ``aggregation = "svd"`` the updates B A
 are averaged instead, and the best low-rank approximation is kept; truncation then gives each client
-the best approximation of its rank.
+the best approximation of its rank. With ``rank-weights = "holders"`` (raFLoRA, Wu et al. 2026) each
+rank is averaged over the clients that hold it.
 """
 
 import math
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from espalier.messages.local_baseline import Alone
 from espalier.methods.hetlora import HetLoRASettings
+from espalier.models.adapters import Adapter
 from espalier.models.plan import block_key
-from pruning_kernels.lora.factors import norm
+from pruning_kernels.lora.factors import Factors, norm
+from pruning_kernels.lora.rank_means import holder_mean, holder_update_mean
 from strategies.averaging.adapter_averager import AdapterAverager, Tuning
-from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import counted_capabilities
+from strategies.averaging.ranked_adapters import RankedResult
 from strategies.averaging.updates import Updates
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
@@ -28,7 +34,8 @@ from strategies.base.run import Run
 class HetLoRA(Tuning):
     """Strategy of HetLoRA: averaging of adapters with a rank per client."""
 
-    result: AdapterResult
+    RESULT = RankedResult
+    result: RankedResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
@@ -57,7 +64,12 @@ class HetLoRA(Tuning):
         weights = self._norms(updates) if by_norms else averager.samples_of(updates.clients)
         self._adopt_ranks(updates.clients)
         averager.note_times(server_round, updates.clients)
-        averager.average(updates, weights, averager.limits_after(server_round))
+        mean = None
+        if self.job.rank_weights == "holders":
+            held = [averager.reports[client].rank for client in updates.clients]
+            mean = partial(self._mean_of_holders, held)
+        averager.average(updates, weights, averager.limits_after(server_round), mean)
+        self._note_energy(server_round)
 
     def local_baseline_request(self, seat: Seat) -> Alone | None:
         """Return the order for a local baseline with the client's first rank."""
@@ -111,6 +123,29 @@ class HetLoRA(Tuning):
                 text = f"{seat.site} continues with rank {rank} of {self._rank_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
         self._ranks = (self._ranks or {}) | left
+
+    # ----- the ranks of the mean ------------------------------------------------------------------
+
+    def _mean_of_holders(
+        self,
+        held: list[int],
+        key: str,
+        adapter: Adapter,
+        factors: list[Factors],
+        weights: list[float],
+    ) -> dict[str, Tensor]:
+        """Return the mean of one matrix's adapters, each rank over the clients that hold it."""
+        tensors = self.result.tensors(key)
+        before = Factors(tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling)
+        mean = holder_update_mean if self.job.averages_updates else holder_mean
+        found = mean(factors, held, weights, before)
+        return adapter.named(found.b, found.a)
+
+    def _note_energy(self, server_round: int) -> None:
+        """Record the energy of each rank of the new global update, and show the first and last."""
+        shares = self.result.note_energy(server_round)
+        text = f"energy       rank 1 has {100 * shares[0]:.3g}%, rank {len(shares)} {100 * shares[-1]:.3g}%"
+        self.run.progress.note("rank_energy", text, shares=shares)
 
     # ----- the clients' weights -------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
     python -m benchmarks.task_runs dolly --model DIRECTORY --data 'DIR/{client}.jsonl' --test FILE \
         --public FILE --text NAME=FILE
 
-All methods take 30 steps of each of four clients. ``--public`` is the text on which FedSODA's
-server aligns, and from which LLM-Pruner's clients take samples. Runs are kept in ``--work``, so
-that an interrupted study continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row
+All methods take 30 steps of each of four clients. With ``--equal bytes`` the methods of federated
+LoRA take as many rounds of six steps as fit in the bytes of FedPETuning's five rounds. ``--public``
+is the text on which FedSODA's server aligns, and from which LLM-Pruner's clients take samples. Runs
+are kept in ``--work``, so that an interrupted study continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row
 by row, and finally to a Markdown table and a plot next to it.
 """
 
@@ -17,7 +18,8 @@ from typing import Any
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from benchmarks.study_command import add_arguments, exit_status, new_parser
-from benchmarks.task_runs.arms import ARMS, COMMON, TASKS
+from benchmarks.task_runs.arms import ARMS, BASE, COMMON, LORA, TASKS
+from benchmarks.task_runs.equal_bytes import rounds_within
 from benchmarks.task_runs.report import write_report
 from benchmarks.task_runs.study import FIGURES, KEYS, measure_arms
 from espalier.hf.opening.opened import open_model
@@ -34,7 +36,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="training records, {client} for its number")
     parser.add_argument("--test", type=Path, required=True, help="test items")
     parser.add_argument("--public", type=Path, required=True, help="public text of the server")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=None, metavar="ARM")
+    told = "bytes: as many rounds of each federated LoRA as fit in the bytes of FedPETuning"
+    parser.add_argument("--equal", choices=("steps", "bytes"), default="steps", help=told)
     return parser.parse_args()
 
 
@@ -55,20 +59,29 @@ def _common(given: argparse.Namespace) -> dict[str, Any]:
 
 def _work(given: argparse.Namespace) -> None:
     """Run the missing arms and write the report."""
-    path = given.out / f"task-runs-{given.task}"
+    by_bytes = given.equal == "bytes"
+    path = given.out / f"task-runs-{given.task}{'-equal-bytes' if by_bytes else ''}"
     common = _common(given)
     model = open_model(given.model)
+    names = given.arms or list(LORA if by_bytes else ARMS)
+    reference = {**common, **ARMS[BASE].settings}
+    rounds = {
+        name: rounds_within({**common, **ARMS[name].settings}, reference, model)
+        for name in (names if by_bytes else ())
+    }
     paths = ("model", "data.path", "task.test-path", "evaluation.texts")
     conditions = {
         "model": {"name": model.directory.name, "sha256": model.sha256},
         "test": sha256(given.test.read_bytes()),
         "settings": {key: value for key, value in common.items() if key not in paths},
     }
+    if by_bytes:
+        conditions["rounds"] = rounds
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     private = [Path(given.data.format(client=client)) for client in range(CLIENTS)]
     bench = Bench(common, given.model, private, given.seeds, given.work.absolute())
-    measure_arms(bench, rows, str(given.public), given.arms)
-    write_report(given.task, rows, conditions, path)
+    measure_arms(bench, rows, str(given.public), names, rounds)
+    write_report(given.task, rows, conditions, path, given.equal)
 
 
 def main() -> int:

@@ -23,6 +23,19 @@ SODA: Settings = {
 """FedSODA with the paper's three adapter layers and four groups, and a shorter alignment."""
 
 
+BASE = "FedPETuning"
+"""Arm with which the others are compared."""
+EXACT = {"FFA-LoRA": "ffa", "RoLoRA": "rolora", "FedEx-LoRA": "fedex"}
+"""Settings ``fedpetuning.aggregation`` of methods with exact means."""
+FED_SB: Settings = {"method": "fed-sb", "training.learning-rate": 1e-2}
+"""Fed-SB with a ten times larger learning rate, because it trains far fewer numbers."""
+LORA = (
+    "FedPETuning", "HetLoRA", *EXACT, "HetLoRA, svd", "raFLoRA", "raFLoRA, zero-pad", "FLoRA", "FLoRA, rank 8",
+    "Fed-SB", "Fed-SB, rank 64",
+)  # fmt: skip
+"""Arms of federated LoRA, which ``--equal bytes`` compares."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One run, and the run that makes its base model smaller, if there is one."""
@@ -35,9 +48,27 @@ def _fixed(method: str, ratio: float) -> Settings:
     return {"method": method, f"{method}.pruning-ratio": ratio, "data.num-samples": 32}
 
 
+def _het(aggregation: str, rank_weights: str) -> Settings:
+    return {
+        "method": "hetlora",
+        "hetlora.ranks": "2,4,8",
+        "hetlora.aggregation": aggregation,
+        "hetlora.rank-weights": rank_weights,
+    }
+
+
 ARMS: dict[str, Arm] = {
     "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
     "HetLoRA": Arm({"method": "hetlora", "hetlora.ranks": "2,4,8"}),
+    **{name: Arm({"method": "fedpetuning", "fedpetuning.aggregation": aggregation})
+       for name, aggregation in EXACT.items()},
+    "HetLoRA, svd": Arm(_het("svd", "all")),
+    "raFLoRA": Arm(_het("svd", "holders")),
+    "raFLoRA, zero-pad": Arm(_het("zero-pad", "holders")),
+    "FLoRA": Arm({"method": "flora", "flora.ranks": "2,4,8"}),
+    "FLoRA, rank 8": Arm({"method": "flora"}),
+    "Fed-SB": Arm({**FED_SB, "lora.rank": 32, "lora.alpha": 64.0}),
+    "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
     "SFT-P, 20%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
     "FedSpine, 20%": Arm({"method": "fedspine", "fedspine.pruning-ratio": 0.2}),

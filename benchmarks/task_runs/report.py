@@ -9,7 +9,7 @@ from benchmarks.reporting.paired import BySeed, Pair, paired_table
 from benchmarks.reporting.panels import picture, title_of
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
-from benchmarks.task_runs.arms import ARMS
+from benchmarks.task_runs.arms import ARMS, BASE, LORA
 from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
 from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
 
@@ -23,10 +23,12 @@ LABELS = {
     "million_parameters": "million parameters",
     "client_seconds": "seconds of all clients",
 }
-BASE = "FedPETuning"
 HEIGHT = 540
 PAIRS = (
     *(Pair(name, BASE) for name in ("a client alone", "HetLoRA", "FedSODA", "FedOT", "FedBiOT")),
+    *(Pair(name, BASE) for name in LORA if name not in (BASE, "HetLoRA")),
+    *(Pair(name, "HetLoRA") for name in ("HetLoRA, svd", "raFLoRA, zero-pad", "FLoRA")),
+    Pair("raFLoRA", "HetLoRA, svd"),
     *(
         Pair(name, "FedSODA")
         for name in (
@@ -45,7 +47,9 @@ PAIRS = (
 )
 
 
-def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) -> None:
+def write_report(
+    task: str, rows: Rows, conditions: dict[str, Any], path: Path, equal: str = "steps"
+) -> None:
     """Write ``<path>.md``, and the figure."""
     arms = dict.fromkeys(row["arm"] for row in rows.rows)
     shown = [figure for figure in FIGURES if any(row[figure] for row in rows.rows)]
@@ -61,6 +65,9 @@ def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) 
         "",
         *head_of([LABELS[figure] for figure in shown], numbers=True),
     ]
+    if "rounds" in conditions:
+        told = ", ".join(f"{arm} {number}" for arm, number in conditions["rounds"].items())
+        lines[4:4] = [f"Rounds in the bytes of {BASE}: {told}.", ""]
     for arm in arms:
         own = [row for row in rows.rows if row["arm"] == arm]
         cells = [_cell(own, figure, seeds) for figure in shown]
@@ -78,7 +85,7 @@ def write_report(task: str, rows: Rows, conditions: dict[str, Any], path: Path) 
     }
     if seeds > 1:
         lines += paired_table(by_seed, PAIRS, scores, "score", digits=3)
-    title = f"Tuning methods on {task}: loss against bytes, equal steps"
+    title = f"Tuning methods on {task}: loss against bytes, equal {equal}"
     lines += [picture(path, title), ""]
     path.with_suffix(".md").write_text("\n".join(lines))
     _plot(title_of(path, title), rows, path)

@@ -1,7 +1,7 @@
 """Measurement of all arms on one task; every arm is a complete run of the app, or two."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,13 @@ PRUNING = (
 MEGA = 1e6
 
 
-def measure_arms(bench: Bench, rows: Rows, public: str, names: Sequence[str]) -> None:
+def measure_arms(
+    bench: Bench,
+    rows: Rows,
+    public: str,
+    names: Sequence[str],
+    rounds: Mapping[str, int],
+) -> None:
     """Measure the arms that are missing, seed by seed.
 
     Parameters
@@ -39,12 +45,16 @@ def measure_arms(bench: Bench, rows: Rows, public: str, names: Sequence[str]) ->
     rows : results; a row is added when its run has ended
     public : path of the text on which FedSODA's server aligns, and from which pruning takes samples
     names : arms to measure, in this order
+    rounds : number of rounds of arms that do not have that of the settings
     """
     for seed in bench.seeds:
         for name in names:
             if not rows.missing(iter([{"seed": seed, "arm": name}])):
                 continue
-            runs = _runs(bench, seed, public, name, ARMS[name])
+            arm = ARMS[name]
+            if name in rounds:
+                arm = replace(arm, settings={**arm.settings, "federation.rounds": rounds[name]})
+            runs = _runs(bench, seed, public, name, arm)
             document = json.loads((runs[-1] / "summary.json").read_text())
             if not ARMS[name].first:
                 _add(rows, seed, DENSE, _scores(document, "dense"))

@@ -7,7 +7,7 @@ for further parts, and the quantization errors of their payload.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from espalier.data.data_protection import require_tokens
 from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
+from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
+from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
@@ -42,18 +44,21 @@ from espalier.methods.fedpetuning import (
     AdapterAveraging,
     Order,
     TuningReport,
+    before_round,
     blob_specs,
+    of_all_rounds,
+    of_round,
     parts,
     trained,
 )
-from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
+from espalier.models.adapters import FACTORS, AdapterPlan, Tensors, cut_to_rank
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial_values import initial_adapters, initial_values
+from espalier.training.initial_values import initial_values
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
 
@@ -125,9 +130,10 @@ def _train(
     """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
-    start = begins_with(site, adapters, brought(site, request))
+    start = begins_with(site, adapters, brought(site, request), server_round=server_round)
+    sent = of_round(adapters, site.settings, server_round)
     first_step = (server_round - 1) * site.settings.training.steps
-    training = _training(site, adapters, beside, request.header.client, first_step)
+    training = _training(site, sent, beside, request.header.client, first_step)
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
     steps = site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
@@ -151,7 +157,7 @@ def report_of(
     hashes: list[str],
 ) -> dict[str, Any]:
     """Return the fields of ``TuningReport`` for a round whose work took ``seconds``."""
-    weighed = site.settings.federation.client_weights == "samples"
+    weighed = site.settings.federation.weighs_samples
     return {
         "seconds": seconds,
         "samples": training.num_sequences if weighed else 0,
@@ -196,31 +202,39 @@ def begins_with(
     adapters: AdapterPlan,
     blobs: dict[str, bytes],
     first_values: Callable[[Site], Tensors] | None = None,
+    server_round: int = 1,
 ) -> Tensors:
     """Return the tensors that a round begins with: initial values, or those that the server sent.
 
-    ``first_values`` replaces the initial values that follow from the seed.
+    ``first_values`` replaces the initial values that follow from seed and round.
     """
+    federation = site.settings.federation
+    job = site.settings.of(AdapterAveraging)
 
     def first() -> Tensors:
         if first_values is not None:
             return first_values(site)
-        return initial_values(site.model, adapters, site.settings.seed)
+        seed = job.adapter_seed(site.settings.seed, server_round)
+        return initial_values(site.model, adapters, seed)
 
     if not blobs:
         return first()
-    federation = site.settings.federation
-    _require_all(adapters, blobs, site.settings)
+    received = before_round(adapters, site.settings, server_round)
+    _require_all(received, blobs, site.settings)
     # The check of the order decoded its own blobs. Other parts come from the client state.
     decoded = {} if site.request is None else site.request.tensors
     found = {
         key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
-        for key, shapes in adapters.shapes().items()
+        for key, shapes in received.shapes().items()
     }
-    if not site.settings.of(AdapterAveraging).delivers_differences(federation):
+    differ = job.delivers_differences(federation)
+    if not differ and received.factors == FACTORS and not received.bases:
         return found
     begun = first()
-    return {key: sums(begun[key], block) for key, block in found.items()}
+    return {
+        key: {**begun[key], **(sums(begun[key], block) if differ else block)}
+        for key, block in found.items()
+    }
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
@@ -234,33 +248,43 @@ def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: Ru
 
 
 def keep_blobs(
-    site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int
+    site: Site,
+    state: PrivateState,
+    server_round: int,
+    tensors: Tensors,
+    start: Tensors,
+    rank: int,
 ) -> list[str]:
     """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
-    The blobs contain the trained tensors, or their differences from ``start`` if differences are
-    sent. With error feedback, the errors are added to the blobs of the next round. Returns the
-    SHA-256 of each blob.
+    Only factors that the round trains are stored: their values, or their differences from ``start``
+    if differences are sent. With error feedback, the errors are added to the blobs of the next round
+    that sends them. Returns the SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)
     hashes = []
-    feeds_back = site.settings.of(AdapterAveraging).feeds_back
+    job = site.settings.of(AdapterAveraging)
+    sent = AdapterPlan({}, factors=job.trained_factors(server_round), bases=job.bases)
+    feeds_back = job.feeds_back
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
-    for key, block in tensors.items():
+    for key, whole in tensors.items():
+        block = {name: value for name, value in whole.items() if sent.trains(name)}
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.
         residuals = {
             name: loss[tuple(map(slice, block[name].shape))]
             for name, loss in owed.get(key, {}).items()
+            if name in block
         }
         blob, lost = pack_adapters(
             cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
         )
         hashes.append(store.put(blob))
         if feeds_back and lost:
-            losses[key] = lost
+            # Errors of factors that were not sent wait for a later round.
+            losses[key] = {**owed.get(key, {}), **lost}
     if losses:
         client_state.keep(state, FEEDBACK, server_round, losses)
     return hashes
@@ -279,7 +303,8 @@ def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
         )
         # The first order has the rank from before any self-pruning.
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
-        adapters = trained(site.model.plan, site.settings, order["rank_limit"])
+        whole = trained(site.model.plan, site.settings, order["rank_limit"])
+        adapters = of_all_rounds(whole, site.settings)
         blobs = _train_local_baseline(site, state, request.header, adapters, beside)
         return {"rank_limit": order["rank_limit"], "blobs": blobs}
 
@@ -294,10 +319,12 @@ def _train_local_baseline(
     store = state.blobs(header.server_round)
     with mistakes_of_kernels():
         tensors, outcome = training.run(
-            initial_adapters(adapters, site.settings.seed), 0, training.total_steps
+            initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
         )
         require_enough(site, training, outcome.weighed)
-    return {key: store.put(save(block)) for key, block in tensors.items()}
+    return {
+        key: store.put(save(plain_tensors(adapters, key, block))) for key, block in tensors.items()
+    }
 
 
 def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Evaluation:
@@ -312,15 +339,21 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     store = site.state(header).blobs(header.server_round)
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
+    result = result_plan(whole, site.settings)
+
     def federated() -> Tensors:
-        num_parts = len(parts(whole, site.settings))
-        return begins_with(site, whole, pushed_blobs(site, after(header), num_parts))
+        end = after(header)
+        num_parts = len(parts(whole, site.settings, end.server_round))
+        blobs = pushed_blobs(site, end, num_parts)
+        found = begins_with(site, whole, blobs, server_round=end.server_round)
+        plain = {key: plain_tensors(whole, key, block) for key, block in found.items()}
+        return {key: joined_tensors(result, key, block) for key, block in plain.items()}
 
     if site.settings.task.name == TEXT:
         own = _edits(adapters, alone, beside)
-        before = _edits(whole, {}, beside)
+        before = _edits(result, {}, beside)
         return prepare_evaluation(
-            site, request, own, lambda: _edits(whole, federated(), beside), before
+            site, request, own, lambda: _edits(result, federated(), beside), before
         )
     pushed: Tensors = federated() if request.fields["own_text"] else {}
 
@@ -328,18 +361,28 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     def loaded() -> tuple[AdaptedModel, Tensors]:
         """Return the model, and the values with which it is the dense model."""
         adapted = site.load(
-            site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+            site.model,
+            site.computing,
+            site.settings,
+            result.joined(beside.plan),
+            cache_of(site),
         )
         adapted.set(beside.values)
         return adapted, adapted.values()
 
     def model_of(name: str) -> Any:
         adapted, base = loaded()
-        tensors = {"dense": base, "local_baseline": _padded(whole, alone), "federated": pushed}
+        tensors = {"dense": base, "local_baseline": _padded(result, alone), "federated": pushed}
         adapted.set(tensors[name])
         return adapted.whole
 
     return prepare_task_evaluation(site, request, model_of)
+
+
+def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
+    """Return the plan of the run's result, which includes updates that were folded in."""
+    folded = before_round(whole, settings, settings.federation.rounds + 1).folded
+    return joined_plan(replace(whole, bases=""), folded)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

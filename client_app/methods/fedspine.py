@@ -5,12 +5,12 @@ importances of prunable groups stay in the client state and determine the next c
 (``fedspine_cut.py``).
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,10 @@ from espalier.models.groups import Cut, Groups
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.client_state import PrivateState
+from espalier.training.adapted_model import flattened
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.group_importance import GroupImportance
-from espalier.training.loop import Trained
+from espalier.training.loss import num_counted, summed_loss
 from espalier.training.sequences import client_sequences
 
 GROUPS = "groups"
@@ -146,12 +147,15 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     steps = site.settings.training.steps
     first_step = (server_round - 1) * steps
     # The check is repeated after training: skipped steps contribute no tokens.
-    _require_enough(site, training, range(first_step, first_step + steps))
-    with mistakes_of_kernels(), watch.watching():
-        tensors, outcome = training.run(start, first_step, steps)
-    _require_enough(site, training, outcome.weighed)
+    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    numbers = measured_sequences(site, training, range(first_step, first_step + steps))
+    with mistakes_of_kernels():
+        loss_before = loss_of(training, start, numbers)
+        with watch.watching():
+            tensors, outcome = training.run(start, first_step, steps)
+        loss_after = loss_of(training, tensors, numbers)
+    fedpetuning.require_enough(site, training, outcome.weighed)
     keep_measured(state, server_round, own.cut, watch.importance)
-    loss_before, loss_after = losses_of(outcome, first_step)
     limit = validate(Order, request.fields).rank_limit
     seconds = time.monotonic() - started
     hashes = fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit)
@@ -183,30 +187,43 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
     return training, watch
 
 
-def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
-    """Check the minimum of tokens for each half of the steps, which has a loss of its own."""
-    for half in _halves(steps):
-        fedpetuning.require_enough(site, training, half)
+MEASURED = 8
+"""Number of sequences on which the loss is measured, if ``min-tokens`` does not demand more."""
 
 
-def _halves(steps: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the first and the second half. The middle step is in both."""
-    half = -(-len(steps) // 2)
-    return steps[:half], steps[len(steps) - half :]
+def measured_sequences(site: Site, training: AdapterTraining, steps: Sequence[int]) -> list[int]:
+    """Return the numbers of the sequences on which the round's progress is measured.
 
-
-def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
-    """Return the rounded mean losses of the first and the second half of the steps that trained.
-
-    Both are the largest reportable loss if no step trained anything.
+    They are the first ones of the round, and enough of them for the site policy: the losses are
+    means over all of them. With ``min-groups`` they are all sequences of the round.
     """
-    if not outcome.weighed:
-        return MAX_LOSS, MAX_LOSS
-    before, after = (
-        round(fmean(min(outcome.losses[step - first_step], MAX_LOSS) for step in half), LOSS_DIGITS)
-        for half in _halves(outcome.weighed)
-    )
-    return before, after
+    numbers = list(training.used(steps))
+    if site.node.fewest_groups():
+        return numbers
+    enough = site.node.fewest_tokens()
+    tokens = 0
+    for place, found in enumerate(training.sequences.tokens(numbers), start=1):
+        tokens += found
+        if place >= MEASURED and tokens >= enough:
+            return numbers[:place]
+    return numbers
+
+
+@torch.no_grad()
+def loss_of(training: AdapterTraining, tensors: Tensors, numbers: Sequence[int]) -> float:
+    """Return the mean loss of some sequences in nats, rounded, with these trained values."""
+    adapted = training.adapted
+    adapted.set(tensors)
+    device = next(iter(flattened(adapted.parameters).values())).device
+    size = training.settings.training.batch_size
+    total = 0.0
+    counted = 0
+    for first in range(0, len(numbers), size):
+        batch = training.sequences.batch(numbers[first : first + size])
+        total += summed_loss(adapted.whole, batch, device).item()
+        counted += num_counted(batch)
+    mean = total / counted
+    return round(min(mean, MAX_LOSS) if math.isfinite(mean) else MAX_LOSS, LOSS_DIGITS)
 
 
 # ----- the device's own model -----

@@ -79,6 +79,8 @@ class Reply:
     """Check of the fields of a ``train`` or ``fetch`` request."""
     check_report: Callable[[Fields], None] | None = None
     """Check of the fields of a reply."""
+    parts: list[list[str]] | None = None
+    """Blob keys of each part; None: as many blobs per part as ``part-bytes`` allows."""
 
     def contract(self, request: MessageBody, run: RunSettings) -> Contract:
         """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
@@ -90,7 +92,7 @@ class Reply:
         """
         header = request.header
         fetched = request.header.kind == "fetch"
-        parts = parts_of(self.specs, run.part_bytes)
+        parts = parts_of(self.specs, run.part_bytes) if self.parts is None else self.parts
         if header.part >= len(parts) or (header.part > 0) != fetched:
             raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
@@ -187,11 +189,11 @@ def values_within(most: float) -> CheckValues:
 
 
 def tells_samples(run: RunSettings) -> bool:
-    """Return whether a client's report tells its number of samples, as its weight.
+    """Return whether a client's report tells its number of samples, for its weight.
 
     In a secure sum the weight is a summand too, and the report does not tell it.
     """
-    return run.federation.client_weights == "samples" and not run.federation.secure_sum
+    return run.federation.weighs_samples and not run.federation.secure_sum
 
 
 def require_samples(name: str, samples: int, run: RunSettings) -> None:
@@ -204,8 +206,8 @@ def require_samples(name: str, samples: int, run: RunSettings) -> None:
     """
     if (samples > 0) != tells_samples(run):
         raise ProtocolError(
-            f"{name} are sent only with federation.client-weights = 'samples' and without"
-            " federation.secure-sum"
+            f"{name} are sent only with federation.client-weights = 'samples' (or"
+            " 'importance-samples') and without federation.secure-sum"
         )
 
 

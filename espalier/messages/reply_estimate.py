@@ -182,7 +182,9 @@ def _answer(
             f"{kind}: the server sends the model; see docs/privacy-reference.md",
         )
     specs = contract.up.blobs
-    messages = max(1, len(parts_of(specs, run.part_bytes))) if kind in ("train", "masked") else 1
+    messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "masked" else 1
+    if kind == "train":
+        messages = contract_for(MessageBody(header, dict(fields)), plan_of, run).num_parts
     return Answer(
         kind,
         server_round,

@@ -9,7 +9,7 @@ the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -22,7 +22,6 @@ from espalier.messages.parts import (
     PartRequest,
     Reply,
     Report,
-    parts_of,
     require_result_wanted,
     require_samples,
     require_some_steps,
@@ -30,8 +29,8 @@ from espalier.messages.parts import (
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
-from espalier.models.adapters import AdapterPlan, adapter_plan
-from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.adapters import FACTORS, AdapterPlan, Bases, adapter_plan
+from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
 from espalier.settings.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
@@ -101,6 +100,33 @@ class AdapterAveraging(MethodSettings):
         return False
 
     @property
+    def averaged(self) -> str:
+        """Word for what is averaged, for a run's description."""
+        return "updates" if self.averages_updates else "factors"
+
+    @property
+    def bases(self) -> Bases:
+        """Kind of the frozen factors if only the matrix between them is trained, else empty."""
+        return ""
+
+    @property
+    def sent_factors(self) -> tuple[str, ...]:
+        """Factors that the server sends; clients make the others from the run's seed."""
+        return FACTORS
+
+    def trained_factors(self, server_round: int) -> tuple[str, ...]:
+        """Return the factors that clients train and send in a round."""
+        return self.sent_factors
+
+    def rank_folded_by(self, run: RunSettings) -> int:
+        """Return by how much a round raises the rank of the updates folded into the base."""
+        return 0
+
+    def adapter_seed(self, seed: int, server_round: int) -> int:
+        """Return the seed of the initial adapters of a round, which is the same in all rounds."""
+        return seed
+
+    @property
     def lowers_ranks(self) -> bool:
         """True if a client may continue with a lower rank than the server asked for."""
         return False
@@ -145,6 +171,25 @@ class AdapterAveraging(MethodSettings):
         return lora.rank
 
 
+def folding_faults(given: str, federation: FederationSettings, lora: LoraSettings) -> list[str]:
+    """Return an error line for each setting with which no update is folded into the base.
+
+    ``given`` names the key and the value that fold it.
+    """
+    lines = []
+    if federation.sends_differences:
+        lines.append(
+            f"federation.wire-dtype = '{federation.wire_dtype}': {given} sums updates exactly,"
+            " and this would round them; set it to 'float32'"
+        )
+    if lora.keep_zeros:
+        lines.append(
+            f"lora.keep-zeros = true: {given} folds updates into the base, which would fill its"
+            " zeros; set it to false"
+        )
+    return lines
+
+
 class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
@@ -152,25 +197,75 @@ class FedPETuningSettings(AdapterAveraging):
     PRUNES = False
     MECHANISM = "dp-sgd"
 
-    aggregation: Literal["factors", "svd"] = Field(
+    aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"] = Field(
         "factors",
         description=(
             "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
-            " mean of the updates B A."
+            " mean of the updates B A; `fedex` (FedEx-LoRA): as `factors`, and what the mean of the"
+            " updates B A has beyond it is folded into the base; `ffa` (FFA-LoRA): A keeps its initial values, and only B is"
+            " trained and sent; `rolora` (RoLoRA): clients train and send B in odd rounds and A in"
+            " even rounds. With `fedex`, `ffa` and `rolora` the mean is exactly that of the updates"
+            " B A."
         ),
     )
+
+    @property
+    def sent_factors(self) -> tuple[str, ...]:
+        """Factors that the server sends; clients make the others from the run's seed."""
+        return ("lora_b",) if self.aggregation == "ffa" else FACTORS
+
+    def trained_factors(self, server_round: int) -> tuple[str, ...]:
+        """Return the factors that clients train and send in a round."""
+        if self.aggregation == "rolora":
+            return ("lora_b",) if server_round % 2 else ("lora_a",)
+        return self.sent_factors
+
+    def rank_folded_by(self, run: RunSettings) -> int:
+        """Return by how much a round raises the rank of the updates folded into the base.
+
+        The residual of k clients has the rank (k - 1) r.
+        """
+        if self.aggregation != "fedex":
+            return 0
+        return (run.federation.clients_of_round(run.num_clients) - 1) * run.lora.rank
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if self.aggregation == "fedex":
+            given = "fedpetuning.aggregation = 'fedex'"
+            lines += folding_faults(given, federation, lora)
+            if federation.aggregation_rule in BY_COORDINATE:
+                lines.append(
+                    f"federation.aggregation-rule = '{federation.aggregation_rule}': {given}"
+                    " averages the updates B A, and their coordinates are those of the dense"
+                    " matrix, which the server never computes; set the rule to 'clipped-mean'"
+                )
+        return lines
 
     @property
     def averages_updates(self) -> bool:
         """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
+    @property
+    def averaged(self) -> str:
+        """Word for what is averaged, for a run's description."""
+        words = {
+            "fedex": "factors, with the residual of the updates,",
+            "ffa": "only B trained and",
+            "rolora": "B and A trained in turn and",
+        }
+        return words.get(self.aggregation, super().averaged)
+
     def secure_sum_fault(self, federation: FederationSettings) -> str:
         """Return which settings need single replies; empty if none do."""
-        if self.averages_updates:
+        if self.aggregation in ("svd", "fedex"):
             return (
-                "fedpetuning.aggregation = 'svd' averages the products B A, which do not follow"
-                " from the sums of A and of B; set it to 'factors'"
+                f"fedpetuning.aggregation = '{self.aggregation}' averages the products B A, which do"
+                " not follow from the sums of A and of B; set it to 'factors', 'ffa' or 'rolora'"
             )
         return super().secure_sum_fault(federation)
 
@@ -219,14 +314,34 @@ class TuningReport(Report):
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
     """Return the tensors that the run trains, or those of a client with this rank limit."""
-    lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
-    adapters = adapter_plan(plan, lora, run.num_classes)
+    job = run.of(AdapterAveraging)
+    lora = job.lora_of(run.lora, len(plan.blocks))
+    adapters = replace(
+        adapter_plan(plan, lora, run.num_classes), factors=job.sent_factors, bases=job.bases
+    )
     return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+def of_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> AdapterPlan:
+    """Return these adapters with the factors that clients train and send in a round."""
+    return adapters.with_factors(run.of(AdapterAveraging).trained_factors(server_round))
+
+
+def of_all_rounds(adapters: AdapterPlan, run: RunSettings) -> AdapterPlan:
+    """Return these adapters with all factors that are trained in any round."""
+    first, second = (run.of(AdapterAveraging).trained_factors(number) for number in (1, 2))
+    return adapters.with_factors(tuple(name for name in FACTORS if name in first + second))
+
+
+def before_round(adapters: AdapterPlan, run: RunSettings, server_round: int) -> AdapterPlan:
+    """Return these adapters with the tensors that the server sends before a round."""
+    job = run.of(AdapterAveraging)
+    return adapters.with_factors(job.sent_factors, (server_round - 1) * job.rank_folded_by(run))
 
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     """Return the specs of a reply's weighted adapters as summands, and of the weight."""
-    return value_specs(trained(plan, run), run)
+    return value_specs(of_round(trained(plan, run), run, server_round), run)
 
 
 def value_scale(run: RunSettings) -> Scale:
@@ -291,9 +406,19 @@ def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str
     }
 
 
-def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
-    """Return the blob keys of each part; both directions have the same parts."""
-    return parts_of(blob_specs(adapters, run), run.part_bytes)
+def parts(adapters: AdapterPlan, run: RunSettings, server_round: int = 1) -> list[list[str]]:
+    """Return the blob keys of each part of a round; both directions have the same parts.
+
+    A blob counts with its larger size.
+    """
+    ways = [blob_specs(before_round(adapters, run, server_round), run)]
+    ways.append(blob_specs(of_round(adapters, run, server_round), run))
+    sizes = [
+        max(sum(spec.num_bytes for spec in specs[key].values()) for specs in ways)
+        for key in ways[0]
+    ]
+    keys = list(ways[0])
+    return [[keys[place] for place in part] for part in cut_into_parts(sizes, run.part_bytes)]
 
 
 def contract(
@@ -326,11 +451,14 @@ def contract(
     order = validate(kind, request.fields)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
-    specs = blob_specs(adapters, run)
-    last = {key: specs[key] for key in parts_of(specs, run.part_bytes)[-1]}
+    sent = of_round(adapters, run, request.header.server_round)
+    received = before_round(adapters, run, request.header.server_round)
+    own_parts = parts(adapters, run, request.header.server_round)
+    specs = blob_specs(received, run)
+    last = {key: specs[key] for key in own_parts[-1]}
     # Two instances, since the ranks of the request must not count for the reply.
-    arrived = Values(adapters, run)
-    values = Values(adapters, run)
+    arrived = Values(received, run)
+    values = Values(sent, run)
 
     def fits(report: Fields) -> None:
         if isinstance(report, TuningReport):
@@ -344,7 +472,8 @@ def contract(
         order=kind_of_order,
         part_order=PartOrder,
         report=kind_of_report,
-        specs=specs,
+        specs=blob_specs(sent, run),
+        parts=own_parts,
         observer=PRIVATE_OBSERVER if run.privacy.on else observer,
         more="Further adapter tensors, as in train.",
         brought=last | dict(beside.specs) if request.header.server_round > 1 else {},
@@ -403,10 +532,12 @@ def delivery_of(
     """
     order = validate(Order, request.fields)
     _require_rank(order.rank_limit, run)
-    adapters = trained(plan_of(), run, order.rank_limit)
+    whole = trained(plan_of(), run, order.rank_limit)
+    adapters = before_round(whole, run, request.header.server_round)
     delivery = Delivery(
         order=Order,
         specs=blob_specs(adapters, run),
+        parts=parts(whole, run, request.header.server_round),
         observer="That a part of the global adapters arrived, and nothing else.",
         check_values=_either(beside, Values(adapters, run).check),
         first=first,

@@ -52,7 +52,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     )
     ROUNDS = 10
     FLEET = "full"
-    WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
+    WEIGHTS: ClassVar[tuple[str, ...]] = (
+        "importance", "samples", "importance-samples", "equal",
+    )  # fmt: skip
     READ_WITH: ClassVar[ReadWith] = {
         "arm-space": {"allocation": CHOSEN},
         "adaptive-pruning": {"allocation": CHOSEN},
@@ -316,9 +318,9 @@ class SpineReport(TuningReport):
     """Fields of a reply with adapters."""
 
     loss_before: float = Field(ge=0, le=MAX_LOSS)
-    """Mean loss of the first half of the round's steps, in nats."""
+    """Mean loss of a few sequences before the round's training, in nats."""
     loss_after: float = Field(ge=0, le=MAX_LOSS)
-    """Mean loss of the second half of the round's steps, in nats."""
+    """Mean loss of the same sequences after it, in nats."""
     taylor: float = Field(ge=0, le=MAX_TERM)
     """First term of equation 14, averaged over the steps."""
 
@@ -466,10 +468,10 @@ ASKED = (
 )
 OBSERVER = (
     "Adapters of the client's smaller model, trained on its data: everything that is said about"
-    " those of `fedpetuning` applies. The mean loss of the first and of the second half of the"
-    " round's steps on its own data, three decimals each, and a term of the importance of its LoRA"
-    " modules, three digits. With `client-weights` = `samples` only: the number of training"
-    " sequences. Also how many steps failed, and how long the training took."
+    " those of `fedpetuning` applies. The mean loss of a few of the round's sequences before"
+    " and after its training, three decimals each, and a term of the importance of its LoRA"
+    " modules, three digits. With `client-weights` = `samples` or `importance-samples` only: the"
+    " number of training sequences. Also how many steps failed, and how long the training took."
 )
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}

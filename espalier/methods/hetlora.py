@@ -3,15 +3,14 @@
 LoRA adapters are averaged, with a rank for each client.
 """
 
-import re
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
+from espalier.settings.lora import LoraSettings, Ranks, largest_rank_faults
 from espalier.settings.method import of_client
 from espalier.settings.training import MAX_PULL
 
@@ -35,7 +34,7 @@ class HetLoRASettings(AdapterAveraging):
     )
     PRUNES = False
 
-    ranks: str = Field(
+    ranks: Ranks = Field(
         "",
         description=(
             "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
@@ -48,6 +47,14 @@ class HetLoRASettings(AdapterAveraging):
             "`zero-pad`: means of A and B padded with zeros, as in the paper; `svd`: best"
             " approximation of the mean of the updates B A, of which each client gets the best one"
             " of its rank."
+        ),
+    )
+    rank_weights: Literal["all", "holders"] = Field(
+        "all",
+        description=(
+            "Clients among which each rank is averaged. `all`: clients of lower ranks count as zero,"
+            " as in the paper; `holders` (raFLoRA): only the clients that have the rank, so that"
+            " high ranks do not fade. A rank that no client of the round has stays as it is."
         ),
     )
     gamma: float = Field(
@@ -66,15 +73,6 @@ class HetLoRASettings(AdapterAveraging):
             " pruned."
         ),
     )
-
-    @field_validator("ranks")
-    @classmethod
-    def _are_ranks(cls, value: str) -> str:
-        if value.strip() and not all(
-            re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")
-        ):
-            raise ValueError("is not a comma-separated list of ranks from 1 on, for instance 2,4,8")
-        return value.strip()
 
     @property
     def averages_updates(self) -> bool:
@@ -107,17 +105,10 @@ class HetLoRASettings(AdapterAveraging):
         In addition to those of all averaging methods: if no client has the largest rank, its last
         components would stay untrained.
         """
-        lines = super().contradictions(method, federation, lora, num_clients)
-        given = self.ranks.split(",")
-        taken = given[:num_clients]
-        largest = max(map(int, taken)) if self.ranks else lora.rank
-        if largest != lora.rank:
-            of_clients = "" if taken == given else f" of the first {num_clients} (num-clients)"
-            lines.append(
-                f"hetlora.ranks = '{self.ranks}': the largest{of_clients} is {largest}, that of"
-                f" lora.rank is {lora.rank}; make them equal"
-            )
-        return lines
+        return [
+            *super().contradictions(method, federation, lora, num_clients),
+            *largest_rank_faults(method, self.ranks, lora, num_clients),
+        ]
 
 
 contract = fedpetuning.contract

@@ -13,7 +13,7 @@ block.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from espalier.errors import InputError
 from espalier.models.plan import LinearPlan, ModelPlan, block_key
@@ -25,10 +25,24 @@ if TYPE_CHECKING:
 HEAD_KEY = "head"
 """Key of the blob with an encoder's classification head, which is trained whole."""
 
+Bases = Literal["", "weights", "seed"]
+"""Kind of frozen factors, between which a square matrix is trained.
+
+``weights`` are singular vectors of the base model's matrices, ``seed`` are random. Empty: A and B are
+trained, and there is no matrix between them.
+"""
+FACTORS = ("lora_a", "lora_b")
+"""Ends of the canonical names of an adapter's factors A and B."""
+
 Tensors = Mapping[str, Mapping[str, "Tensor"]]
 """Trained tensors by blob key and canonical name."""
 Shapes = dict[str, dict[str, tuple[int, ...]]]
 """Shapes of trained tensors by blob key and canonical name."""
+
+
+def is_folded(name: str) -> bool:
+    """Return whether a canonical name is that of a factor of a folded update."""
+    return name.endswith((".folded_a", ".folded_b"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,29 @@ class Adapter:
         """Canonical name of B, (out, rank)."""
         return f"{self.linear.name}.lora_b"
 
+    def named(self, b: "Tensor", a: "Tensor") -> dict[str, "Tensor"]:
+        """Return the factors by canonical name."""
+        return {self.name_a: a, self.name_b: b}
+
+    @property
+    def folded_a(self) -> str:
+        """Canonical name of the right factor of a folded update, (folded rank, in)."""
+        return f"{self.linear.name}.folded_a"
+
+    @property
+    def folded_b(self) -> str:
+        """Canonical name of the left factor of a folded update, (out, folded rank)."""
+        return f"{self.linear.name}.folded_b"
+
+    def folded_rank(self, folded: int) -> int:
+        """Return the rank of the folded update: at most the smaller side of the matrix."""
+        return min(folded, *self.linear.shape)
+
+    @property
+    def name_r(self) -> str:
+        """Canonical name of the matrix between B and A, (rank, rank)."""
+        return f"{self.linear.name}.lora_r"
+
     def limited(self, rank: int) -> "Adapter":
         """Return this adapter with a rank of at most ``rank`` and the same scaling."""
         return replace(self, rank=min(self.rank, rank))
@@ -59,6 +96,14 @@ class Adapter:
         """Return the shapes of A and B by canonical name."""
         out_features, in_features = self.linear.shape
         return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
+
+    def folded_shapes(self, folded: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the factors of a folded update by canonical name; none if it is 0."""
+        out_features, in_features = self.linear.shape
+        rank = self.folded_rank(folded)
+        if rank == 0:
+            return {}
+        return {self.folded_a: (rank, in_features), self.folded_b: (out_features, rank)}
 
 
 @dataclass(frozen=True)
@@ -76,6 +121,12 @@ class AdapterPlan:
 
     keep_zeros: bool = False
     """True if zero weights of the base model stay zero, which masks the updates."""
+    factors: tuple[str, ...] = FACTORS
+    """Factors that are trained and sent; the model has the others too, frozen."""
+    bases: Bases = ""
+    """Kind of the frozen factors if only the matrix between them is trained and sent."""
+    folded: int = 0
+    """Rank of the updates that are folded into the base and sent with the adapters."""
 
     @property
     def head(self) -> Mapping[str, tuple[int, ...]]:
@@ -92,10 +143,27 @@ class AdapterPlan:
         """Return the shapes of all trained tensors."""
         found: Shapes = {}
         for index, adapter in self:
-            found.setdefault(block_key(index), {}).update(adapter.shapes())
+            block = found.setdefault(block_key(index), {})
+            block.update(self.trained_shapes(adapter))
+            block.update(adapter.folded_shapes(self.folded))
         for key, tensors in self.whole.items():
             found.setdefault(key, {}).update(tensors)
         return found
+
+    def trained_shapes(self, adapter: Adapter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of an adapter's trained tensors by canonical name."""
+        if self.bases:
+            return {adapter.name_r: (adapter.rank, adapter.rank)}
+        return {name: shape for name, shape in adapter.shapes().items() if self.trains(name)}
+
+    def trains(self, name: str) -> bool:
+        """Return False for the canonical name of a factor that is frozen."""
+        end = name.rpartition(".")[2]
+        return end not in FACTORS or (end in self.factors and not self.bases)
+
+    def with_factors(self, factors: tuple[str, ...], folded: int = 0) -> "AdapterPlan":
+        """Return this plan with other trained factors, and folded updates of a rank."""
+        return replace(self, factors=factors, folded=folded)
 
     def limited(self, rank: int) -> "AdapterPlan":
         """Return this plan with ranks of at most ``rank``; all else stays the same."""

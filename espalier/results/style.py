@@ -65,6 +65,8 @@ METHODS = {
     "slicegpt": Look(SKY, "P"),
     "fedpetuning": Look(BLACK, "X"),
     "hetlora": Look(ORANGE, "h"),
+    "flora": Look(SKY, "d"),
+    "fed-sb": Look(BLUE, "8"),
     "fedsoda": Look(GREEN, "*"),
     "sft-p": Look(PURPLE, "<"),
     "fedspine": Look(VERMILLION, ">"),

@@ -40,13 +40,16 @@ class FederationSettings(Table):
         le=1,
         description="Fraction of the clients that take part in a round, at least one client.",
     )
-    client_weights: Literal["paper", "equal", "samples", "norms", "importance"] = Field(
+    client_weights: Literal[
+        "paper", "equal", "samples", "norms", "importance", "importance-samples"
+    ] = Field(
         "paper",
         description=(
             "Weight of a client in the average. `samples`: the number of training sequences (with"
             " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
             " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
-            " modules. `equal`: the same for all clients. `paper`: as in the method's paper."
+            " modules. `importance-samples`: that importance times the number of sequences. `equal`:"
+            " the same for all clients. `paper`: as in the method's paper."
         ),
     )
     max_weight_ratio: float = Field(
@@ -121,7 +124,7 @@ class FederationSettings(Table):
 
     READ_WITH: ClassVar[ReadWith] = {
         "max-weight-ratio": {
-            "client-weights": ("samples", "norms", "importance"),
+            "client-weights": ("samples", "norms", "importance", "importance-samples"),
             "aggregation-rule": LIMITING,
         },
         "max-update-ratio": {"aggregation-rule": ("clipped-mean",)},
@@ -151,6 +154,11 @@ class FederationSettings(Table):
         The server then adds the change to its own global adapters.
         """
         return self.wire_dtype != "float32"
+
+    @property
+    def weighs_samples(self) -> bool:
+        """True if a client's number of samples is its weight, or a factor of it."""
+        return self.client_weights in ("samples", "importance-samples")
 
     @property
     def clips(self) -> bool:

@@ -119,6 +119,19 @@ METHODS: dict[str, Row] = {
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
+    "fed-sb": Row(
+        title="Fed-SB (only a small square matrix between the frozen factors of LoRA is trained)",
+        settings="espalier.methods.fed_sb:FedSbSettings",
+        strategy="strategies.fed_sb:FedSb",
+        job="client_app.methods.fedpetuning",
+        summands="espalier.methods.fedpetuning:summands",
+        to_summands="client_app.summands.adapters:of_adapters",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Tuned",
+        outcome="server_app.artifacts.adapters:AdapterOutcome",
+        baseline="strategies.baselines:tuned",
+        tunes=True,
+    ),
     "fedsoda": Row(
         title=(
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
@@ -168,6 +181,18 @@ METHODS: dict[str, Row] = {
         work="server_app.estimate.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
+    ),
+    "flora": Row(
+        title="FLoRA (LoRA adapters of any rank are stacked, and folded into the base)",
+        settings="espalier.methods.flora:FloraSettings",
+        strategy="strategies.flora:Flora",
+        job="client_app.methods.fedpetuning",
+        summands_reason="stacks the clients' adapters, which do not follow from their sum",
+        dry_run="server_app.estimate.tuning:DryTuning",
+        work="server_app.estimate.tuning:Tuned",
+        outcome="server_app.artifacts.adapters:AdapterOutcome",
+        baseline="strategies.baselines:tuned",
+        tunes=True,
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",

@@ -1,6 +1,6 @@
 """Whole base model with its trained parameters: adapters, and tensors that are trained whole."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.training.initial_values import HEAD_SEED
+
+Choice = Callable[[str, str], bool]
+"""Function of the blob key and canonical name of a parameter."""
 
 
 @dataclass
@@ -75,13 +78,21 @@ class AdaptedModel:
         """Return copies of the trained parameters on the CPU."""
         return values(self.parameters)
 
+    def chosen(self, among: Choice) -> dict[str, dict[str, nn.Parameter]]:
+        """Return the parameters for which a function of blob key and name is true."""
+        found = {
+            key: {name: value for name, value in block.items() if among(key, name)}
+            for key, block in self.parameters.items()
+        }
+        return {key: block for key, block in found.items() if block}
+
     @contextmanager
-    def frozen(self, keys: Collection[str]) -> Iterator[None]:
-        """Exclude the parameters of some blobs from training within the block.
+    def frozen(self, among: Choice) -> Iterator[None]:
+        """Exclude the parameters of a choice from training within the block.
 
         Otherwise the backward pass would continue below the lowest trained adapter.
         """
-        found = [value for key in keys for value in self.parameters[key].values()]
+        found = [value for block in self.chosen(among).values() for value in block.values()]
         for value in found:
             value.requires_grad_(False)
         try:

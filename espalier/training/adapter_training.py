@@ -9,7 +9,9 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.hf.whole.folded_updates import folded_in
+from espalier.hf.whole.inner_matrices import inner_matrices
+from espalier.models.adapters import FACTORS, AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
 from espalier.training.adapted_model import AdaptedModel, Loader, flattened
 from espalier.training.loop import Loop, Moments, Trained
@@ -77,14 +79,16 @@ class AdapterTraining:
     @cached_property
     def adapted(self) -> AdaptedModel:
         """Model that is trained."""
-        return self.load(
-            self.model, self.computing, self.settings, self.adapters, self.cache_folder
-        )
+        # The same model serves rounds that train different factors.
+        whole = self.adapters.with_factors(FACTORS)
+        return self.load(self.model, self.computing, self.settings, whole, self.cache_folder)
 
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``; return the trained tensors, float32, and the result of the loop.
+        """Train from ``start``; return the tensors, float32, and the result of the loop.
+
+        Frozen factors are among the tensors, unchanged.
 
         Raises
         ------
@@ -93,10 +97,23 @@ class AdapterTraining:
             loaded.
         """
         adapted = self.adapted
+        with inner_matrices(adapted.whole, adapted.parameters, self.model.family, self.adapters):
+            return self._train(adapted, start, first_step, steps, moments)
+
+    def _train(
+        self,
+        adapted: AdaptedModel,
+        start: Tensors,
+        first_step: int,
+        steps: int,
+        moments: Moments | None,
+    ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         adapted.set({**start, **self.frozen})
-        trained_ones = {
-            key: block for key, block in adapted.parameters.items() if key not in self.frozen
-        }
+
+        def is_frozen(key: str, name: str) -> bool:
+            return key in self.frozen or not self.adapters.trains(name)
+
+        trained_ones = adapted.chosen(lambda key, name: not is_frozen(key, name))
         loop = Loop(
             adapted.whole,
             flattened(trained_ones),
@@ -110,7 +127,8 @@ class AdapterTraining:
             groups=self.groups,
             observer=self._shown if self.observer else None,
         )
-        with adapted.frozen(self.frozen):
+        folded = folded_in(adapted.whole, self.model.family, self.adapters, start)
+        with adapted.frozen(is_frozen), folded:
             trained = loop.run(first_step, steps, moments)
         return {
             key: block for key, block in adapted.values().items() if key in trained_ones

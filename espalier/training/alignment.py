@@ -130,7 +130,7 @@ class Alignment:
             loss=partial(self.distance, teacher=teacher, place=place),
             betas=BETAS,
         )
-        with self.student.frozen(adapter):
+        with self.student.frozen(lambda key, _: key in adapter):
             outcome = loop.run(0, self.settings.steps)
         values = self.student.values()
         return {key: values[key] for key in start}, outcome

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.frozen_bases import with_bases
 from espalier.hf.whole.full_tensors import stored_values
 from espalier.hf.whole.model import first_head
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
@@ -50,6 +51,8 @@ def initial_values(
     their values in the model's files. Errors are those of ``stored_values``.
     """
     tensors = initial_adapters(adapters, seed)
+    if adapters.bases:
+        tensors = with_bases(model, adapters, seed)
     others = stored_values(
         model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
     )

@@ -160,7 +160,7 @@ class MaskedTraining(AdapterTraining):
         InputError
             No step was finite, or the model cannot be loaded or routed.
         """
-        with self.adapted.frozen(self.adapted.parameters):
+        with self.adapted.frozen(lambda *_: True):
             return self._run(shared, 0, steps, None, with_shared=False)
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:

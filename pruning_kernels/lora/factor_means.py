@@ -51,7 +51,7 @@ def weighted_mean(
     Factors
         float32, ordered and balanced as in ``factors.refactorise``
     """
-    shares = _shares(weights)
+    shares = relative_weights(weights)
     left = [
         as_float64(client.b) * (share * client.scaling)
         for client, share in zip(clients, shares, strict=True)
@@ -108,7 +108,7 @@ def coverage_mean(
         no device with a weight above 0 kept, and that are not in ``last``, are exactly zero.
     """
     factors = [client.factors for client in clients]
-    shares = _shares(weights)
+    shares = relative_weights(weights)
     coverage = torch.zeros_like(clients[0].keep, dtype=torch.float64)
     for client, share in zip(clients, shares, strict=True):
         coverage += share * client.keep
@@ -163,7 +163,7 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
         float32, with the clients' scaling, summed in the order of the clients and not ordered by
         singular values
     """
-    shares = _shares(weights)
+    shares = relative_weights(weights)
     out_features, in_features = clients[0].shape
     b = torch.zeros((out_features, rank), dtype=torch.float64, device=clients[0].b.device)
     a = torch.zeros((rank, in_features), dtype=torch.float64, device=clients[0].a.device)
@@ -173,7 +173,7 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
     return Factors(as_float32(b), as_float32(a), clients[0].scaling)
 
 
-def _shares(weights: Sequence[float]) -> list[float]:
+def relative_weights(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum; raise ``ValueError`` if they are invalid."""
     largest = max(weights)
     if not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and largest > 0):

@@ -21,10 +21,11 @@ from server_app.artifacts.outcome import Outcome, in_words, perplexities
 from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
 from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.written_adapters import WrittenAdapters
 from strategies.fedsoda.sub_model import Plugged, SubModelResult
 from strategies.fleet import seconds_of_all
 
-Adapters = AdapterResult | Plugged
+Adapters = AdapterResult | WrittenAdapters | Plugged
 
 
 class AdapterOutcome(Outcome[Adapters]):
@@ -37,6 +38,7 @@ class AdapterOutcome(Outcome[Adapters]):
 
         ``seconds`` is the time of all rounds so far, if the clock of a simulated fleet provides it.
         """
+        result = result.written()
         times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
@@ -56,6 +58,7 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def write(self, result: Adapters) -> None:
         """Write the adapters, with the classification head of an encoder."""
+        result = result.written()
         self.summary.report = result.report()
         # Plain adapters would fill the zeros of a pruned base, so only the merged model is written.
         if result.adapters.keep_zeros:
@@ -126,6 +129,7 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def measure(self, result: Adapters) -> None:
         """Compute losses on the texts, and scores on the task's items."""
+        result = result.written()
         columns: dict[str, Tensors] = {
             "dense": {},
             "federated": {key: result.tensors(key) for key in result.blobs},

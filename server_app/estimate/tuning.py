@@ -15,7 +15,7 @@ from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
-from espalier.methods.fedpetuning import parts
+from espalier.methods.fedpetuning import before_round, of_all_rounds, parts
 from espalier.methods.fedsoda import FedSodaSettings
 from espalier.methods.fedspine import STRUCTURE, FedSpineSettings
 from espalier.methods.hetlora import HetLoRASettings
@@ -352,7 +352,7 @@ class Tuned(Work):
         if task.name != TEXT:
             self.tokens = task.max_tokens
         assert isinstance(self.strategy, DryTuning)
-        self.shared = self.strategy.averaged
+        self.shared = of_all_rounds(self.strategy.averaged, self.settings)
         """Everything that clients train and the server averages."""
         self.base = Sizes(self.settings, self.opened)
         """Sizes of the model that clients train on."""
@@ -395,7 +395,11 @@ class Tuned(Work):
     def kept(self) -> Mapping[str, int]:
         """Return the bytes that a client keeps between messages: base and adapters."""
         copies = COPIES * FLOAT32 * self.shared.num_parameters
-        return {**self.weights(), "adapters and copies": copies}
+        largest = before_round(self.shared, self.settings, self.settings.federation.rounds + 1)
+        shapes = [adapter.folded_shapes(largest.folded) for _, adapter in largest]
+        numbers = sum(math.prod(shape) for own in shapes for shape in own.values())
+        folded = {"folded updates, twice": 2 * FLOAT32 * numbers} if numbers else {}
+        return {**self.weights(), "adapters and copies": copies, **folded}
 
     def worked(self, clients: int = 1) -> list[Moment]:
         """Return the moments of training: reading a matrix of the base, and a step."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
+from espalier.errors import InputError
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
@@ -22,12 +23,15 @@ from espalier.methods.fedpetuning import (
     Order,
     PartOrder,
     TuningReport,
+    before_round,
+    of_all_rounds,
+    of_round,
     parts,
     trained,
     value_scale,
     value_specs,
 )
-from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.adapters import FACTORS, Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
@@ -54,8 +58,11 @@ from strategies.fleet import (
     virtual_seconds,
 )
 
-Mean = Callable[[str, Adapter, list[Factors], list[float]], Factors]
-"""Function of blob key, global adapter, clients' factors and their weights: the mean factors."""
+Mean = Callable[[str, Adapter, list[Factors], list[float]], Mapping[str, Tensor]]
+"""Function of blob key, global adapter, clients' factors and their weights.
+
+It returns the new global tensors of the adapter, by canonical name.
+"""
 
 
 class AdapterAverager:
@@ -87,6 +94,8 @@ class AdapterAverager:
         self.job = run.settings.of(AdapterAveraging)
         self.federation = run.settings.federation
         self.clock = FleetClock(run)
+        self._round = 0
+        """Number of the round that was prepared last."""
         self.rank_limits: dict[int, int] = {}
         """Maximum rank that each client of the round trains."""
         self.reports: dict[int, TuningReport] = {}
@@ -143,6 +152,7 @@ class AdapterAverager:
         client makes the initial ones from the seed. ``first`` is the number of the ``deliver`` with
         the first part.
         """
+        self._round = server_round
         self.rank_limits = dict(rank_limits)
         adapters = self.adapters()
         self.clock.record(adapters.rounds)
@@ -166,7 +176,7 @@ class AdapterAverager:
         """
         rounds = self.run.rounds
         wanted = {
-            client: self._parts(client, limit)[: -omitted or None]
+            client: self._parts(client, limit, server_round)[: -omitted or None]
             for client, limit in rank_limits.items()
         }
         for part in range(max(map(len, wanted.values()), default=0)):
@@ -195,10 +205,16 @@ class AdapterAverager:
 
     def plan_of(self, client: int) -> AdapterPlan:
         """Return the adapters that a client of the round trains."""
-        return self.adapters().plan_for(client, self.rank_limits[client])
+        whole = self.adapters().plan_for(client, self.rank_limits[client])
+        return of_round(whole, self.run.settings, self._round)
 
-    def _parts(self, client: int, limit: int) -> list[list[str]]:
-        return parts(self.adapters().plan_for(client, limit), self.run.settings)
+    @property
+    def _trained(self) -> AdapterPlan:
+        """Global adapters with the factors that are trained in the round."""
+        return of_round(self.adapters().adapters, self.run.settings, self._round)
+
+    def _parts(self, client: int, limit: int, server_round: int) -> list[list[str]]:
+        return parts(self.adapters().plan_for(client, limit), self.run.settings, server_round)
 
     def _blobs(self, client: int, limit: int, keys: Iterable[str]) -> dict[str, bytes]:
         return {key: self.adapters().blob_for(client, key, limit) for key in keys}
@@ -208,7 +224,7 @@ class AdapterAverager:
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to train; each part of the reply has complete blocks, or the head."""
         limit = self.rank_limits[client]
-        parts = self._parts(client, limit)
+        parts = self._parts(client, limit, server_round)
         later = server_round > 1
         return ClientOrder(
             Order(rank_limit=limit),
@@ -293,7 +309,9 @@ class AdapterAverager:
         times = {}
         for client in clients:
             adapters = self.plan_of(client)
-            sent = bytes_of_round(adapters, settings, server_round)
+            limit = self.rank_limits[client]
+            whole = before_round(self.adapters().plan_for(client, limit), settings, server_round)
+            sent = bytes_of_round(adapters, whole, settings, server_round)
             seconds = virtual_seconds(fleet, settings, client, server_round, kept, adapters, sent)
             times[client] = DeviceTime(seconds, sent)
         note = RoundTime.of(server_round, times)
@@ -302,7 +320,7 @@ class AdapterAverager:
 
     def samples_of(self, clients: Iterable[int]) -> dict[int, float]:
         """Return the clients' numbers of samples as weights, or 1 for each with equal weights."""
-        weighed = self.federation.client_weights == "samples"
+        weighed = self.federation.weighs_samples
         return {
             client: float(self.reports[client].samples) if weighed else 1.0 for client in clients
         }
@@ -331,14 +349,14 @@ class AdapterAverager:
         ``sums`` has the weighted values in fixed point (``value_scale``), and the weights.
         """
         settings = self.run.settings
-        adapters = self.adapters().adapters
+        adapters = self._trained
         scale = value_scale(settings)
         specs = value_specs(adapters, settings)
         total = total_weight(sums, settings, clients)
         shapes = adapters.shapes()
 
         def mean_of(key: str) -> dict[str, Tensor]:
-            found = {}
+            found = self.adapters().tensors(key)
             for name, spec in specs[key].items():
                 values = scale.mean(sums.tensor(key, name), spec.bits, total)
                 found[name] = values.view(shapes[key][name]).to(torch.float32)
@@ -360,20 +378,21 @@ class AdapterAverager:
         self, updates: Updates, weights: Mapping[int, float], mean: Mean
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
-        adapters = self.adapters().adapters
+        adapters = self._trained
         in_order = [weights[client] for client in updates.clients]
-        by_coordinate = self.federation.trim(len(updates.clients)) > 0
+        whole = adapters.factors == FACTORS and not adapters.bases
+        by_tensor = self.federation.trim(len(updates.clients)) > 0 or not whole
 
         def mean_of(key: str) -> dict[str, Tensor]:
             index = block_of_key(key)
-            tensors = dict[str, Tensor]()
+            # Factors that are not trained keep their values.
+            tensors = self.adapters().tensors(key)
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
-                if by_coordinate:
-                    for name in (adapter.name_a, adapter.name_b):
+                if by_tensor:
+                    for name in adapters.trained_shapes(adapter):
                         tensors[name] = updates.mean(key, name, weights)
                     continue
-                found = mean(key, adapter, updates.factors(key, adapter), in_order)
-                tensors |= {adapter.name_a: found.a, adapter.name_b: found.b}
+                tensors |= mean(key, adapter, updates.factors(key, adapter), in_order)
             for name in adapters.whole.get(key, {}):
                 tensors[name] = updates.mean(key, name, weights)
             return tensors
@@ -394,10 +413,12 @@ class AdapterAverager:
 
     def _mean(
         self, key: str, adapter: Adapter, factors: list[Factors], weights: list[float]
-    ) -> Factors:
+    ) -> dict[str, Tensor]:
         if self.job.averages_updates:
-            return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
-        return zero_padded_mean(factors, weights, adapter.rank)
+            found = weighted_mean(factors, weights, adapter.rank, adapter.scaling)
+        else:
+            found = zero_padded_mean(factors, weights, adapter.rank)
+        return adapter.named(found.b, found.a)
 
 
 class Tuning(Method):
@@ -420,7 +441,13 @@ class Tuning(Method):
         """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
         # The value ``auto`` is checked later: it depends on whether the run is a simulation.
         fleet_of_run(settings, simulation=False)
-        trained(model.plan, settings)
+        adapters = trained(model.plan, settings)
+        adds_modules = adapters.bases or before_round(adapters, settings, 2).folded
+        if adds_modules and settings.training.compile:
+            raise InputError(
+                f"training.compile = true: compiled code would leave out what {settings.method} adds"
+                " to the base model in each round; set it to false"
+            )
         if settings.training.base == "nf4":
             require_quantisable(model.plan)
 
@@ -429,8 +456,8 @@ class Tuning(Method):
         settings = self.run.settings
         lora = settings.lora
         training = settings.training
-        size = self.averager.adapters().adapters.num_parameters
-        averaged = "updates" if self.averager.job.averages_updates else "factors"
+        size = of_all_rounds(self.averager.adapters().adapters, settings).num_parameters
+        averaged = self.averager.job.averaged
         rule = settings.federation.rule_in_words
         return (
             f"rank {lora.rank} on {lora.targets}, {size:,} parameters, {averaged} averaged{rule},"

@@ -23,12 +23,13 @@ from espalier.messages.blobs.adapters import (
     sums,
     unpack_adapters,
 )
-from espalier.methods.fedpetuning import AdapterAveraging, trained
-from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.methods.fedpetuning import AdapterAveraging, of_all_rounds, trained
+from espalier.models.adapters import AdapterPlan, Tensors, is_folded
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values
+from strategies.averaging.written_adapters import WrittenAdapters
 from strategies.base.method import RunResult
 from strategies.fleet import RoundTime
 
@@ -40,7 +41,7 @@ class AdapterResult(RunResult):
     initial values; None for those of the run's seed.
     """
 
-    STATE = ("blobs", "sent", "lost")
+    STATE: ClassVar[tuple[str, ...]] = ("blobs", "sent", "lost")
     NOTE: ClassVar[type[RoundTime]] = RoundTime
 
     def __init__(
@@ -124,10 +125,12 @@ class AdapterResult(RunResult):
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
         """Return the part of one blob's tensors for clients of a rank limit."""
         shapes = self.adapters.limited(limit).shapes()[key]
-        return {
+        cut = {
             name: tensors[name][tuple(slice(size) for size in shape)]
             for name, shape in shapes.items()
         }
+        folded = {name: value for name, value in tensors.items() if is_folded(name)}
+        return cut | folded
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
         """Read the initial tensors of one blob, so that memory holds one blob only."""
@@ -186,9 +189,14 @@ class AdapterResult(RunResult):
     def report(self) -> dict[str, Any]:
         """Return the method's own entries of ``summary.json``."""
         ranks = sorted({adapter.rank for _, adapter in self.adapters})
+        trained = of_all_rounds(self.adapters, self.settings).num_parameters
         waiting = [note.waiting_seconds for note in self.rounds]
         times = {"waiting_seconds": sum(waiting) / len(waiting)} if waiting else {}
-        return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks, **times}
+        return {"trained_parameters": trained, "ranks": ranks, **times}
+
+    def written(self) -> "AdapterResult | WrittenAdapters":
+        """Return the adapters as they are written for peft."""
+        return self
 
 
 def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:

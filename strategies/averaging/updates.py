@@ -104,7 +104,8 @@ class Updates:
     same factors, so a pair of a huge B and a tiny A is far from them in both factors.
 
     ``plans`` has the adapters that each client trained, in client order, and ``ranks`` the rank
-    that each client reported; ranks beyond it are zero.
+    that each client reported; ranks beyond it are zero. A factor that a plan does not train has its
+    global values.
     """
 
     def __init__(
@@ -172,7 +173,10 @@ class Updates:
         return tensors
 
     def factors(self, key: str, adapter: Adapter) -> list[Factors]:
-        """Return one matrix's adapters as the clients trained them, with limited changes."""
+        """Return one matrix's adapters as the clients trained them, with limited changes.
+
+        Both factors are trained.
+        """
         a = self._limited(key, adapter.name_a)
         b = self._limited(key, adapter.name_b)
         return [Factors(b[client], a[client], adapter.scaling) for client in self.clients]

@@ -243,13 +243,19 @@ class FedSpine(Tuning):
         updates = self.averager.updates(server_round, inbox, clients)
         self._importance = self._importance_of(updates)
         self._note_round(server_round, updates.clients)
-        by_importance = self.run.settings.federation.client_weights == "importance"
-        samples = self.averager.samples_of(updates.clients)
-        weights = self._importance if by_importance else samples
+        weights = self._weights(updates.clients)
         # Adapters are cut for each device when they are sent, so none are packed for ranks.
         self.averager.average(updates, weights, [], partial(self._mean, updates.clients))
         # The caches hold entries of outdated cuts.
         self.result.forget_plans()
+
+    def _weights(self, clients: list[int]) -> dict[int, float]:
+        """Return the devices' weights in the mean, before their limits."""
+        federation = self.run.settings.federation
+        weights = self.averager.samples_of(clients)
+        if federation.client_weights.startswith("importance"):
+            return {client: self._importance[client] * weights[client] for client in clients}
+        return weights
 
     def _importance_of(self, updates: Updates) -> dict[int, float]:
         """Return the importance of the devices' LoRA modules (equations 13 and 14).
@@ -305,7 +311,7 @@ class FedSpine(Tuning):
         adapters = self.averager.plan_of(client)
         asked = client in self._questioned
         bits = bytes_of_bits(adapters, self.groups, settings, server_round, asked=asked)
-        return bytes_of_round(adapters, settings, server_round) + bits
+        return bytes_of_round(adapters, adapters, settings, server_round) + bits
 
     def _seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """Return the seconds by the virtual clock, or as the device measured them."""
@@ -337,7 +343,7 @@ class FedSpine(Tuning):
         adapter: Adapter,
         factors: list[Factors],
         weights: list[float],
-    ) -> Factors:
+    ) -> dict[str, torch.Tensor]:
         """Return the mean of one matrix's updates over the devices that kept a row or column.
 
         Parts that only devices without a valid reply in this round keep are left unchanged.
@@ -356,4 +362,5 @@ class FedSpine(Tuning):
         divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
         _, side = kind_of(adapter.linear.name)
         rank = adapter.rank
-        return coverage_mean(kept, weights, SIDES[side], rank, adapter.scaling, divisor, last)
+        side_mean = coverage_mean(kept, weights, SIDES[side], rank, adapter.scaling, divisor, last)
+        return adapter.named(side_mean.b, side_mean.a)

@@ -9,12 +9,13 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from adapters_sent import sent_adapters
+from adapters_sent import bodies, sent_adapters
 from bench import Bench, Home, events, model_files, results, summary
 from flwr.app import Message
 from personal_promises import PersonalPromises, perplexity_of, samples_of
@@ -32,6 +33,7 @@ from espalier.messages.tensor_blobs import pack_tensors, tensor_specs, unpack_te
 from espalier.models.structure import Structure
 from espalier.settings.fleet import read_fleet
 from strategies.base.rounds import RunFailed
+from strategies.fedspine.strategy import FedSpine
 
 GROUP = 384
 CHANNEL = 48
@@ -222,9 +224,9 @@ class TestFedSpine(PersonalPromises):
 
         Replies are split in the same way.
         """
-        bodies = [opened(request) for request in plain.requests]
+        asked = [opened(request) for request in plain.requests]
         second = [
-            body for body in bodies if body.header.server_round == 2 and body.header.client == 0
+            body for body in asked if body.header.server_round == 2 and body.header.client == 0
         ]
         kinds = [(body.header.kind, body.header.part, sorted(body.blobs)) for body in second]
         first = ["block-0000", "structure"]
@@ -237,7 +239,7 @@ class TestFedSpine(PersonalPromises):
         ]
         # The bits before the answer differ from those after it.
         assert len({body.blobs["structure"] for body in second}) == 2
-        assert not any("structure" in body.blobs for body in bodies if body.header.server_round < 2)
+        assert not any("structure" in body.blobs for body in asked if body.header.server_round < 2)
 
     def test_share_of_zero_prunes_nothing(self, bench: Bench) -> None:
         """This is the paper's method without A_P."""
@@ -401,11 +403,11 @@ class TestFedSpine(PersonalPromises):
         """Equation 1 by hand: steps, full sequences, 4 and 6 operations, 8 bits per byte."""
         changes = {"federation__fleet": "low", "fedspine__allocation": "fixed", "fedspine__rank": 2}
         grid = bench.grid(**changes)
-        bodies = list[MessageBody]()
-        grid.before_push = lambda message: bodies.append(opened(message))
+        asked = list[MessageBody]()
+        grid.before_push = lambda message: asked.append(opened(message))
         folder = bench.run(grid, **changes)
         travelled = Counter[tuple[int, int]]()
-        for body in [*bodies, *(opened(reply) for _, reply in grid.received)]:
+        for body in [*asked, *(opened(reply) for _, reply in grid.received)]:
             sizes = [
                 spec.num_bytes
                 for blob in body.blobs.values()
@@ -541,7 +543,7 @@ class TestFedSpine(PersonalPromises):
             {
                 "federation__wire_dtype": "nf4",
                 "fedspine__selection": "block",
-                "federation__client_weights": "samples",
+                "federation__client_weights": "importance-samples",
             },
             pytest.param(
                 {
@@ -805,16 +807,25 @@ class TestFedSpine(PersonalPromises):
             }
             assert importance[0] < 4 * min(importance.values())
 
-    def test_each_half_round_needs_minimum_tokens(self, bench: Bench) -> None:
-        """The client reports a mean loss for each half of a round.
+    def test_losses_are_those_of_the_same_sequences(self, bench: Bench) -> None:
+        """Without training they are equal, although every step has other sequences."""
+        for rate in (1e-300, 0.01):
+            grid = bench.grid(training__learning_rate=rate, federation__rounds=2)
+            bench.run(grid, training__learning_rate=rate, federation__rounds=2)
+            told = [replies[0].fields for replies in bodies(grid, 1, "train").values()]
+            assert len(told) == bench.num_clients
+            assert len({fields["loss_before"] for fields in told}) > 1
+            for fields in told:
+                fell = fields["loss_before"] - fields["loss_after"]
+                assert (fell == 0) if rate < 1e-9 else (fell > 0)
 
-        Here a half has one sequence of 16 tokens, and both have 32 tokens.
-        """
+    def test_measured_sequences_need_minimum_tokens(self, bench: Bench) -> None:
+        """Both losses are means over the two sequences of a round, of 16 tokens each."""
         changes = {"training__steps": 2, "training__batch_size": 1}
         grid = bench.grid(**changes)
         grid.simulated = False
         for client, context in enumerate(grid.contexts.values()):
-            own = {"site": f"site-{client}", "model-path": str(bench.model), "min-tokens": 32}
+            own = {"site": f"site-{client}", "model-path": str(bench.model), "min-tokens": 33}
             context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
         with pytest.raises(
             RunFailed,
@@ -973,3 +984,22 @@ def dense_updates(
 def nuclear(update: np.ndarray) -> float:
     """Return the sum of the singular values."""
     return float(np.linalg.svd(update, compute_uv=False).sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("importance", {0: 2.0, 1: 3.0}),
+        ("samples", {0: 10.0, 1: 20.0}),
+        ("importance-samples", {0: 20.0, 1: 60.0}),
+        ("equal", {0: 1.0, 1: 1.0}),
+    ],
+)
+def test_weights_of_devices(kind: str, expected: dict[int, float]) -> None:
+    federation = SimpleNamespace(client_weights=kind)
+    samples = {0: 10.0, 1: 20.0} if "samples" in kind else {0: 1.0, 1: 1.0}
+    strategy = object.__new__(FedSpine)
+    strategy.run = SimpleNamespace(settings=SimpleNamespace(federation=federation))  # type: ignore[assignment]
+    strategy.averager = SimpleNamespace(samples_of=lambda _: samples)  # type: ignore[assignment]
+    strategy._importance = {0: 2.0, 1: 3.0}
+    assert strategy._weights([0, 1]) == expected

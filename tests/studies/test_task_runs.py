@@ -50,7 +50,7 @@ def test_rows_are_the_scores_of_the_runs(
     (tmp_path / "public.txt").write_text(private_text(0) + private_text(1))
     path = tmp_path / "out" / "task-runs-boolq"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
-    measure_arms(bench, rows, str(tmp_path / "public.txt"), ARMS)
+    measure_arms(bench, rows, str(tmp_path / "public.txt"), ARMS, {})
     found = {row["arm"]: row for row in rows.rows}
     assert list(found) == ["dense", "chance", "a client alone", *ARMS]
     (run,) = (bench.work / "0-FedPETuning" / "runs").iterdir()
@@ -70,7 +70,7 @@ def test_rows_are_the_scores_of_the_runs(
         "benchmarks.smaller.bench.run_method", lambda *_: pytest.fail("an arm was measured twice")
     )
     again = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
-    measure_arms(bench, again, "", ARMS)
+    measure_arms(bench, again, "", ARMS, {})
     assert again.rows == rows.rows
     write_report("boolq", again, CONDITIONS, path)
     text = path.with_suffix(".md").read_text()

@@ -10,8 +10,10 @@ from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.protocol.push import brought, pushed_hashes
 from client_app.site import Site
+from espalier.hf.whole.folded_updates import folded_in
 from espalier.messages.message import MessageBody, validate
-from espalier.methods.fedpetuning import Order, TuningReport, trained
+from espalier.methods.fedpetuning import Order, TuningReport, of_round, trained
+from espalier.models.adapters import FACTORS, AdapterPlan
 from espalier.privacy.accounting import Draw
 from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState
@@ -27,12 +29,23 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState, draw: Draw, begin: Begin) -> TuningReport:
-        start = begins_with(site, adapters, brought(site, request))
-        adapted = site.load(site.model, site.computing, site.settings, adapters, cache_of(site))
+        start = begins_with(
+            site, adapters, brought(site, request), server_round=header.server_round
+        )
+        sent = of_round(adapters, site.settings, header.server_round)
+        adapted = site.load(
+            site.model,
+            site.computing,
+            site.settings,
+            adapters.with_factors(FACTORS),
+            cache_of(site),
+        )
         adapted.set(start)
-        steps = _steps(site, adapted, draw, header.client)
-        steps.require_gradients_of_sequences()
-        with mistakes_of_kernels():
+        steps = _steps(site, adapted, sent, draw, header.client)
+        frozen = adapted.frozen(lambda _, name: not sent.trains(name))
+        folded = folded_in(adapted.whole, site.model.family, adapters, start)
+        with mistakes_of_kernels(), frozen, folded:
+            steps.require_gradients_of_sequences()
             first_step = (header.server_round - 1) * draw.steps
             steps.run(first_step, draw.steps, begin())
         hashes = keep_blobs(
@@ -49,13 +62,15 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     return answer_privately(site, request, tune, lambda _: dict(pushed_hashes(site, request)))
 
 
-def _steps(site: Site, adapted: AdaptedModel, draw: Draw, client: int) -> PrivateSteps:
+def _steps(
+    site: Site, adapted: AdaptedModel, sent: AdapterPlan, draw: Draw, client: int
+) -> PrivateSteps:
     """Return the training of a client; refuse data that does not suffice."""
     settings = site.settings
     sequences, records = private_sequences(settings, site.node, site.model, client)
     return PrivateSteps(
         model=adapted.whole,
-        parameters=flattened(adapted.parameters),
+        parameters=flattened(adapted.chosen(lambda _, name: sent.trains(name))),
         settings=settings.training,
         sequences=sequences,
         records=records,

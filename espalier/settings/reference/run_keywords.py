@@ -17,9 +17,11 @@ class RunKeywords(TypedDict, total=False):
         "fedpetuning",
         "fedprllm",
         "fedspallm",
+        "fed-sb",
         "fedsoda",
         "fedspine",
         "flap",
+        "flora",
         "hetlora",
         "llm-pruner",
         "llm-streamline",
@@ -76,7 +78,14 @@ class RunKeywords(TypedDict, total=False):
     privacy_noise: Literal["secure", "seed"]
     federation_rounds: int
     federation_sampled_clients: float
-    federation_client_weights: Literal["paper", "equal", "samples", "norms", "importance"]
+    federation_client_weights: Literal[
+        "paper",
+        "equal",
+        "samples",
+        "norms",
+        "importance",
+        "importance-samples",
+    ]
     federation_max_weight_ratio: float
     federation_aggregation_rule: Literal["auto", "mean", "clipped-mean", "trimmed-mean", "median"]
     federation_trimmed_clients: int
@@ -127,7 +136,7 @@ class RunKeywords(TypedDict, total=False):
     task_chat_template: Literal["tokenizer", "chatml"]
     task_packing: bool
     task_answer_tokens: int
-    fedpetuning_aggregation: Literal["factors", "svd"]
+    fedpetuning_aggregation: Literal["factors", "svd", "fedex", "ffa", "rolora"]
     fedprllm_sparsity: float
     fedprllm_pattern: Text
     fedprllm_strategy: Literal["one-shot", "iterative"]
@@ -147,6 +156,7 @@ class RunKeywords(TypedDict, total=False):
     fedspallm_sampled_layers: float
     fedspallm_capabilities: Text
     fedspallm_coverage: Literal["every-round", "over-rounds"]
+    fed_sb_frozen_bases: Literal["weights", "seed"]
     fedsoda_public_text: Text
     fedsoda_public_samples: int
     fedsoda_adapter_layers: int
@@ -185,8 +195,10 @@ class RunKeywords(TypedDict, total=False):
     flap_selection: Literal["global", "block", "kind"]
     flap_square_attention: bool
     flap_bias_compensation: bool
+    flora_ranks: Text
     hetlora_ranks: Text
     hetlora_aggregation: Literal["zero-pad", "svd"]
+    hetlora_rank_weights: Literal["all", "holders"]
     hetlora_gamma: float
     hetlora_regularisation: float
     llm_pruner_form: Literal["auto", "compact", "plain", "zero-filled"]

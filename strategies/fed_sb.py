@@ -1,0 +1,41 @@
+"""Fed-SB (Singhal et al. 2025): federated averaging of the matrix between frozen LoRA factors.
+
+With common A and B the mean of the matrices R_i is the mean of the updates B R_i A, exactly.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from espalier.hf.whole.inner_matrices import plain_tensors
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapters import AdapterResult
+from strategies.averaging.written_adapters import WrittenAdapters
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.run import Run
+
+
+class InnerResult(AdapterResult):
+    """Global matrices between the frozen factors."""
+
+    def written(self) -> WrittenAdapters:
+        """Return plain adapters, whose B is the product of the frozen B and the matrix."""
+        plan = replace(self.adapters, bases="")
+        return WrittenAdapters(plan, self._plain, self.blobs, self.rounds, self.report)
+
+    def _plain(self, key: str) -> dict[str, Tensor]:
+        return plain_tensors(self.adapters, key, self.tensors(key))
+
+
+class FedSb(Tuning):
+    """Strategy of Fed-SB: federated averaging of small matrices."""
+
+    RESULT = InnerResult
+    result: InnerResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
+        self.averager = AdapterAverager(
+            run, lambda: self.result, brings_result=run.settings.evaluation.own_text
+        )

@@ -1,0 +1,78 @@
+"""FLoRA (Wang et al. 2024): stacked LoRA adapters of any rank, folded into the base.
+
+A round has three steps. Every client makes new adapters of its own rank, and trains them over the base
+with everything that was folded in before. The server stacks them, so that the product is the weighted
+mean of the updates, without an approximation. It sends the sum of all stacks before the next round.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from espalier.models.adapters import Adapter, Tensors
+from espalier.training.initial_values import initial_adapters
+from pruning_kernels.lora.factors import Factors
+from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.folded_updates import FoldedResult
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.run import Run
+
+
+class StackedResult(FoldedResult):
+    """Stacked updates of all rounds, and the adapters with which clients begin the next one."""
+
+    def beginnings(self, limits: Iterable[int]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Yield the tensors with which clients begin a round, blob by blob, in full rank."""
+        for key in self.blobs:
+            yield key, self.tensors(key)
+
+    def first_of(self, server_round: int) -> Tensors:
+        """Return the initial adapters of a round."""
+        return initial_adapters(
+            self.adapters, self.job.adapter_seed(self.settings.seed, server_round)
+        )
+
+    def stacked(
+        self,
+        server_round: int,
+        first: Tensors,
+        key: str,
+        adapter: Adapter,
+        factors: list[Factors],
+        weights: list[float],
+    ) -> dict[str, Tensor]:
+        """Return the adapter of the next round, and the folded update with this round's mean."""
+        block = first[key]
+        return {
+            adapter.name_a: block[adapter.name_a],
+            adapter.name_b: torch.zeros_like(block[adapter.name_b]),
+            **self.with_stacked(server_round, key, adapter, factors, weights),
+        }
+
+
+class Flora(Tuning):
+    """Strategy of FLoRA: stacking of adapters."""
+
+    RESULT = StackedResult
+    result: StackedResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+        super().__init__(run, evaluation)
+        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
+        self.averager = AdapterAverager(
+            run, lambda: self.result, brings_result=run.settings.evaluation.own_text
+        )
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Stack the adapters blob by blob, in client order, and fold them into the base."""
+        averager = self.averager
+        updates = averager.updates(server_round, inbox, clients)
+        averager.note_times(server_round, updates.clients)
+        weights = averager.samples_of(updates.clients)
+        first = self.result.first_of(server_round + 1)
+        mean = partial(self.result.stacked, server_round, first)
+        averager.average(updates, weights, averager.limits_after(server_round), mean)
+        self.result.folded = self.result.folded_after(server_round)
