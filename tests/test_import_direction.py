@@ -19,9 +19,9 @@ LINES = [
     ["server_app", "client_app.protocol"],
     ["client_app"],
     [
-        "strategies.baselines", "strategies.fedprllm", "strategies.fedsoda", "strategies.fedspallm",
-        "strategies.fedspine", "strategies.flap", "strategies.hetlora", "strategies.llm_pruner",
-        "strategies.llm_streamline", "strategies.pooled_pruning", "strategies.sft_p",
+        "strategies.baselines", "strategies.fed_sb", "strategies.fedprllm", "strategies.fedsoda",
+        "strategies.fedspallm", "strategies.fedspine", "strategies.flap", "strategies.flora",
+        "strategies.hetlora", "strategies.llm_pruner", "strategies.llm_streamline", "strategies.pooled_pruning", "strategies.sft_p",
         "strategies.slicegpt",
     ],
     ["strategies.cuts", "strategies.fedpetuning", "strategies.masks"],
