@@ -21,8 +21,8 @@ LINES = [
     [
         "strategies.baselines", "strategies.fed_sb", "strategies.fedprllm", "strategies.fedsoda",
         "strategies.fedspallm", "strategies.fedspine", "strategies.flap", "strategies.flora",
-        "strategies.hetlora", "strategies.llm_pruner", "strategies.llm_streamline", "strategies.pooled_pruning", "strategies.sft_p",
-        "strategies.slicegpt",
+        "strategies.hetlora", "strategies.llm_pruner", "strategies.llm_streamline",
+        "strategies.pooled_pruning", "strategies.sft_p", "strategies.slicegpt",
     ],
     ["strategies.cuts", "strategies.fedpetuning", "strategies.masks"],
     ["strategies.averaging"],
