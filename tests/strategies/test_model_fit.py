@@ -24,7 +24,7 @@ REFUSED = {
     ("gemma3_text", "slicegpt"): ROTATED,
 }
 KINDS = ("granite", "smollm3", "olmo2", "phi3", "gemma2", "gemma3_text")
-TUNING = ("fedpetuning", "hetlora")
+TUNING = ("fedpetuning", "fed-sb", "flora", "hetlora")
 SMALL: dict[str, dict[str, Any]] = {
     "fedsoda": {
         "fedsoda.groups": 1,
