@@ -107,7 +107,7 @@ def privacy_contradictions(
         ]
     lines = []
     evaluation = tables["evaluation"]
-    if evaluation.baselines and evaluation.local_baseline:
+    if evaluation.local_baseline:
         lines.append(
             "evaluation.local-baseline = True: a client's losses of its local baseline would leave"
             f" it without noise; with {given} set it to false"
@@ -150,14 +150,14 @@ def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple
                 "set it to 1",
             )
         )
-    for key in ("gradient-checkpointing", "compile"):
-        if getattr(training, key.replace("-", "_")):
-            lines.append(
-                (
-                    f"training.{key} = True: gradients of single sequences cannot be had with it",
-                    "set it to false",
-                )
+    if training.gradient_checkpointing:
+        lines.append(
+            (
+                "training.gradient-checkpointing = True: gradients of single sequences cannot be"
+                " had with it",
+                "set it to false",
             )
+        )
     if tables["task"].packing:
         lines.append(("task.packing = True: would mix records in a sequence", "set it to false"))
     if privacy.max_sequences > training.batch_size:

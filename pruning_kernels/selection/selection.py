@@ -64,7 +64,8 @@ def select_number(
 
     ``compiled`` selects the numba kernels; the other arguments are those of ``select_lowest``.
     """
-    if compiled and quota:
+    by_column = group == "column"
+    if compiled and quota and not by_column:
         prune_mask, unordered = _select_compiled(
             scores.to(torch.float32), quota, group, factors, sums
         )
@@ -74,13 +75,15 @@ def select_number(
         elif factors is not None:
             scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)
-        rows, columns = scores.shape
-        lines = scores.T if group == "column" else scores
-        select = _select_sorted if scores.device.type == "cpu" else _select_on_device
-        prune_mask = select(lines.reshape(-1, group_size((rows, columns), group)), quota)
-        if group == "column":
-            prune_mask = prune_mask.reshape(columns, rows).T.contiguous()
-        prune_mask = prune_mask.reshape(rows, columns)
+        lines = scores.T if by_column else scores
+        if compiled and quota:
+            prune_mask, _ = _select_compiled(lines, quota, "row", None, None)
+        else:
+            select = _select_sorted if scores.device.type == "cpu" else _select_on_device
+            size = group_size((scores.shape[0], scores.shape[1]), group)
+            prune_mask = select(lines.reshape(-1, size), quota).reshape(lines.shape)
+        if by_column:
+            prune_mask = prune_mask.T.contiguous()
         # Scores that are computed here must not be infinite either.
         unordered = bool(
             torch.isnan(scores).any() if factors is None else not torch.isfinite(scores).all()
@@ -126,10 +129,6 @@ def _select_compiled(
     if (pattern := parse_pattern(group)) is not None:
         unordered = lowest.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
     else:
-        kernel = {
-            "layer": lowest.prune_layer,
-            "row": lowest.prune_rows,
-            "column": lowest.prune_columns,
-        }[group]
+        kernel = lowest.prune_layer if group == "layer" else lowest.prune_rows
         unordered = kernel(*given, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

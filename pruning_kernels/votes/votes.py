@@ -1,7 +1,7 @@
 """Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
 
 There are three implementations with the same bits: plain NumPy; for large matrices the compiled
-kernels of ``carry_save`` and ``most_voted``; and on a CUDA device ``device_votes``.
+kernels of ``vote_planes`` and ``most_voted``; and on a CUDA device ``device_votes``.
 """
 
 from typing import Any
@@ -15,9 +15,10 @@ from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection.comparison_groups import (
     ComparisonGroup,
     group_size,
+    parse_pattern,
     pruned_per_group,
 )
-from pruning_kernels.votes.bitmask import Words, num_words, pack, planes_for, unpack
+from pruning_kernels.votes.bitmask import Words, num_words, pack, unpack
 
 Sizes = NDArray[np.unsignedinteger]
 """Tie-breakers among equally voted weights: uint16 or uint32, the smaller goes first.
@@ -67,8 +68,7 @@ class VoteCounter:
         self._make_planes(max(1, num_voters.bit_length()), num_words(self.num_weights))
 
     def _make_planes(self, planes: int, words: int) -> None:
-        self._room = planes_for(planes, words)
-        self.planes = self._room[:, :words]
+        self.planes = np.zeros((planes, words), np.uint64)
 
     def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
         """Count the votes of all voters in a range of words.
@@ -94,12 +94,10 @@ class VoteCounter:
     def _count(self, masks: NDArray[np.uint64], first: int) -> None:
         planes = self.planes[:, first : first + masks.shape[1]]
         if self._large:
-            from pruning_kernels.votes.carry_save import count_votes
+            from pruning_kernels.votes.vote_planes import count_votes
 
             use_threads_of_torch()
-            count_votes(
-                masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes
-            )
+            count_votes(masks, planes)
         else:
             planes[:] = 0
             for mask in masks:
@@ -193,20 +191,33 @@ class VoteCounter:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
         from pruning_kernels.votes import most_voted
 
-        use_threads_of_torch()
+        threads = use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
-        flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
         if group == "layer":
-            words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
-        elif group == "row":
-            words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
-        elif group == "column":
-            words = most_voted.most_voted_in_columns(self._room, self.shape, quota, flat)
+            flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
+            return most_voted.most_voted_in_layer(self.planes, self.num_weights, quota, flat)
+        if not quota:
+            return np.zeros(self.planes.shape[1], np.uint64)
+        by_column = group == "column"
+        counts, sizes = (
+            np.ascontiguousarray(matrix.T if by_column else matrix)
+            for matrix in (self._numbers(), np.empty((0, 0), np.uint16) if sizes is None else sizes)
+        )
+        lines = (-1, group_size(self.shape, group))
+        given = (counts.reshape(lines), sizes.reshape(lines) if sizes.size else sizes, quota)
+        if parse_pattern(group) is None:
+            found = most_voted.most_voted_in_lines(*given, threads)
         else:
-            words = most_voted.most_voted_in_pattern(
-                self._room, self.shape, group_size(self.shape, group), quota, flat
-            )
-        return words[: self.planes.shape[1]]
+            found = most_voted.most_voted_in_pattern(*given)
+        return pack(found.T if by_column else found)
+
+    def _numbers(self) -> NDArray[np.uint16]:
+        """Return the votes per weight of a large matrix."""
+        from pruning_kernels.votes.vote_planes import numbers_of
+
+        counts = np.empty(self.num_weights, np.uint16)
+        numbers_of(self.planes, counts)
+        return counts.reshape(self.shape)
 
     @property
     def _large(self) -> bool:

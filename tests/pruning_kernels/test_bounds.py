@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pruning_kernels.selection import lowest
-from pruning_kernels.votes import most_voted, votes
+from pruning_kernels.votes import most_voted, vote_planes, votes
 from pruning_kernels.votes.bitmask import pack
 from pruning_kernels.votes.votes import VoteCounter, select_most_voted
 
@@ -22,7 +22,7 @@ INSTRUCTIONS = {
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
-    for module in (lowest, most_voted):
+    for module in (lowest, most_voted, vote_planes):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):
                 monkeypatch.setattr(module, name, found.py_func)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
+from espalier.settings.keys import private_methods, unread
 from espalier.settings.methods import METHODS
 from espalier.settings.node import parse_node
-from espalier.settings.run import parse, private_methods, unread
+from espalier.settings.run import parse
 
 PRIVATE = {
     "privacy.epsilon": 4.0, "evaluation.local-baseline": False, "federation.client-weights": "equal",
@@ -53,7 +54,6 @@ def test_methods_are_found_by_mechanism() -> None:
         ("fedpetuning", "training.proximal", 0.1, "set it to 0"),
         ("fedpetuning", "training.accumulation", 2, "set it to 1"),
         ("fedpetuning", "training.gradient-checkpointing", True, "set it to false"),
-        ("fedpetuning", "training.compile", True, "set it to false"),
         ("fedpetuning", "privacy.max-sequences", 5, "raise training.batch-size"),
         ("pooled-pruning", "dtype", "bfloat16", "set it to 'float32'"),
         ("pooled-pruning", "pooled-pruning.strategy", "iterative", "set it to 'one-shot'"),

@@ -12,8 +12,9 @@ from espalier.errors import EspalierError
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.hetlora import HetLoRASettings
+from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
-from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse
+from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
@@ -401,26 +402,6 @@ def test_default_quorum_is_half_or_all_sites(
     given: dict[str, float], simulation: bool, quorum: float
 ) -> None:
     assert parse(given).with_quorum(simulation=simulation).quorum == quorum
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
-    ids=["neither", "iterative", "scaled"],
-)
-def test_scaled_continuation_needs_scaled_blocks(
-    changes: dict[str, Any],
-) -> None:
-    with pytest.raises(
-        EspalierError,
-        match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true",
-    ):
-        parse({"fedprllm.continue-behind": "scaled", **changes})
-    both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
-    assert (
-        parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind
-        == "scaled"
-    )
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])

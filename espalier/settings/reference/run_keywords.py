@@ -63,7 +63,6 @@ class RunKeywords(TypedDict, total=False):
     evaluation_texts: Text
     evaluation_sequence_length: int
     evaluation_max_samples: int
-    evaluation_baselines: bool
     evaluation_local_baseline: bool
     evaluation_own_text: bool
     evaluation_centralized: Literal["auto", "off"]
@@ -100,7 +99,6 @@ class RunKeywords(TypedDict, total=False):
     training_weight_decay: float
     training_proximal: float
     training_gradient_checkpointing: bool
-    training_compile: bool
     task_name: Literal[
         "text",
         "sst2",
@@ -136,11 +134,9 @@ class RunKeywords(TypedDict, total=False):
     fedprllm_comparison_group: Literal["layer", "row", "column"]
     fedprllm_ties: Literal["magnitude", "index", "random"]
     fedprllm_weight_scaling: bool
-    fedprllm_continue_behind: Literal["masked", "scaled"]
     fedspallm_sparsity: float
     fedspallm_pattern: Text
     fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
-    fedspallm_damping_mean: Literal["live", "all"]
     fedspallm_aggregation: Literal["l0", "mean"]
     fedspallm_mask_expansion: bool
     fedspallm_schedule: Literal["constant", "linear", "cubic"]
@@ -183,7 +179,6 @@ class RunKeywords(TypedDict, total=False):
     flap_pruning_ratio: float
     flap_channel_multiple: int
     flap_selection: Literal["global", "block", "kind"]
-    flap_square_attention: bool
     flap_bias_compensation: bool
     hetlora_ranks: Text
     hetlora_aggregation: Literal["zero-pad", "svd"]

@@ -9,11 +9,13 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from espalier.settings.data import FLOWER_NAME, PARTITIONS, DataSettings
 from espalier.settings.federation import OF_THE_METHOD, FederationSettings
+from espalier.settings.keys import tables
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import FLOWER_NAME, PARTITIONS, DataSettings, RunSettings, tables
 from espalier.settings.table import Table
 from espalier.settings.task import TEXT, TaskSettings, tasks
+from espalier.settings.top import TopSettings
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,18 @@ class Key:
 
 def tables_of_a_run() -> dict[str, type[Table]]:
     """Return all tables by name; the empty name, first, holds the top-level keys."""
-    return {"": RunSettings, **tables()}
+    return {"": TopSettings, **tables()}
 
 
 def keys_of(table: type[Table], name: str = "") -> list[Key]:
-    """Return the keys of one table, without the keys of nested tables.
+    """Return the keys of one table.
 
     Parameters
     ----------
     name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
-    return [
-        _key(table, name, key, field)
-        for key, field in fields.items()
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
-    ]
+    return [_key(table, name, key, field) for key, field in fields.items()]
 
 
 def keys_of_a_run() -> list[Key]:
@@ -75,7 +73,7 @@ def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
 
 def _names(table: type[Table], key: str) -> tuple[str, ...]:
     """Return the names of methods, tasks or partitions if the key chooses one of them."""
-    if (table, key) == (RunSettings, "method"):
+    if (table, key) == (TopSettings, "method"):
         return tuple(METHODS)
     if (table, key) == (DataSettings, "partition"):
         return (*PARTITIONS, FLOWER_NAME)
