@@ -36,7 +36,6 @@ from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_cou
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ProgressWords
-from strategies.base.public_samples import require_counting
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
 from strategies.masks import Masking, MaskResult
@@ -121,7 +120,6 @@ class FedPrLLM(Masking):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.settings = run.settings.of(FedPrLLMSettings)
-        require_counting(run.device, run.settings.device)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
 
     def description(self) -> str:

@@ -11,6 +11,7 @@ from pruning_kernels.selection.comparison_groups import (
     parse_pattern,
     pruned_per_group,
 )
+from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
 from pruning_kernels.selection.scores import NotFiniteError, RiaSums, relative_score
 
 
@@ -79,9 +80,9 @@ def select_number(
         if compiled and quota:
             prune_mask, _ = _select_compiled(lines, quota, "row", None, None)
         else:
-            select = _select_sorted if scores.device.type == "cpu" else _select_on_device
             size = group_size((scores.shape[0], scores.shape[1]), group)
-            prune_mask = select(lines.reshape(-1, size), quota).reshape(lines.shape)
+            prune_mask = prune_lowest(ordered_keys(lines.reshape(-1, size)), quota)
+            prune_mask = prune_mask.reshape(lines.shape)
         if by_column:
             prune_mask = prune_mask.T.contiguous()
         # Scores that are computed here must not be infinite either.
@@ -93,19 +94,6 @@ def select_number(
             "the scores contain NaN or infinity and cannot be compared; check the model's weights"
         )
     return prune_mask
-
-
-def _select_sorted(lines: Tensor, quota: int) -> Tensor:
-    """Select the ``quota`` lowest scores of each line by a stable sort."""
-    lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
-    return torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
-
-
-def _select_on_device(lines: Tensor, quota: int) -> Tensor:
-    """Select as ``_select_sorted``, with ``lowest_on_device``."""
-    from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
-
-    return prune_lowest(ordered_keys(lines), quota)
 
 
 def _select_compiled(
