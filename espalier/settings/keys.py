@@ -8,6 +8,7 @@ from espalier.settings.data import (
     FLOWER,
     FLOWER_NAME,
     OWN_TASKS,
+    PARTITIONS,
     DataSettings,
     source_of,
 )
@@ -166,13 +167,36 @@ def one_of(key: str, values: tuple[Any, ...]) -> str:
     return f"{key} = {' or '.join(map(repr, values))}"
 
 
+def choices_of(table: type[Table], key: str) -> tuple[Any, ...]:
+    """Return all allowed values of a key with hyphens; empty if they cannot be listed."""
+    if (table, key) == (TopSettings, "method"):
+        return tuple(METHODS)
+    if (table, key) == (DataSettings, "partition"):
+        return (*PARTITIONS, FLOWER_NAME)
+    if (table, key) == (TaskSettings, "name"):
+        return (TEXT, *tasks())
+    field = table.model_fields[key.replace("-", "_")]
+    return (True, False) if field.annotation is bool else get_args(field.annotation)
+
+
+def choices() -> dict[str, tuple[Any, ...]]:
+    """Return all allowed values of every dotted key of a run; empty if they cannot be listed."""
+    kinds = {"": TopSettings, **tables()}
+    names = {key: key.rpartition(".") for key in default_values()}
+    return {key: choices_of(kinds[table], name) for key, (table, _, name) in names.items()}
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is written after ``key=``; booleans are in lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
     """Return the values that a key may have with a method; empty if they cannot be listed."""
     if table is FederationSettings and key in OF_THE_METHOD:
         values: tuple[Any, ...] = getattr(settings_of(method), OF_THE_METHOD[key][1])
         return values
-    field = table.model_fields[key.replace("-", "_")]
-    return (True, False) if field.annotation is bool else get_args(field.annotation)
+    return choices_of(table, key)
 
 
 def unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:

@@ -16,8 +16,8 @@ from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import SuperLinkLost
 from espalier.settings.reference.keywords import keyword_of, settings_from
-from espalier.settings.reference.schema import keys_of_a_run
 from tests.pages.keyword_types import FILE, keywords_module
+from tests.pages.schema import keys_of_a_run
 
 APP = Path(__file__).parents[2]
 NOTHING_PRINTED = ("", "")

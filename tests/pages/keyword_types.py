@@ -1,7 +1,7 @@
 """Generator of the types of the settings as keyword arguments."""
 
 from espalier.settings.reference.keywords import keyword_of
-from espalier.settings.reference.schema import Key, keys_of_a_run
+from tests.pages.schema import Key, keys_of_a_run
 
 FILE = "espalier/settings/reference/run_keywords.py"
 WIDTH = 100

@@ -11,11 +11,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from espalier.settings.keys import concerns
+from espalier.settings.keys import as_text, concerns
 from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_a_run
 from tests.pages.keyword_types import FILE, keywords_module
+from tests.pages.schema import Key, keys_of, tables_of_a_run
 
 PAGE = "docs/settings.md"
 INTRODUCTION = """# Settings

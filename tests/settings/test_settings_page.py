@@ -11,10 +11,10 @@ from toy_method import ROW
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.methods.hetlora import HetLoRASettings
-from espalier.settings.keys import default_values
+from espalier.settings.keys import as_text, default_values
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.schema import Key, as_text, keys_of, keys_of_a_run
+from tests.pages.schema import Key, keys_of, keys_of_a_run
 from tests.pages.settings_page import BEGIN, END, settings_page, with_app_config
 
 ROOT = Path(__file__).parents[2]
