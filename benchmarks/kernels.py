@@ -27,7 +27,7 @@ from numba import njit, prange
 from pruning_kernels.selection import selection
 from pruning_kernels.selection.local import LocalMetric, LocalPruning
 from pruning_kernels.votes.bitmask import num_words, pack, stack_of_masks, unpack
-from pruning_kernels.votes.votes import VoteCounter, magnitudes, vote_counter
+from pruning_kernels.votes.votes import magnitudes, select_most_voted, vote_counter
 
 NEVER = 1 << 62
 
@@ -109,12 +109,12 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
 
     adding, counts = seconds(add, 2)
     require_equal(counter.counts(), counts, "counts")
-    plain = VoteCounter(shape, voters)
-    plain.count(masks)
     for group in ("layer", "row", "column"):
         counter.most_voted(0.5, group, sizes)
         selecting, found = seconds(partial(counter.most_voted, 0.5, group, sizes))
-        require_equal(found, plain.most_voted(0.5, group, sizes), f"votes by {group}")
+        require_equal(
+            found, pack(select_most_voted(counter.counts(), 0.5, group, sizes)), f"votes by {group}"
+        )
         if group == "layer":
             sorting, (_, order) = seconds(
                 partial(torch.sort, counts.reshape(-1), descending=True, stable=True), 2
@@ -217,8 +217,11 @@ def measure_votes_on_device(
 ) -> None:
     """Measure counting and selecting votes on the device.
 
-    All transfers are included.
+    Counting uses masks that are on the device already. Counting and selecting includes all
+    transfers.
     """
+    from pruning_kernels.votes.vote_planes_cuda import count_votes
+
     masks = voted_masks(shape, voters, generator)
     sizes = magnitudes(
         torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
@@ -226,6 +229,12 @@ def measure_votes_on_device(
     host = vote_counter(shape, voters)
     ours = vote_counter(shape, voters, torch.device("cuda"))
     host.count(masks)
+    on_device = torch.from_numpy(masks.view(np.int64)).cuda()
+    planes = torch.empty((voters.bit_length(), masks.shape[1]), dtype=torch.int64, device="cuda")
+    copying, _ = device_seconds(on_device.clone)
+    counting, _ = device_seconds(partial(count_votes, on_device, planes))
+    row(f"count {voters} masks of {shape[0]} x {shape[1]}", counting, copying, "copy them")
+
     moving, _ = device_seconds(lambda: torch.from_numpy(masks.view(np.int64)).cuda())
     for group in ("layer", "row", "column", "2:4"):
 

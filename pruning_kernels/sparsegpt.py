@@ -40,7 +40,9 @@ class Factor:
     """(in_features,), bool: channels that were zero for every token."""
 
 
-def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
+def factorise(
+    gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float | None = None
+) -> Factor:
     """Return the Cholesky factor of the inverse of a damped Gram matrix (SparseGPT section 3.4).
 
     Parameters
@@ -48,9 +50,11 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any
         positive number; not changed. In addition to it, memory holds the result, a float32 matrix
         of the same size, and a third of one.
-    damping : fraction, in [0, 1], of the mean diagonal of channels that are not dead, which is
-        added to the diagonal. If the damped matrix has no Cholesky factor, ten times as much is
-        added, up to 1. The result has the final value.
+    damping : fraction of the mean diagonal, in [0, 1], that is added to the diagonal. If the damped
+        matrix has no Cholesky factor, ten times as much is added, up to 1. The result has the final
+        value.
+    dead_diagonal : value of a dead channel in the mean diagonal, in the scale of ``gram``; None:
+        dead channels are left out of the mean
 
     Raises
     ------
@@ -63,9 +67,9 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     -----
     The published code takes three steps: the factor of H, the inverse of H, and the factor of the
     inverse. Here H = R R^T with R upper triangular, so that U is R^-1. It is the same matrix,
-    because a Cholesky factor is unique. The published code counts a dead channel as 1 in the mean
-    diagonal of H = 2 / n x x^T, summed over n samples. Its damping then depends on the scale of the
-    inputs.
+    because a Cholesky factor is unique. The published code sets a dead channel's diagonal to 1 of
+    H = 2 / n x x^T, summed over n samples, which corresponds to ``dead_diagonal = n / 2``. Its
+    damping then depends on the scale of the inputs.
     """
     _require_finite(
         gram,
@@ -73,7 +77,10 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     )
     diagonal = gram.diagonal().to(torch.float32)
     dead = diagonal == 0
-    mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    if dead_diagonal is None:
+        mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    else:
+        mean = (diagonal.sum() + dead_diagonal * dead.sum()) / len(diagonal)
     upper = torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     while True:
         upper.copy_(gram).diagonal().add_(damping * mean).masked_fill_(dead, 1)

@@ -121,7 +121,7 @@ def reconstructed_by_all(run: Run) -> Edits:
     samples = pooled_samples(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan
-    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group)
+    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
     hashes = []
     for layer in prune_layers(stream, samples, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))

@@ -4,12 +4,14 @@ Each client sends the mask with which it would prune the model. The server count
 weight (step 3), and prunes the weights with most votes within each comparison group (step 4 and
 section 3.2.1). With weight scaling, it multiplies each remaining weight by the fraction of clients
 that voted to keep it (step 6). One-shot pruning decides all blocks in one round. Iterative pruning
-decides one block per round and sends each decision back; clients continue behind the masked block
-(step 7; the published code continues behind the scaled one). By default, ties prune the weight with
-smaller magnitude: the paper does not define ties, and its code breaks them at random without a seed.
+decides one block per round and sends each decision back (step 7); clients continue behind the
+masked block as in step 7, or behind the scaled one as in the published code (``continue-behind =
+"scaled"``). By default, ties prune the weight with smaller magnitude: the paper does not define
+ties, and its code breaks them at random without a seed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,8 @@ from pruning_kernels.votes.bitmask import count
 from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes, vote_counter
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.method import ProgressWords
+from strategies.base.method import ClientOrder, ProgressWords
+from strategies.base.public_samples import require_counting
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
 from strategies.masks import Masking, MaskResult
@@ -120,6 +123,7 @@ class FedPrLLM(Masking):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.settings = run.settings.of(FedPrLLMSettings)
+        require_counting(run.device, run.settings.device)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
 
     def description(self) -> str:
@@ -134,6 +138,15 @@ class FedPrLLM(Masking):
         )
 
     # ----- round ----------------------------------------------------------------------------------
+
+    def order(self, server_round: int, client: int) -> ClientOrder:
+        """Return the order to send masks; if iterative, with the decision on the block before."""
+        order = super().order(server_round, client)
+        if not order.blobs or self.settings.continue_behind == "masked":
+            return order
+        before = server_round - 2
+        fields = self.decision([before], server_round - 1)
+        return replace(order, fields=fields, blobs=self.decided_blobs(before))
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Count the votes block by block, and decide the masks (section 3.2, steps 3 and 4)."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def working_on(device: torch.device) -> Iterator[torch.device]:
 
 @contextmanager
 def pretended() -> Iterator[None]:
-    """Pretend a CUDA device, including its random generator."""
+    """Pretend a CUDA device, including its vote counter and its random generator."""
     with pretended_device(), _pretended_parts():
         yield
 
@@ -81,8 +82,14 @@ def tests_work_on(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _pretended_parts() -> Iterator[None]:
-    """Replace the device's random generator with that of the CPU."""
+    """Replace the Triton kernel with torch code and the device's generator with that of the CPU."""
+    from pruning_kernels.votes.device_votes import _count_one_by_one
+
+    name = "pruning_kernels.votes.vote_planes_cuda"
+    kernel = ModuleType(name)
+    kernel.count_votes = _count_one_by_one  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(sys.modules, name, kernel)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
         monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
         monkeypatch.setattr(torch.cuda, "manual_seed", lambda _: None)

@@ -165,6 +165,12 @@ def test_every_copied_file_reaches_the_builder(name: str) -> None:
         assert word in reaching or re.fullmatch(r"docker/\w+\.py", word)
 
 
+def test_cuda_image_has_compiler() -> None:
+    last = (DOCKER / "Dockerfile.cuda").read_text().split("FROM")[-1]
+    assert "gcc libc6-dev" in last
+    assert "gcc" not in (DOCKER / "Dockerfile").read_text()
+
+
 def test_image_needs_all_libraries_but_ray() -> None:
     requirements = program("requirements").requirements
     declared = PROJECT["project"]["dependencies"]

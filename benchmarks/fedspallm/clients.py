@@ -91,7 +91,7 @@ class Clients:
 
     def _prune(self, samples: Tensor) -> list[str]:
         job = self.settings.of(FedSpaLLMSettings)
-        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group)
+        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping_mean)
         layers = prune_layers(self.stream, samples, pruning, range(len(self.plan.blocks)))
         return [self.store.put(pack_kept(layer.matrices)) for layer in layers]
 

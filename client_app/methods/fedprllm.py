@@ -36,9 +36,11 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     if site.settings.of(FedPrLLMSettings).strategy == "one-shot":
         return answer_from_samples(site, request, lambda samples: _own_masks(site, samples))
     pruning = _local_pruning(site)
+    scaled = _continues_scaled(site)
 
     def brought(before: int) -> Edits:
-        return _edits(site, request.blobs.__getitem__, {}, scaled=False)
+        voters = {before: request.fields.get("num_voters", [0])[0]}
+        return _edits(site, request.blobs.__getitem__, voters, scaled=scaled)
 
     def vote(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
         beat(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
@@ -52,8 +54,13 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         site,
         request,
         brought,
-        lambda number: _pushed(site, request.header, number, scaled=False),
+        lambda number: _pushed(site, request.header, number, scaled=scaled),
     ).answer(vote)
+
+
+def _continues_scaled(site: Site) -> bool:
+    """Return True if clients pass their hidden states through scaled blocks, not only masked."""
+    return site.settings.of(FedPrLLMSettings).continue_behind == "scaled"
 
 
 def _own_masks(site: Site, samples: torch.Tensor) -> Iterator[bytes]:

@@ -61,7 +61,7 @@ def _prune(
     hashes = []
     damping = 0.0
     sparsity = sparsity_of(site.settings, server_round)
-    pruning = LocalPruning(job.local_method, sparsity, job.local_group)
+    pruning = LocalPruning(job.local_method, sparsity, job.local_group, job.damping_mean)
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
         edits = _global(site, state, held)

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import (
@@ -19,7 +19,7 @@ from espalier.messages.decided_blocks import (
     delivery_of_blocks,
     parts_of_decided,
 )
-from espalier.messages.message import Fields, Kind, MessageBody
+from espalier.messages.message import Fields, Kind, MessageBody, NoFields
 from espalier.messages.parts import Reply
 from espalier.messages.summands import SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
@@ -66,6 +66,24 @@ class FedPrLLMSettings(MaskingSettings):
     weight_scaling: bool = Field(
         False, description="Shrink each kept weight by the fraction of clients that would prune it."
     )
+    continue_behind: Literal["masked", "scaled"] = Field(
+        "masked",
+        description=(
+            "Block from which clients of iterative pruning continue: the masked one, as in step 7"
+            " of the paper, or with weight scaling the scaled one, as in its published code (the"
+            " server then sends one more byte per weight)."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _scaled_blocks_are_there(self) -> "FedPrLLMSettings":
+        if self.continue_behind == "scaled" and not (
+            self.weight_scaling and self.strategy == "iterative"
+        ):
+            raise ValueError(
+                "continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"
+            )
+        return self
 
     @property
     def local_group(self) -> str:
@@ -150,16 +168,21 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client
-    continues with the server's decision (step 7).
+    continues with the server's decision (step 7). With ``continue-behind = "scaled"`` it also
+    brings the votes and the number of voters.
     """
     settings = run.of(FedPrLLMSettings)
     server_round = request.header.server_round
     plan = plan_of()
     specs = mask_blobs(plan, settings, server_round)
     decided: BlockSpecs = {}
+    told: type[Fields] = NoFields
     if settings.strategy == "iterative" and server_round > 1:
         before = plan.blocks[server_round - 2]
         decided = {block_key(before.index): mask_specs(before)}
+        if settings.continue_behind == "scaled":
+            decided = decided_specs(before, run)
+            told = Decision
 
     def exactly_sparse(key: str, blob: bytes) -> None:
         masks = views(blob)
@@ -167,14 +190,34 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             words = masks[mask_name(linear.name)]
             require_exact_sparsity(key, linear, words, settings.sparsity, settings.local_group)
 
+    def a_number_of_voters(decision: Fields) -> None:
+        if isinstance(decision, Decision) and len(decision.num_voters) != 1:
+            raise ProtocolError(
+                f"Decision: {len(decision.num_voters)} numbers of voters for 1 block"
+            )
+
     reply = Reply(
+        order=told,
         specs=specs,
         observer=OBSERVER,
         more="The masks of further blocks, as in train.",
         brought=decided,
         check_values=exactly_sparse,
+        check_order=a_number_of_voters,
     )
     return reply.contract(request, run)
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests of a round by kind.
+
+    In iterative pruning with weight scaling, votes are included from the second round on.
+    """
+    job = run.of(FedPrLLMSettings)
+    scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
+    return {"train": {"num_voters": [1], "decided": server_round - 1} if scaled else {}}
 
 
 OBSERVER = (

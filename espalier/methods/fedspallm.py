@@ -46,6 +46,7 @@ class FedSpaLLMSettings(PruningSettings):
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
+        "damping-mean": {"local-method": ("sparsegpt",)},
         "federation.max-update-ratio": {"local-method": ("sparsegpt",)},
     }
 
@@ -62,6 +63,14 @@ class FedSpaLLMSettings(PruningSettings):
         "sparsegpt",
         description=(
             "Pruning method of a client. SparseGPT changes the kept weights; the others do not."
+        ),
+    )
+    damping_mean: Literal["live", "all"] = Field(
+        "live",
+        description=(
+            "SparseGPT: channels whose mean square is the measure of damping (1% of it): those with"
+            " input that is not zero, or all, of which dead ones count as 1, as in its published"
+            " code."
         ),
     )
     aggregation: Literal["l0", "mean"] = Field(

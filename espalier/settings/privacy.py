@@ -150,14 +150,14 @@ def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple
                 "set it to 1",
             )
         )
-    if training.gradient_checkpointing:
-        lines.append(
-            (
-                "training.gradient-checkpointing = True: gradients of single sequences cannot be"
-                " had with it",
-                "set it to false",
+    for key in ("gradient-checkpointing", "compile"):
+        if getattr(training, key.replace("-", "_")):
+            lines.append(
+                (
+                    f"training.{key} = True: gradients of single sequences cannot be had with it",
+                    "set it to false",
+                )
             )
-        )
     if tables["task"].packing:
         lines.append(("task.packing = True: would mix records in a sequence", "set it to false"))
     if privacy.max_sequences > training.batch_size:

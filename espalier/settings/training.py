@@ -68,6 +68,14 @@ class TrainingSettings(Table):
         ),
     )
 
+    compile: bool = Field(
+        False,
+        description=(
+            "Compile the model's forward and backward pass with `torch.compile`, which needs a C++"
+            " compiler on a CPU. docs/performance.md says what it gained."
+        ),
+    )
+
     @model_validator(mode="after")
     def _no_step_is_forgotten(self) -> "TrainingSettings":
         decayed = self.learning_rate * self.weight_decay * self.steps

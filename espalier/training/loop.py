@@ -89,6 +89,8 @@ class Loop:
     """Betas of AdamW."""
     max_gradient_norm: float = MAX_GRADIENT_NORM
     """Norm to which a step's gradients are clipped."""
+    _called: Any = field(default=None, init=False)
+    """Model as it is called in a step, compiled if the settings say so."""
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps, starting with the number ``first_step``.
@@ -109,6 +111,10 @@ class Loop:
             else {}
         )
         trained = Trained()
+        # Compiled code belongs to the model and is used again in later rounds of a process.
+        self._called = (
+            torch.compile(self.model, dynamic=True) if self.settings.compile else self.model
+        )
         with in_training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
@@ -175,7 +181,7 @@ class Loop:
         for place, batch in enumerate(batches):
             seed = derive_seed(self.seed, "dropout", server_round=step, block=place)
             with seeded(seed, [one for one in devices if one.type == "cuda"]):
-                summed = self.loss(self.model, batch, device)
+                summed = self.loss(self._called, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
                     raise ValueError(
                         f"a loss is {summed.dtype}, {list(summed.shape)}, and must be"

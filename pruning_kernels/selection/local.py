@@ -17,6 +17,13 @@ from pruning_kernels.sparsegpt import Factor, sparsegpt_score
 
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]
 
+DampingMean = Literal["live", "all"]
+"""Channels over which the mean diagonal for damping is taken.
+
+- ``live``: channels that are not zero for every token
+- ``all``: all channels; dead ones count as 1, as in SparseGPT's published code (see ``factorise``)
+"""
+
 InputStatistics = Tensor | Factor
 """Square sum of each input channel, (channels,), or for SparseGPT the Gram matrix's factor."""
 
@@ -28,6 +35,7 @@ class LocalPruning:
     metric: LocalMetric
     sparsity: float
     group: ComparisonGroup
+    damping_mean: DampingMean = "live"
 
     def prune_mask(self, weight: Tensor, inputs: InputStatistics) -> Tensor:
         """Return the prune mask of one matrix, bool, shaped like ``weight``.

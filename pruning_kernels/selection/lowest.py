@@ -27,6 +27,8 @@ from pruning_kernels.compiled import compiled
 LEVELS = ((21, 11), (10, 11), (0, 10))
 """Shift and width in bits of a key's digits, from the upper to the lower."""
 DIGITS = 1 << 11
+COLUMNS_AT_ONCE = 16
+"""Number of columns that are transposed together: one cache line of scores."""
 LOWEST_KEY = 0x007FFFFF
 HIGHEST_KEY = 0xFF800000
 """Keys of the infinities; keys outside their range are NaN."""
@@ -175,6 +177,49 @@ def prune_rows(
                     chosen = True
                     ties -= 1
                 prune_mask[row, column] = chosen
+    return failed.any()
+
+
+@compiled(parallel=True)
+def prune_columns(
+    scores: Scores,
+    factors: Scores,
+    row_sums: Scores,
+    column_sums: Scores,
+    quota: int,
+    threads: int,
+    prune_mask: Mask,
+) -> np.bool_:
+    """Prune with every column as a group; ``quota`` is at least 1."""
+    rows, columns = scores.shape
+    strips = -(-columns // COLUMNS_AT_ONCE)
+    failed = np.zeros(threads, np.bool_)
+    for thread in prange(threads):
+        keys = np.empty((COLUMNS_AT_ONCE, rows), np.uint32)
+        scratch = np.empty(rows, np.uint32)
+        thresholds = np.empty(COLUMNS_AT_ONCE, np.int64)
+        ties = np.empty(COLUMNS_AT_ONCE, np.int64)
+        line = np.empty(COLUMNS_AT_ONCE, np.uint32)
+        for strip in range(strips * thread // threads, strips * (thread + 1) // threads):
+            first = strip * COLUMNS_AT_ONCE
+            width = min(COLUMNS_AT_ONCE, columns - first)
+            part = slice(first, first + width)
+            for row in range(rows):
+                failed[thread] |= _keys_of(
+                    scores[row, part], factors[part], row_sums, row, column_sums[part], line
+                )
+                for place in range(width):
+                    keys[place, row] = line[place]
+            for place in range(width):
+                thresholds[place], ties[place] = threshold_of(keys[place], quota, scratch)
+            for row in range(rows):
+                for place in range(width):
+                    key = int(keys[place, row])
+                    chosen = key < thresholds[place]
+                    if key == thresholds[place] and ties[place] > 0:
+                        chosen = True
+                        ties[place] -= 1
+                    prune_mask[row, first + place] = chosen
     return failed.any()
 
 

@@ -1,9 +1,9 @@
-"""Selection of the lowest keys of each line, in torch.
+"""Selection of the lowest keys of each line, in torch, for tensors on a CUDA device.
 
-Keys are integers, so that the order is the same on all devices and in the kernels of ``lowest``; of
-equal keys the lower index goes first. Nothing is sorted. The key of the last pruned weight is found
-bit by bit, with one pass over all keys per bit. This needs one byte per key, whereas a sort holds
-each key twice and its index.
+It is the counterpart of ``lowest`` on the CPU. Keys are integers, so that the order is the same on
+all devices; of equal keys the lower index goes first. Nothing is sorted. The key of the last pruned
+weight is found bit by bit, with one pass over all keys per bit. This needs one byte per key,
+whereas a sort holds each key twice and its index.
 """
 
 import torch

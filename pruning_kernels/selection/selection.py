@@ -11,7 +11,6 @@ from pruning_kernels.selection.comparison_groups import (
     parse_pattern,
     pruned_per_group,
 )
-from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
 from pruning_kernels.selection.scores import NotFiniteError, RiaSums, relative_score
 
 
@@ -65,8 +64,7 @@ def select_number(
 
     ``compiled`` selects the numba kernels; the other arguments are those of ``select_lowest``.
     """
-    by_column = group == "column"
-    if compiled and quota and not by_column:
+    if compiled and quota:
         prune_mask, unordered = _select_compiled(
             scores.to(torch.float32), quota, group, factors, sums
         )
@@ -76,15 +74,13 @@ def select_number(
         elif factors is not None:
             scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)
-        lines = scores.T if by_column else scores
-        if compiled and quota:
-            prune_mask, _ = _select_compiled(lines, quota, "row", None, None)
-        else:
-            size = group_size((scores.shape[0], scores.shape[1]), group)
-            prune_mask = prune_lowest(ordered_keys(lines.reshape(-1, size)), quota)
-            prune_mask = prune_mask.reshape(lines.shape)
-        if by_column:
-            prune_mask = prune_mask.T.contiguous()
+        rows, columns = scores.shape
+        lines = scores.T if group == "column" else scores
+        select = _select_sorted if scores.device.type == "cpu" else _select_on_device
+        prune_mask = select(lines.reshape(-1, group_size((rows, columns), group)), quota)
+        if group == "column":
+            prune_mask = prune_mask.reshape(columns, rows).T.contiguous()
+        prune_mask = prune_mask.reshape(rows, columns)
         # Scores that are computed here must not be infinite either.
         unordered = bool(
             torch.isnan(scores).any() if factors is None else not torch.isfinite(scores).all()
@@ -94,6 +90,19 @@ def select_number(
             "the scores contain NaN or infinity and cannot be compared; check the model's weights"
         )
     return prune_mask
+
+
+def _select_sorted(lines: Tensor, quota: int) -> Tensor:
+    """Select the ``quota`` lowest scores of each line by a stable sort."""
+    lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
+    return torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
+
+
+def _select_on_device(lines: Tensor, quota: int) -> Tensor:
+    """Select as ``_select_sorted``, with ``lowest_on_device``."""
+    from pruning_kernels.selection.lowest_on_device import ordered_keys, prune_lowest
+
+    return prune_lowest(ordered_keys(lines), quota)
 
 
 def _select_compiled(
@@ -117,6 +126,10 @@ def _select_compiled(
     if (pattern := parse_pattern(group)) is not None:
         unordered = lowest.prune_pattern(*given, pattern[1], quota, threads, prune_mask)
     else:
-        kernel = lowest.prune_layer if group == "layer" else lowest.prune_rows
+        kernel = {
+            "layer": lowest.prune_layer,
+            "row": lowest.prune_rows,
+            "column": lowest.prune_columns,
+        }[group]
         unordered = kernel(*given, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

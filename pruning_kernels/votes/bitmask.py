@@ -30,6 +30,18 @@ def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
     return np.empty((num_masks, lines * LINE_WORDS), np.uint64)[:, :words]
 
 
+def planes_for(num_planes: int, words: int) -> NDArray[np.uint64]:
+    """Return zeroed planes, (num_planes, words rounded up to whole lines), uint64.
+
+    Every row is aligned to a cache line.
+    """
+    words = -(-words // LINE_WORDS) * LINE_WORDS
+    room = np.zeros(num_planes * words + LINE_WORDS, np.uint64)
+    # Number of words up to the next cache line.
+    first = -room.ctypes.data // 8 % LINE_WORDS
+    return room[first : first + num_planes * words].reshape(num_planes, words)
+
+
 def pack(mask: NDArray[np.bool_]) -> Words:
     """Pack a boolean array of any shape into ``(num_words(mask.size),)`` uint64."""
     packed = np.zeros(num_words(mask.size) * 8, dtype=np.uint8)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
-from pruning_kernels.votes.bitmask import Words, count
+from pruning_kernels.votes.bitmask import Words, count, unpack
 from pruning_kernels.votes.bitmask_on_device import unpack_on_device
 
 CPU = torch.device("cpu")
@@ -27,23 +27,21 @@ Aggregation = Literal["l0", "mean"]
 
 def kept_mean(shape: tuple[int, int], device: torch.device = CPU) -> "KeptMean":
     """Return a mean without clients, whose sums are on a device."""
-    if device.type == "cpu" and shape[0] * shape[1] >= WORTH_COMPILING:
-        return CompiledMean(shape, device)
-    return KeptMean(shape, device)
+    return KeptMean(shape) if device.type == "cpu" else DeviceMean(shape, device)
 
 
 class KeptMean:
-    """Mean of one matrix, accumulated client by client, with (size,) float32 sums on a device.
+    """Mean of one matrix, accumulated client by client, with (size,) float32 sums on the CPU."""
 
-    Inputs and results are NumPy arrays.
-    """
-
-    def __init__(self, shape: tuple[int, int], device: torch.device = CPU) -> None:
+    def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
         self._size = shape[0] * shape[1]
         self._weight = 0.0
-        self._total = torch.zeros(self._size, dtype=torch.float32, device=device)
-        self._weights = torch.zeros_like(self._total)
+        self._make_sums()
+
+    def _make_sums(self) -> None:
+        self._total = np.zeros(self._size, np.float32)
+        self._weights = np.zeros(self._size, np.float32)
 
     def add(self, prune_mask: Words, kept: NDArray[np.float32], weight: float = 1.0) -> None:
         """Add one client.
@@ -66,33 +64,26 @@ class KeptMean:
         self._add(prune_mask, kept, np.float32(weight))
 
     def _add(self, prune_mask: Words, kept: NDArray[np.float32], weight: np.float32) -> None:
-        device = self._total.device
-        keep = ~unpack_on_device(prune_mask, self._size, device)
-        scaled = torch.from_numpy(kept).to(device) * float(weight)
-        self._total += torch.zeros_like(self._total).masked_scatter_(keep, scaled)
-        self._weights += keep * float(weight)
+        if self._size >= WORTH_COMPILING:
+            from pruning_kernels.votes.kept_sum import add_kept
+
+            use_threads_of_torch()
+            add_kept(self._total, self._weights, prune_mask, kept, weight)
+            return
+        keep = ~unpack(prune_mask, (self._size,))
+        self._total[keep] += kept * weight
+        self._weights[keep] += weight
 
     def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
         """Return the mean, float32, shaped like the matrix; the sums cannot be used afterwards.
 
         Weights that no client kept are zero.
         """
-        divisor = self._weights
         if aggregation == "mean":
-            # CUDA multiplies by the reciprocal of a Python number; it divides by a tensor.
-            divisor = torch.tensor(float(np.float32(self._weight)), device=divisor.device)
-        found = self._total.div_(divisor).masked_fill_(self._weights <= 0, 0)
-        return found.cpu().numpy().reshape(self.shape)
-
-
-class CompiledMean(KeptMean):
-    """Mean of one large matrix on the CPU, whose sums one kernel adds up."""
-
-    def _add(self, prune_mask: Words, kept: NDArray[np.float32], weight: np.float32) -> None:
-        from pruning_kernels.votes.kept_sum import add_kept
-
-        use_threads_of_torch()
-        add_kept(self._total.numpy(), self._weights.numpy(), prune_mask, kept, weight)
+            self._total /= np.float32(self._weight)
+        else:
+            np.divide(self._total, self._weights, out=self._total, where=self._weights > 0)
+        return self._total.reshape(self.shape)
 
 
 class SummedMean(KeptMean):
@@ -123,3 +114,30 @@ class SummedMean(KeptMean):
         found = np.zeros(self._sum.shape)
         np.divide(self._sum, divisor, out=found, where=self._keepers > 0)
         return found.astype(np.float32).reshape(self.shape)
+
+
+class DeviceMean(KeptMean):
+    """Mean whose sums are on a device; inputs and results are NumPy arrays."""
+
+    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self._device = device
+        super().__init__(shape)
+
+    def _make_sums(self) -> None:
+        self._sums = torch.zeros(self._size, dtype=torch.float32, device=self._device)
+        self._keepers = torch.zeros_like(self._sums)
+
+    def _add(self, prune_mask: Words, kept: NDArray[np.float32], weight: np.float32) -> None:
+        keep = ~unpack_on_device(prune_mask, self._size, self._device)
+        scaled = torch.from_numpy(kept).to(self._device) * float(weight)
+        self._sums += torch.zeros_like(self._sums).masked_scatter_(keep, scaled)
+        self._keepers += keep * float(weight)
+
+    def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
+        """Return the mean, float32, shaped like the matrix."""
+        divisor = self._keepers
+        if aggregation == "mean":
+            # CUDA multiplies by the reciprocal of a Python number; it divides by a tensor.
+            divisor = torch.tensor(float(np.float32(self._weight)), device=self._device)
+        found = torch.where(self._keepers > 0, self._sums / divisor, 0.0)
+        return found.cpu().numpy().reshape(self.shape)

@@ -1,11 +1,15 @@
-"""Selection of the most voted weights, in numba.
+"""Selection of the most voted weights on the bit planes of their votes, in numba.
 
-For a whole layer it works on the bit planes of the votes, (number of planes, words) uint64 with
-zeros after the last weight; the result is flat words as in ``bitmask``. For smaller comparison
-groups it works on the numbers of votes. ``sizes`` breaks ties between equally voted weights:
-unsigned integers whose upper bit is ignored, so that the bits of a float count as its magnitude. If
-it is empty, the lower index goes first.
+``planes`` are (number of planes, words) uint64 from ``carry_save``, with zeros after the last
+weight. Masks and results are flat words as in ``bitmask``. ``sizes`` breaks ties between equally
+voted weights: unsigned integers, (weights,), whose upper bit is ignored, so that the bits of a
+float count as its magnitude. If it is empty, the lower index goes first.
+
+A word of a row holds the bits of 64 columns. The selection by column processes eight words of every
+row, 512 columns, together: vector instructions do the same for all columns at once.
 """
+
+import math
 
 import numpy as np
 from numba import get_num_threads, prange
@@ -14,7 +18,7 @@ from numpy.typing import NDArray
 from pruning_kernels.compiled import compiled
 from pruning_kernels.selection.lowest import threshold_of
 from pruning_kernels.votes.bit_instructions import lowest_bit, popcount
-from pruning_kernels.votes.bitmask import LINE_WORDS, Words
+from pruning_kernels.votes.bitmask import LINE_WORDS, Words, pack
 
 ONE = np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -288,72 +292,341 @@ def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
         return
 
 
-@compiled(parallel=True)
-def most_voted_in_lines(
-    counts: NDArray[np.uint16], sizes: Sizes, quota: int, threads: int
-) -> NDArray[np.bool_]:
-    """Return True for the ``quota`` most voted weights of each line: bool, (lines, size).
+def most_voted_in_rows(planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
+    """Prune the ``quota`` most voted weights of every row."""
+    pruned = np.zeros(planes.shape[1], np.uint64)
+    _prune_rows(planes, parts_of_rows(shape), shape[1], quota, sizes, pruned)
+    return pruned
 
-    Parameters
-    ----------
-    counts : (lines, size), votes per weight
-    sizes : (lines, size), or (0, 0)
-    quota : at least 1
+
+def parts_of_rows(shape: tuple[int, int]) -> Places:
+    """Return the first row of each thread's part, and the end.
+
+    A part begins at the start of a word, so that no two threads write to the same word.
     """
-    lines, size = counts.shape
-    low = lower_bits(sizes)
-    prune_mask = np.empty((lines, size), np.bool_)
-    most = int(counts.max())
-    for thread in prange(threads):
-        histogram = np.zeros(most + 1, np.int64)
-        keys = np.zeros(size, np.uint32)
-        scratch = np.empty(size, np.uint32)
-        for line in range(lines * thread // threads, lines * (thread + 1) // threads):
-            histogram[:] = 0
-            for place in range(size):
-                histogram[counts[line, place]] += 1
-            votes = most
-            missing = quota
-            while histogram[votes] < missing:
-                missing -= histogram[votes]
-                votes -= 1
-            tied = 0
-            for place in range(size):
-                if counts[line, place] == votes:
-                    if len(sizes):
-                        keys[tied] = np.int64(sizes[line, place]) & low
-                    tied += 1
-            threshold, ties = threshold_of(keys[:tied], missing, scratch)
-            tied = 0
-            for place in range(size):
-                chosen = counts[line, place] > votes
-                if counts[line, place] == votes:
-                    chosen = keys[tied] < threshold
-                    if keys[tied] == threshold and ties > 0:
-                        chosen = True
-                        ties -= 1
-                    tied += 1
-                prune_mask[line, place] = chosen
-    return prune_mask
+    rows, columns = shape
+    aligned = 64 // math.gcd(columns, 64)
+    return np.minimum(
+        np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned, rows
+    )
 
 
 @compiled(parallel=True)
-def most_voted_in_pattern(
-    counts: NDArray[np.uint16], sizes: Sizes, quota: int
-) -> NDArray[np.bool_]:
-    """Return what ``most_voted_in_lines`` does, for lines of a few weights."""
-    lines, size = counts.shape
+def _prune_rows(
+    planes: Planes, parts: Places, columns: int, quota: int, sizes: Sizes, pruned: Words
+) -> None:
+    for part in prange(len(parts) - 1):
+        tied = np.empty(columns // 64 + 2, np.uint64)
+        keys = np.empty(columns, np.uint64)
+        for row in range(parts[part], parts[part + 1]):
+            first = row * columns >> 6
+            last = (row + 1) * columns - 1 >> 6
+            words = last - first + 1
+            for word in range(words):
+                tied[word] = ALL
+            tied[0] = ALL << np.uint64(row * columns & 63)
+            tied[words - 1] &= ALL >> np.uint64(63 - ((row + 1) * columns - 1 & 63))
+            missing = _descend(planes, first, tied[:words], pruned, quota)
+            if missing and len(sizes):
+                _prune_smallest_in_row(tied[:words], pruned, first, missing, sizes, keys)
+            elif missing:
+                _prune_first(tied[:words], pruned[first : last + 1], missing)
+
+
+@compiled()
+def _descend(planes: Planes, first: int, tied: Words, pruned: Words, quota: int) -> int:
+    """Go down the planes: prune what must be pruned, and leave in ``tied`` what may be.
+
+    Returns the number of tied weights that must be pruned too.
+    """
+    for plane in range(len(planes) - 1, -1, -1):
+        above = 0
+        for word in range(len(tied)):
+            above += int(popcount(tied[word] & planes[plane, first + word]))
+        take = above <= quota
+        if take:
+            quota -= above
+        for word in range(len(tied)):
+            both = tied[word] & planes[plane, first + word]
+            if take:
+                pruned[first + word] |= both
+                tied[word] ^= both
+            else:
+                tied[word] = both
+    return quota
+
+
+@compiled()
+def nth_lowest(keys: Words, place: int) -> np.uint64:
+    """Return the key at an index of the sorted keys, by Hoare's selection.
+
+    All keys are different; they are reordered.
+    """
+    first = 0
+    last = len(keys) - 1
+    while first < last:
+        pivot = keys[(first + last) >> 1]
+        left = first
+        right = last
+        while left <= right:
+            while keys[left] < pivot:
+                left += 1
+            while keys[right] > pivot:
+                right -= 1
+            if left <= right:
+                keys[left], keys[right] = keys[right], keys[left]
+                left += 1
+                right -= 1
+        if place <= right:
+            last = right
+        elif place >= left:
+            first = left
+        else:
+            break
+    return keys[place]
+
+
+@compiled()
+def _prune_smallest_in_row(
+    tied: Words, pruned: Words, first: int, quota: int, sizes: Sizes, keys: Words
+) -> None:
+    """Prune the smallest of the tied weights of a row; its bits begin at word ``first``."""
     low = lower_bits(sizes)
-    prune_mask = np.empty((lines, size), np.bool_)
-    for line in prange(lines):
-        for place in range(size):
-            before = 0
-            for other in range(size):
-                more = np.int64(counts[line, other]) - np.int64(counts[line, place])
-                if more == 0 and len(sizes):
-                    more = (np.int64(sizes[line, place]) & low) - (
-                        np.int64(sizes[line, other]) & low
+    found = 0
+    for word in range(len(tied)):
+        rest = tied[word]
+        while rest:
+            place = word * 64 + int(lowest_bit(rest))
+            rest &= rest - ONE
+            keys[found] = (np.int64(sizes[first * 64 + place]) & low) << 32 | place
+            found += 1
+    last = nth_lowest(keys[:found], quota - 1)
+    for key in keys[:found]:
+        if key <= last:
+            place = int(key & np.uint64(0xFFFFFFFF))
+            pruned[first + (place >> 6)] |= ONE << np.uint64(place & 63)
+
+
+@compiled(inline="always")
+def _votes_at(planes: Planes, place: int) -> int:
+    """Return the number of votes for one weight."""
+    votes = 0
+    word = place >> 6
+    bit = np.uint64(place & 63)
+    for plane in range(len(planes)):
+        votes |= int(planes[plane, word] >> bit & ONE) << plane
+    return votes
+
+
+def most_voted_in_pattern(
+    planes: Planes, shape: tuple[int, int], size: int, quota: int, sizes: Sizes
+) -> Words:
+    """Prune the ``quota`` most voted of each ``size`` consecutive weights of a row."""
+    prune_mask = np.zeros(shape, np.bool_)
+    _prune_pattern(planes, size, quota, sizes, prune_mask)
+    return pack(prune_mask)
+
+
+@compiled(parallel=True)
+def _prune_pattern(
+    planes: Planes, size: int, quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]
+) -> None:
+    rows, columns = prune_mask.shape
+    low = lower_bits(sizes)
+    for row in prange(rows):
+        keys = np.empty(size, np.int64)
+        for first in range(0, columns, size):
+            for place in range(size):
+                at = row * columns + first + place
+                key = np.int64(sizes[at]) & low if len(sizes) else np.int64(0)
+                keys[place] = key - (np.int64(_votes_at(planes, at)) << 31)
+            for place in range(size):
+                before = 0
+                for other in range(size):
+                    before += keys[other] < keys[place] or (
+                        keys[other] == keys[place] and other < place
                     )
-                before += more > 0 or (more == 0 and other < place)
-            prune_mask[line, place] = before < quota
-    return prune_mask
+                prune_mask[row, first + place] = before < quota
+
+
+WIDTH = 64 * LINE_WORDS
+"""Number of columns that are processed together."""
+ROWS = 8
+"""Number of rows whose bits are added up in registers."""
+
+Lines = NDArray[np.uint64]
+"""(rows, 8): bit ``c % 64`` of word ``c // 64`` of a row belongs to column ``c`` of 512."""
+
+
+def most_voted_in_columns(
+    planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes
+) -> Words:
+    """Prune the ``quota`` most voted weights of every column."""
+    rows, columns = shape
+    pruned = np.zeros(planes.shape[1], np.uint64)
+    lines = np.zeros((-(-columns // WIDTH), -(-rows // ROWS) * ROWS, LINE_WORDS), np.uint64)
+    _prune_columns(planes, rows, columns, quota, sizes, lines)
+    _join(lines, parts_of_rows(shape), columns, pruned)
+    return pruned
+
+
+@compiled(parallel=True)
+def _prune_columns(
+    planes: Planes, rows: int, columns: int, quota: int, sizes: Sizes, lines: Planes
+) -> None:
+    for strip in prange(len(lines)):
+        _prune_strip(planes, rows, columns, strip * WIDTH, quota, sizes, lines[strip])
+
+
+@compiled()
+def _prune_strip(
+    planes: Planes, rows: int, columns: int, first: int, quota: int, sizes: Sizes, pruned: Lines
+) -> None:
+    """Prune up to 512 columns, starting at column ``first``."""
+    missing = np.full(WIDTH, quota)
+    tied = np.zeros_like(pruned)
+    bits = np.zeros_like(pruned)
+    for word in range(LINE_WORDS):
+        beyond = first + 64 * (word + 1) - columns
+        in_matrix = ALL >> np.uint64(max(beyond, 0)) if beyond < 64 else np.uint64(0)
+        for row in range(rows):
+            tied[row, word] = in_matrix
+    for plane in range(len(planes) - 1, -1, -1):
+        for row in range(rows):
+            _read_line(planes[plane], row * columns + first, tied[row], bits[row])
+        take = _columns_to_take(bits, missing)
+        for row in range(rows):
+            for word in range(LINE_WORDS):
+                both = bits[row, word]
+                pruned[row, word] |= both & take[word]
+                tied[row, word] = (tied[row, word] ^ both) & take[word] | both & ~take[word]
+    _prune_tied(tied, missing, columns, first, sizes, pruned)
+
+
+@compiled(inline="always")
+def _read_line(plane: Words, place: int, among: Words, line: Words) -> None:
+    """Read eight words, starting at any bit, and keep only the bits that are set in ``among``."""
+    word = place >> 6
+    shift = np.uint64(place & 63)
+    if word + LINE_WORDS < len(plane):
+        # Two shifts, because a shift by 64 bits is undefined.
+        for lane in range(LINE_WORDS):
+            upper = plane[word + lane + 1] << ONE << np.uint64(63) - shift
+            line[lane] = (plane[word + lane] >> shift | upper) & among[lane]
+    else:
+        end = len(plane) - 1
+        # Words after the end of the plane belong to no column.
+        for lane in range(LINE_WORDS):
+            upper = plane[min(word + lane + 1, end)] << ONE << np.uint64(63) - shift
+            line[lane] = (plane[min(word + lane, end)] >> shift | upper) & among[lane]
+
+
+@compiled()
+def _columns_to_take(bits: Lines, missing: Places) -> Words:
+    """Return the columns whose set bits are all pruned, and reduce ``missing`` by their numbers.
+
+    They are the columns with at most ``missing`` set bits.
+    """
+    numbers = _count_in_columns(bits)
+    take = np.zeros(LINE_WORDS, np.uint64)
+    for column in range(WIDTH):
+        if numbers[column] <= missing[column]:
+            missing[column] -= numbers[column]
+            take[column >> 6] |= ONE << np.uint64(column & 63)
+    return take
+
+
+@compiled()
+def _count_in_columns(bits: Lines) -> Places:
+    """Return the number of set bits in each column.
+
+    Eight rows, and then their carries, are added by carry-save addition.
+    """
+    levels = 3
+    while len(bits) >> levels:
+        levels += 1
+    counter = np.zeros((levels, LINE_WORDS), np.uint64)
+    carry = np.empty(LINE_WORDS, np.uint64)
+    for row in range(0, len(bits), ROWS):
+        for lane in range(LINE_WORDS):
+            ones, twos_a = _full_adder(counter[0, lane], bits[row, lane], bits[row + 1, lane])
+            ones, twos_b = _full_adder(ones, bits[row + 2, lane], bits[row + 3, lane])
+            ones, twos_c = _full_adder(ones, bits[row + 4, lane], bits[row + 5, lane])
+            ones, twos_d = _full_adder(ones, bits[row + 6, lane], bits[row + 7, lane])
+            twos, fours_a = _full_adder(counter[1, lane], twos_a, twos_b)
+            twos, fours_b = _full_adder(twos, twos_c, twos_d)
+            counter[0, lane], counter[1, lane] = ones, twos
+            counter[2, lane], carry[lane] = _full_adder(counter[2, lane], fours_a, fours_b)
+        for plane in range(3, levels):
+            left = np.uint64(0)
+            for lane in range(LINE_WORDS):
+                both = counter[plane, lane] & carry[lane]
+                counter[plane, lane] ^= carry[lane]
+                carry[lane] = both
+                left |= both
+            if left == 0:
+                break
+    numbers = np.zeros(WIDTH, np.int64)
+    for plane in range(levels):
+        for column in range(WIDTH):
+            numbers[column] += (
+                np.int64(counter[plane, column >> 6] >> np.uint64(column & 63) & ONE) << plane
+            )
+    return numbers
+
+
+@compiled(inline="always")
+def _full_adder(a: np.uint64, b: np.uint64, c: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return sum and carry of three words, bit by bit."""
+    differ = a ^ b
+    return differ ^ c, a & b | differ & c
+
+
+@compiled()
+def _prune_tied(
+    tied: Lines, missing: Places, columns: int, first: int, sizes: Sizes, pruned: Lines
+) -> None:
+    """Prune the smallest of the tied weights of each column, as many as are missing.
+
+    Without sizes the first ones are pruned.
+    """
+    low = lower_bits(sizes)
+    starts = np.zeros(WIDTH + 1, np.int64)
+    numbers = _count_in_columns(tied)
+    for column in range(WIDTH):
+        starts[column + 1] = starts[column] + numbers[column]
+    keys = np.empty(starts[-1], np.uint64)
+    found = starts[:-1].copy()
+    for row in range(len(tied)):
+        for word in range(LINE_WORDS):
+            rest = tied[row, word]
+            while rest:
+                column = word * 64 + int(lowest_bit(rest))
+                rest &= rest - ONE
+                size = np.int64(sizes[row * columns + first + column]) & low if len(sizes) else 0
+                keys[found[column]] = size << 32 | row
+                found[column] += 1
+    for column in range(min(WIDTH, columns - first)):
+        if missing[column] == 0:
+            continue
+        of_column = keys[starts[column] : starts[column + 1]]
+        last = nth_lowest(of_column, missing[column] - 1)
+        for key in of_column:
+            if key <= last:
+                pruned[int(key & np.uint64(0xFFFFFFFF)), column >> 6] |= ONE << np.uint64(
+                    column & 63
+                )
+
+
+@compiled(parallel=True)
+def _join(lines: Planes, parts: Places, columns: int, pruned: Words) -> None:
+    """Write the strips of columns into the rows of a flat mask."""
+    for part in prange(len(parts) - 1):
+        for row in range(parts[part], parts[part + 1]):
+            for word in range(-(-columns // 64)):
+                place = row * columns + 64 * word
+                bits = lines[word // LINE_WORDS, row, word % LINE_WORDS]
+                shift = np.uint64(place & 63)
+                pruned[place >> 6] |= bits << shift
+                if shift and bits >> np.uint64(64) - shift:
+                    pruned[(place >> 6) + 1] |= bits >> np.uint64(64) - shift

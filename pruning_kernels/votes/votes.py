@@ -1,7 +1,7 @@
 """Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
 
-Two implementations have the same bits: torch on any device, and for large matrices on the CPU the
-compiled kernels of ``compiled_votes``.
+There are three implementations with the same bits: plain NumPy; for large matrices the compiled
+kernels of ``carry_save`` and ``most_voted``; and on a CUDA device ``device_votes``.
 """
 
 from typing import Any
@@ -11,15 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruning_kernels.compiled import WORTH_COMPILING
+from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection.comparison_groups import (
     ComparisonGroup,
     group_size,
     pruned_per_group,
 )
-from pruning_kernels.selection.lowest_on_device import prune_lowest
-from pruning_kernels.votes.bitmask import Words, num_words, pack
-from pruning_kernels.votes.bitmask_on_device import pack_on_device
+from pruning_kernels.votes.bitmask import Words, num_words, pack, planes_for, unpack
 
 Sizes = NDArray[np.unsignedinteger]
 """Tie-breakers among equally voted weights: uint16 or uint32, the smaller goes first.
@@ -39,40 +37,38 @@ def magnitudes(weight: Tensor) -> Sizes:
 
 
 CPU = torch.device("cpu")
+MAX_PLANES = 16
+"""Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
 def vote_counter(
     shape: tuple[int, int], num_voters: int, device: torch.device = CPU
 ) -> "VoteCounter":
-    """Return a counter without votes, which counts on a device."""
-    if device.type == "cpu" and shape[0] * shape[1] >= WORTH_COMPILING:
-        from pruning_kernels.votes.compiled_votes import MAX_VOTERS, CompiledVotes
+    """Return a counter without votes, whose planes are on a device."""
+    if device.type == "cpu":
+        return VoteCounter(shape, num_voters)
+    from pruning_kernels.votes.device_votes import DeviceVotes
 
-        if num_voters <= MAX_VOTERS:
-            return CompiledVotes(shape, num_voters)
-    return VoteCounter(shape, num_voters, device)
+    return DeviceVotes(shape, num_voters, device)
 
 
 class VoteCounter:
-    """Votes for one matrix, as bit planes on a device; inputs and results are NumPy arrays.
+    """Votes for one matrix, as bit planes in CPU memory; inputs and results are NumPy arrays.
 
     Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks
     are added as whole words, without unpacking. The planes need ``log2(voters) + 1`` bits per
     weight, for any number of voters.
     """
 
-    planes: Any
-    """(bits of the number of voters, words); here int64 tensors."""
-
-    def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:
+    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
         self.shape = shape
         self.num_voters = num_voters
         self.num_weights = shape[0] * shape[1]
-        self.device = device
         self._make_planes(max(1, num_voters.bit_length()), num_words(self.num_weights))
 
     def _make_planes(self, planes: int, words: int) -> None:
-        self.planes = torch.zeros((planes, words), dtype=torch.int64, device=self.device)
+        self._room = planes_for(planes, words)
+        self.planes = self._room[:, :words]
 
     def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
         """Count the votes of all voters in a range of words.
@@ -96,16 +92,20 @@ class VoteCounter:
         self._count(masks, first)
 
     def _count(self, masks: NDArray[np.uint64], first: int) -> None:
-        given = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self.device)
-        stretch = self.planes[:, first : first + masks.shape[1]]
-        stretch.zero_()
-        for voter, mask in enumerate(given, 1):
-            carry = mask
-            # Upper planes are still empty.
-            for plane in stretch[: voter.bit_length()]:
-                both = plane & carry
-                plane.bitwise_xor_(carry)
-                carry = both
+        planes = self.planes[:, first : first + masks.shape[1]]
+        if self._large:
+            from pruning_kernels.votes.carry_save import count_votes
+
+            use_threads_of_torch()
+            count_votes(
+                masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes
+            )
+        else:
+            planes[:] = 0
+            for mask in masks:
+                carry = mask
+                for plane in planes:
+                    plane[:], carry = plane ^ carry, plane & carry
 
     def take_counts(self, counts: NDArray[np.unsignedinteger]) -> None:
         """Set the votes per weight, (num_weights,), from a sum of votes.
@@ -117,7 +117,7 @@ class VoteCounter:
             self._set_plane(bit, pack((votes >> votes.dtype.type(bit) & 1).astype(np.bool_)))
 
     def _set_plane(self, bit: int, words: Words) -> None:
-        self.planes[bit] = torch.from_numpy(words.view(np.int64))
+        self.planes[bit] = words
 
     def trim(self, trim: int) -> None:
         """Leave out the ``trim`` smallest and largest votes of each weight, after counting.
@@ -163,7 +163,10 @@ class VoteCounter:
 
     def counts(self) -> NDArray[np.int32]:
         """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
-        return self._counts().cpu().numpy()
+        counts = np.zeros(self.shape, dtype=np.int32)
+        for bit, plane in enumerate(self.planes):
+            counts += unpack(plane, self.shape).astype(np.int32) << bit
+        return counts
 
     def unanimous(self) -> Words:
         """Return the packed mask of the weights that every voter would prune."""
@@ -177,57 +180,77 @@ class VoteCounter:
 
     def _on_host(self, words: Any) -> Words:
         """Return words of the planes' device in CPU memory."""
-        return words.cpu().numpy().view(np.uint64)
+        return words
 
     def most_voted(
         self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
     ) -> Words:
         """Return the packed mask of the most voted weights of each comparison group.
 
-        This is the top-k of the summed masks in FedPrLLM section 3.2. Each group loses exactly
-        ``pruned_per_group`` weights.
-
-        Parameters
-        ----------
-        sparsity : fraction of each group to prune, in [0, 1)
-        group : see ``ComparisonGroup``
-        sizes : (rows, columns) or None. Of weights with equally many votes the one with the smaller
-            size is pruned first, then the one with the lower index. With None only the index
-            decides. The reference code uses a random permutation, which random sizes reproduce with
-            a seed.
+        See ``select_most_voted``.
         """
-        rows, columns = self.shape
+        if not self._large or len(self.planes) > MAX_PLANES:
+            return pack(select_most_voted(self.counts(), sparsity, group, sizes))
+        from pruning_kernels.votes import most_voted
+
+        use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
-        keys, bits = self._keys(sizes)
-        lines = (keys.T if group == "column" else keys).reshape(-1, group_size(self.shape, group))
-        prune_mask = prune_lowest(lines, quota, bits)
-        return pack_on_device(
-            prune_mask.reshape(columns, rows).T if group == "column" else prune_mask
+        flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
+        if group == "layer":
+            words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
+        elif group == "row":
+            words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
+        elif group == "column":
+            words = most_voted.most_voted_in_columns(self._room, self.shape, quota, flat)
+        else:
+            words = most_voted.most_voted_in_pattern(
+                self._room, self.shape, group_size(self.shape, group), quota, flat
+            )
+        return words[: self.planes.shape[1]]
+
+    @property
+    def _large(self) -> bool:
+        return self.num_weights >= WORTH_COMPILING
+
+
+def select_most_voted(
+    counts: NDArray[np.int32], sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
+) -> NDArray[np.bool_]:
+    """Prune the weights with most votes in each comparison group.
+
+    This is the top-k of the summed masks in FedPrLLM section 3.2.
+
+    Parameters
+    ----------
+    counts : (rows, columns), votes per weight, not negative
+    sparsity : fraction of each group to prune, in [0, 1)
+    group : see ``ComparisonGroup``
+    sizes : (rows, columns) or None. Of weights with equally many votes the one with the smaller
+        size is pruned first, then the one with the lower index. With None only the index decides.
+        The reference code uses a random permutation, which random sizes reproduce with a seed.
+
+    Returns
+    -------
+    NDArray[np.bool_]
+        Prune mask, same shape; each group loses exactly ``pruned_per_group`` weights.
+    """
+    rows, columns = counts.shape
+    quota = pruned_per_group((rows, columns), sparsity, group)
+    lines = (-1, group_size((rows, columns), group))
+    key = None if sizes is None else sizes & sizes.dtype.type(np.iinfo(sizes.dtype).max >> 1)
+    if group == "column":
+        key = None if key is None else key.T.reshape(lines)
+        return np.ascontiguousarray(
+            _select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T
         )
+    key = None if key is None else key.reshape(lines)
+    return _select_in_lines(counts.reshape(lines), quota, key).reshape(rows, columns)
 
-    def _counts(self) -> Tensor:
-        """Return the votes per weight, shaped like the matrix, int32."""
-        counts = torch.zeros(self.planes.shape[1] * 64, dtype=torch.int32, device=self.device)
-        places = torch.arange(8, dtype=torch.uint8, device=self.device)
-        for bit, plane in enumerate(self.planes):
-            # Shape (bytes, 8).
-            bits = plane.view(torch.uint8)[:, None] >> places & 1
-            counts.add_(bits.reshape(-1), alpha=1 << bit)
-        return counts[: self.num_weights].reshape(self.shape)
 
-    def _keys(self, sizes: Sizes | None) -> tuple[Tensor, int]:
-        """Return keys, (rows, columns), of which the lowest are pruned, and their number of bits.
-
-        A key consists of the missing votes, followed by the size without its upper bit. Keys are
-        int32 if they fit, as with the sizes of 16-bit weights and fewer than 65,536 voters.
-        """
-        missed = self._counts().neg_().add_(self.num_voters)
-        bits = self.num_voters.bit_length()
-        if sizes is None:
-            return missed, bits
-        size_bits = 8 * sizes.itemsize - 1
-        signed = torch.from_numpy(sizes.view(f"i{sizes.itemsize}")).to(self.device)
-        dtype = torch.int32 if bits + size_bits < 32 else torch.int64
-        keys = missed.to(dtype).bitwise_left_shift_(size_bits)
-        keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1))
-        return keys, bits + size_bits
+def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
+    """Prune the ``quota`` weights of each line with the most votes and then the smallest keys."""
+    # The sort is stable, so that of equal weights the lower index comes first.
+    order = np.lexsort((-counts,) if key is None else (key, -counts), axis=1)
+    prune_mask = np.zeros(counts.shape, np.bool_)
+    np.put_along_axis(prune_mask, order[:, :quota], True, axis=1)
+    return prune_mask

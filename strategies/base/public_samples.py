@@ -3,6 +3,8 @@
 from filecmp import cmp
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from espalier.data.public_text import public_text
@@ -12,6 +14,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
+from pruning_kernels.votes.votes import vote_counter
 
 
 def public_samples(settings: RunSettings, job: PublicTextSettings, model: OpenedModel) -> Tensor:
@@ -57,3 +60,33 @@ def _same(one: Path, other: Path) -> bool:
         return one == other or cmp(one, other, shallow=False)
     except OSError:
         return False
+
+
+WEIGHTS = 64
+VOTERS = 9
+
+
+def require_counting(device: torch.device, asked: str) -> None:
+    """Check with a small example that votes can be counted on ``device``.
+
+    The CPU needs no check. On a CUDA device, Triton must compile a kernel first. The check runs
+    before clients have spent time on the run. Raises InputError if Triton is missing, finds no C
+    compiler or does not support the GPU, or if the counts are wrong; ``asked`` is the setting.
+    """
+    if device.type == "cpu":
+        return
+    try:
+        counter = vote_counter((1, WEIGHTS), VOTERS, device)
+        counter.count(np.full((VOTERS, 1), np.uint64(1)))
+        found = counter.counts()[0].tolist()
+    # Triton, the C compiler and the driver raise exceptions of many types.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        reason = "" if found == [VOTERS] + [0] * (WEIGHTS - 1) else "it counts the votes wrongly"
+    if reason:
+        raise InputError(
+            f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton,"
+            " which comes with torch for CUDA, compiles the kernel with a C compiler: install gcc,"
+            " or set device to 'cpu'"
+        )

@@ -46,6 +46,7 @@ from strategies.averaging.updates import UpdateLimits
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
+from strategies.base.public_samples import require_counting
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.sums.unmasking import Sums
@@ -142,6 +143,7 @@ class FedSpaLLM(Method):
         super().__init__(run, evaluation)
         self.settings = run.settings.of(FedSpaLLMSettings)
         self.plan = run.model.plan
+        require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
         self._sampled: dict[int, list[int]] = {}

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import EVALUATED, Bench, events, model_files, summary
+from bench import EVALUATED, Bench, events, model_files, results, summary
 from flwr.app import Message
-from promises import PruningPromises, Uninterrupted, assert_own_figures
+from promises import PruningPromises, Uninterrupted, assert_own_figures, third_order_of
 from safetensors import safe_open
 from safetensors.numpy import load
 from tiny_model import save_tiny_llama
@@ -265,14 +265,15 @@ class TestIterativeFedPrLLM(PruningPromises):
         [
             {},
             {"fedprllm__weight_scaling": True},
+            {"fedprllm__weight_scaling": True, "fedprllm__continue_behind": "scaled"},
         ],
-        ids=["masked", "masked-then-scaled"],
+        ids=["masked", "masked-then-scaled", "scaled"],
     )
     def test_masks_equal_those_of_whole_models(self, bench: Bench, changes: dict[str, Any]) -> None:
         """All clients vote on a dense block that follows the globally pruned blocks.
 
         The published code scales a block before the clients run it. Step 7 of the paper does not
-        mention this, and weight scaling changes the result only.
+        mention this.
         """
         folder = bench.run(**changes)
         run = parse(bench.config())
@@ -311,6 +312,46 @@ class TestIterativeFedPrLLM(PruningPromises):
                         if int(words[i // 64]) >> (i % 64) & 1
                     } == expected
                     module.weight.view(-1)[sorted(expected)] = 0
+                    if "fedprllm__continue_behind" in changes:
+                        for row, column in np.ndindex(*module.weight.shape):
+                            scaled = (
+                                float(module.weight[row, column])
+                                * (4 - int(votes[name][row, column]))
+                                / 4
+                            )
+                            module.weight[row, column] = (
+                                torch.tensor(scaled).to(torch.bfloat16).float()
+                            )
+
+    def test_votes_go_down_for_scaled_blocks(self, evaluated: Bench) -> None:
+        """A run that is killed in round 2 and resumed equals a run that was never killed.
+
+        The server also pushes the result to the clients.
+        """
+        changes = {
+            "fedprllm__weight_scaling": True,
+            "fedprllm__continue_behind": "scaled",
+            "fedprllm__comparison_group": "column",
+        }
+        grid = evaluated.grid(**changes)
+        requests = list[Any]()
+        grid.before_push = requests.append
+        uninterrupted = evaluated.run(grid, **changes)
+        votes = votes_of(grid.received)
+        bodies = [read(request.content) for request in requests]
+        orders = [body for body in bodies if body.header.kind == "train"]
+        assert [(set(body.blobs), body.fields) for body in orders] == [(set(), {})] * 4 + [
+            ({"block-0000", "votes-0000"}, {"num_voters": [4], "decided": 1})
+        ] * 4
+        for name, counts in load(orders[-1].blobs["votes-0000"]).items():
+            for place, count in enumerate(counts.flatten().tolist()):
+                assert count == votes["block-0000", f"{name}.prune_mask", place]
+
+        folder = evaluated.killed(third_order_of(2), **changes)
+        resumed = evaluated.run(resume_from=str(folder), **changes)
+        assert results(resumed) == results(uninterrupted)
+        masked = evaluated.run(**{**changes, "fedprllm__continue_behind": "masked"})
+        assert model_files(masked) != model_files(uninterrupted)
 
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
         """The decision of one voter equals its vote if the comparison groups are equal.
@@ -341,15 +382,18 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert down == {(2, "block-0000")}
         assert up == {(1, "block-0000"), (2, "block-0001")}
 
-    @pytest.mark.parametrize("scaled", [False, True])
-    def test_client_recovers_lost_hidden_states(self, bench: Bench, scaled: bool) -> None:
+    @pytest.mark.parametrize("behind", ["masked", "scaled"])
+    def test_client_recovers_lost_hidden_states(self, bench: Bench, behind: str) -> None:
         """The client's state is removed before round 3.
 
         The client starts from the first block again, and the result is the same as without the
         loss.
         """
         changes: dict[str, Any] = {"model": str(save_tiny_llama(bench.folder / "deep", blocks=4))}
-        changes["fedprllm__weight_scaling"] = scaled
+        changes |= {
+            "fedprllm__weight_scaling": behind == "scaled",
+            "fedprllm__continue_behind": behind,
+        }
         whole = bench.run(**changes)
         grid = bench.grid(**changes)
         lost = []

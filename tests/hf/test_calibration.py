@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -309,6 +310,24 @@ def test_pruned_layers_equal_those_of_hooks(untied: Path) -> None:
             agree = mask == matrix.prune_mask
             torch.testing.assert_close(matrix.weight()[agree], weight[agree], rtol=1e-2, atol=1e-3)
             module.weight.copy_(matrix.weight())
+
+
+@pytest.mark.parametrize(("damping_mean", "counted"), [("live", None), ("all", 2.5)])
+def test_dead_channel_count_follows_from_windows(
+    untied: Path, monkeypatch: pytest.MonkeyPatch, damping_mean: Any, counted: float | None
+) -> None:
+    """A dead channel counts as half the number of calibration samples, however they are batched."""
+    given = []
+
+    def factorise(gram: Tensor, *, dead_diagonal: float | None) -> sparsegpt.Factor:
+        given.append(dead_diagonal)
+        return sparsegpt.factorise(gram, dead_diagonal=dead_diagonal)
+
+    monkeypatch.setattr("espalier.hf.stream.input_statistics.factorise", factorise)
+    pruning = LocalPruning("sparsegpt", 0.5, "layer", damping_mean=damping_mean)
+    list(prune_layers(BlockStream(OpenedModel(untied), CPU), token_sequences(5, 4), pruning, [0]))
+    assert given
+    assert set(given) == {counted}
 
 
 def test_walk_ends_after_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from espalier.hf.stream.input_statistics import InputGrams, InputSquareSums, watch_for
 from pruning_kernels.selection.local import LocalPruning
-from pruning_kernels.sparsegpt import factorise
+from pruning_kernels.sparsegpt import Factor, factorise
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -22,6 +22,27 @@ def test_grams_on_paper(device: torch.device) -> None:
     factor = factorise(grams.grams["a"].clone(), 0.01)
     assert torch.equal(grams.found()["a"].upper, factor.upper)
     assert grams.grams == {}
+
+
+def test_dead_channels_count_as_half_if_set(
+    device: torch.device,
+) -> None:
+    """A dead diagonal of half the number of samples makes the diagonal of H 1.
+
+    H is the Gram matrix times 2 / samples (see ``factorise``).
+    """
+    linear = nn.Linear(2, 1, device=device)
+    watch = watch_for(LocalPruning("sparsegpt", 0.5, "layer", damping_mean="all"))
+    grams = watch({"a": linear})
+    grams.samples = 6
+    with grams.watching():
+        linear(torch.tensor([[[1.0, 0.0], [3.0, 0.0]]]))
+    expected = factorise(
+        torch.tensor([[10.0, 0.0], [0.0, 0.0]], device=device), 0.01, dead_diagonal=3.0
+    )
+    found = grams.found()["a"]
+    assert isinstance(found, Factor)
+    assert torch.equal(found.upper, expected.upper)
 
 
 def test_linears_of_one_input_share_a_gram(device: torch.device) -> None:

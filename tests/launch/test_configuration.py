@@ -150,6 +150,12 @@ def test_setting_of_another_method_is_refused(words: list[str], line: str) -> No
             "fedprllm.pattern = ''",
         ),
         (
+            "fedspallm fedspallm.local-method=wanda fedspallm.damping-mean=all",
+            "fedspallm.damping-mean = 'all'",
+            "fedspallm.local-method = 'wanda'",
+            "fedspallm.local-method = 'sparsegpt'",
+        ),
+        (
             "data.hub-split=train",
             "data.hub-split = 'train'",
             "data.source = 'auto'",

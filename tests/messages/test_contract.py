@@ -603,6 +603,31 @@ def test_decided_parts_are_cut_from_those_blocks() -> None:
     assert [list(part) for part in decided_parts(plan, settings, 5)] == [[0, 1], [2, 3], [4]]
 
 
+def test_order_after_scaling_brings_its_votes() -> None:
+    settings = parse(
+        {
+            "fedprllm.strategy": "iterative",
+            "fedprllm.weight-scaling": True,
+            "fedprllm.continue-behind": "scaled",
+            "num-clients": 4,
+        }
+    )
+    first = contract_for(MessageBody(header()), lambda: PLAN, settings)
+    check(MessageBody(header()), first.down)
+    whole = delivered(scaled=True)
+    blobs = {key: whole.blobs[key] for key in ("block-0000", "votes-0000")}
+    order = MessageBody(header(server_round=2), {"num_voters": [4], "decided": 1}, blobs)
+    found = contract_for(order, lambda: PLAN, settings)
+    check(order, found.down)
+    for fields, held, words in (
+        ({"num_voters": [4, 4], "decided": 1}, blobs, "2 numbers of voters for 1 block"),
+        ({}, blobs, "num_voters"),
+        ({"num_voters": [4], "decided": 1}, {"block-0000": blobs["block-0000"]}, "1 missing"),
+    ):
+        with pytest.raises(EspalierError, match=words):
+            check(MessageBody(header(server_round=2), fields, held), found.down)
+
+
 def test_nonexistent_part_of_result_is_refused() -> None:
     with pytest.raises(EspalierError, match="part 99 of a deliver does not exist"):
         contract_for(

@@ -9,17 +9,18 @@ from devices import CPU, DEVICES, tests_work_on, working_on
 from pruning_kernels import sparsegpt
 from pruning_kernels.selection import selection
 from pruning_kernels.votes import kept_mean, votes
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes.device_votes import DeviceVotes
 
 NEVER = 1 << 62
 
 
-@pytest.fixture(params=["compiled", "torch", DEVICES[1]], scope="module")
+@pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Device of the scores; a module runs with all its tests on each implementation.
 
-    ``compiled`` are the numba kernels for large matrices, ``torch`` is the code for small ones and
-    for all devices, and ``cuda`` runs it on a CUDA device.
+    ``plain`` is NumPy with a stable sort, ``compiled`` the numba kernels for large matrices,
+    ``cuda`` the code for a CUDA device, and ``torch`` the same code on CPU tensors, with votes
+    counted without Triton.
     """
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
@@ -27,9 +28,11 @@ def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
             monkeypatch.setattr(
                 module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER
             )
-        monkeypatch.setattr(
-            votes, "VoteCounter", lambda shape, voters, _: VoteCounter(shape, voters, device)
-        )
+        if request.param not in ("compiled", "plain"):
+            monkeypatch.setattr(selection, "_select_sorted", selection._select_on_device)
+            monkeypatch.setattr(
+                votes, "VoteCounter", lambda shape, voters: DeviceVotes(shape, voters, device)
+            )
         yield device
 
 

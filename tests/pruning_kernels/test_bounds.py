@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pruning_kernels.selection import lowest
-from pruning_kernels.votes import compiled_votes, most_voted, vote_planes
-from pruning_kernels.votes.compiled_votes import CompiledVotes
-from pruning_kernels.votes.votes import VoteCounter
+from pruning_kernels.votes import most_voted, votes
+from pruning_kernels.votes.bitmask import pack
+from pruning_kernels.votes.votes import VoteCounter, select_most_voted
 
 INSTRUCTIONS = {
     "popcount": lambda word: int(word).bit_count(),
@@ -22,12 +22,13 @@ INSTRUCTIONS = {
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
-    for module in (lowest, most_voted, vote_planes, compiled_votes):
+    for module in (lowest, most_voted):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):
                 monkeypatch.setattr(module, name, found.py_func)
             elif name in INSTRUCTIONS:
                 monkeypatch.setattr(module, name, INSTRUCTIONS[name])
+    monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
     with np.errstate(over="ignore"):
         yield
 
@@ -41,17 +42,16 @@ def test_most_voted_need_no_out_of_range_index(
 ) -> None:
     generator = np.random.default_rng(sum(shape))
     counts = generator.integers(0, highest + 1, shape).astype(np.int32)
-    counted = CompiledVotes(shape, 3)
-    plain = VoteCounter(shape, 3)
-    for counter in (counted, plain):
-        counter.take_counts(counts.reshape(-1).astype(np.uint8))
+    counted = VoteCounter(shape, 3)
+    for plane, words in enumerate(counted.planes):
+        words[:] = pack(counts >> plane & 1 == 1)
     for sizes in (
         None,
         generator.integers(0, 3, shape, dtype=np.uint32),
         generator.integers(0, 9, shape, dtype=np.uint16),
     ):
         found = counted.most_voted(0.5, group, sizes)
-        assert (found == plain.most_voted(0.5, group, sizes)).all()
+        assert (found == pack(select_most_voted(counts, 0.5, group, sizes))).all()
 
 
 @pytest.mark.parametrize("guess", [0, 1, 6, 7, 40, 62, 63])
@@ -60,9 +60,11 @@ def test_wrong_threshold_guess_is_corrected(
     monkeypatch: pytest.MonkeyPatch, guess: int, share: float
 ) -> None:
     counts = np.random.default_rng(guess).binomial(63, 0.2, (40, 50)).astype(np.int32)
-    counted = CompiledVotes((40, 50), 63)
-    plain = VoteCounter((40, 50), 63)
-    for counter in (counted, plain):
-        counter.take_counts(counts.reshape(-1).astype(np.uint8))
+    counted = VoteCounter(counts.shape, 63)
+    for plane, words in enumerate(counted.planes):
+        words[:] = pack(counts >> plane & 1 == 1)
+    monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
     monkeypatch.setattr(most_voted, "_guess", lambda planes, share: guess)
-    assert (counted.most_voted(share, "layer") == plain.most_voted(share, "layer")).all()
+    assert (
+        counted.most_voted(share, "layer", None) == pack(select_most_voted(counts, share, "layer"))
+    ).all()

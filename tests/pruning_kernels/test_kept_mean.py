@@ -16,13 +16,14 @@ from pruning_kernels.votes.kept_mean import KeptMean, SummedMean, kept_mean
 pytestmark = pytest.mark.usefixtures("place_of_sums")
 
 
-@pytest.fixture(params=["compiled", "torch", DEVICES[1]], scope="module")
+@pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
 def place_of_sums(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the compiled code, the code for all devices, and that on a CUDA device."""
+    """Run both CPU implementations, the device code on CPU tensors, and a CUDA device."""
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
         monkeypatch.setattr(means, "WORTH_COMPILING", 0 if request.param == "compiled" else 1 << 62)
-        monkeypatch.setattr(means, "KeptMean", lambda shape, _: KeptMean(shape, device))
+        if request.param not in ("compiled", "plain"):
+            monkeypatch.setattr(means, "KeptMean", lambda shape: means.DeviceMean(shape, device))
         yield
 
 

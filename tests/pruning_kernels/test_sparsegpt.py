@@ -125,11 +125,51 @@ def test_damping_on_paper() -> None:
 
 
 def test_damping_on_paper_where_a_channel_is_dead() -> None:
-    """The mean of the diagonals 1 and 3 without the dead one is 2."""
-    factor = factorise(torch.diag(torch.tensor([1.0, 3.0, 0.0])), 0.5)
-    assert factor.upper.diagonal().tolist() == pytest.approx(
+    """The mean of the diagonals 1 and 3 without the dead one is 2.
+
+    It is (1 + 3 + 8) / 3 = 4 if the dead channel counts as 8.
+    """
+    gram = torch.diag(torch.tensor([1.0, 3.0, 0.0]))
+    left_out = factorise(gram, 0.5)
+    counted = factorise(gram, 0.5, dead_diagonal=8.0)
+    assert left_out.upper.diagonal().tolist() == pytest.approx(
         [math.sqrt(1 / 2), math.sqrt(1 / 4), 1.0]
     )
+    assert counted.upper.diagonal().tolist() == pytest.approx(
+        [math.sqrt(1 / 3), math.sqrt(1 / 5), 1.0]
+    )
+
+
+def test_dead_channel_factor_equals_published() -> None:
+    """The reference sums H = 2 / n x x^T over n samples, one sample and one token at a time.
+
+    It puts 1 in place of each diagonal element that is 0.
+    """
+    samples = 6
+    tokens = 12
+    channels = 10
+    inputs = (0.02 * inputs_of(samples * tokens, channels)).reshape(samples, tokens, channels)
+    inputs[:, :, [2, 7]] = 0
+    hessian = np.zeros((channels, channels))
+    for seen, sample in enumerate(inputs.double().numpy()):
+        hessian *= seen / (seen + 1)
+        for token in sample:
+            hessian += 2 / (seen + 1) * np.outer(token, token)
+    for channel in range(channels):
+        if hessian[channel, channel] == 0:
+            hessian[channel, channel] = 1
+    hessian += 0.01 * np.mean(np.diag(hessian)) * np.eye(channels)
+    expected = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    flat = inputs.reshape(-1, channels)
+    found = factorise(flat.T @ flat, 0.01, dead_diagonal=samples / 2).upper.numpy() * math.sqrt(
+        samples / 2
+    )
+    live = [channel for channel in range(channels) if channel not in (2, 7)]
+    assert found[np.ix_(live, live)] == pytest.approx(
+        expected[np.ix_(live, live)], rel=1e-4, abs=1e-5
+    )
+    left_out = factorise(flat.T @ flat, 0.01).upper.numpy() * math.sqrt(samples / 2)
+    assert np.abs(left_out - found)[np.ix_(live, live)].max() > 0.05 * np.abs(expected).max()
 
 
 def test_pruning_on_paper() -> None:

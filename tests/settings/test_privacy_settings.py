@@ -54,6 +54,7 @@ def test_methods_are_found_by_mechanism() -> None:
         ("fedpetuning", "training.proximal", 0.1, "set it to 0"),
         ("fedpetuning", "training.accumulation", 2, "set it to 1"),
         ("fedpetuning", "training.gradient-checkpointing", True, "set it to false"),
+        ("fedpetuning", "training.compile", True, "set it to false"),
         ("fedpetuning", "privacy.max-sequences", 5, "raise training.batch-size"),
         ("pooled-pruning", "dtype", "bfloat16", "set it to 'float32'"),
         ("pooled-pruning", "pooled-pruning.strategy", "iterative", "set it to 'one-shot'"),

@@ -404,6 +404,26 @@ def test_default_quorum_is_half_or_all_sites(
     assert parse(given).with_quorum(simulation=simulation).quorum == quorum
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
+    ids=["neither", "iterative", "scaled"],
+)
+def test_scaled_continuation_needs_scaled_blocks(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        EspalierError,
+        match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true",
+    ):
+        parse({"fedprllm.continue-behind": "scaled", **changes})
+    both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
+    assert (
+        parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind
+        == "scaled"
+    )
+
+
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("svd", [False, True])

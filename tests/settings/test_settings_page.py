@@ -132,6 +132,9 @@ def test_ranges_are_in_words(name: str, allowed: str) -> None:
 
 def test_a_key_that_others_make_moot_says_so() -> None:
     assert KEYS["fedprllm.sparsity"].description.endswith(" Read only if `pattern` is empty.")
+    assert KEYS["fedspallm.damping-mean"].description.endswith(
+        " Read only if `local-method` is `sparsegpt`."
+    )
 
 
 def by_method(key: str) -> dict[str, str]:

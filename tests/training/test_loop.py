@@ -121,6 +121,15 @@ def test_steps_equal_adamw_on_mean(batch_size: int, accumulation: int) -> None:
     assert len(trained.losses) == 5
 
 
+@pytest.mark.slow
+def test_a_compiled_model_takes_the_same_steps() -> None:
+    """Batches of other shapes do not change the result."""
+    model = Bigram()
+    trained = loop_of(model, compile=True).run(0, 6)
+    torch.testing.assert_close(model.table.detach(), by_hand(range(6), 2), rtol=1e-5, atol=1e-6)
+    assert len(trained.weighed) == 6
+
+
 def test_learning_rate_follows_run_s_steps(gradients: list[Tensor]) -> None:
     """AdamW's first step moves every element with a gradient by the learning rate.
 

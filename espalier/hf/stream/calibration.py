@@ -172,6 +172,7 @@ def watched_pass(
     With ``keep`` the activations stand behind the loaded block afterwards.
     """
     watched = watch(linears)
+    watched.samples = activations.num_samples
     with watched.watching():
         activations.through(index, block, keep=keep)
     return watched.found()

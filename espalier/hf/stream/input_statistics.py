@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from pruning_kernels.selection.local import InputStatistics, LocalPruning
+from pruning_kernels.selection.local import DampingMean, InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
 CHANNELS_AT_ONCE = 512
@@ -21,6 +21,9 @@ CHANNELS_AT_ONCE = 512
 
 class Watched(ABC):
     """Observer of the inputs of a block's linears while samples pass through the block."""
+
+    samples = 0
+    """Number of samples that pass through the block; set before ``found`` is called."""
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
         self._linears = linears
@@ -95,10 +98,13 @@ class InputGrams(Watched):
     key and value, or gate and up, share one Gram matrix and one factor.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear]) -> None:
+    def __init__(
+        self, linears: dict[str, nn.Linear], *, damping_mean: DampingMean = "live"
+    ) -> None:
         super().__init__(linears)
         self.grams: dict[str, Tensor] = {}
         """Gram matrices by the name of the first linear that gets an input."""
+        self._damping_mean = damping_mean
         self._leader: dict[str, str] = {}
 
     def _see(self, name: str, inputs: Tensor) -> None:
@@ -118,7 +124,12 @@ class InputGrams(Watched):
 
     def found(self) -> dict[str, Factor]:
         """Return the factor of each linear's Gram matrix by name, and free the matrices."""
-        factors = {leader: factorise(self.grams.pop(leader)) for leader in list(self.grams)}
+        # SparseGPT's published code counts a dead channel as 1 in 2 / n * X^T X, so as n / 2 here.
+        dead = self.samples / 2 if self._damping_mean == "all" else None
+        factors = {
+            leader: factorise(self.grams.pop(leader), dead_diagonal=dead)
+            for leader in list(self.grams)
+        }
         return {name: factors[self._leader[name]] for name in self._linears}
 
 
@@ -127,7 +138,9 @@ Watch = Callable[[dict[str, nn.Linear]], Watched]
 
 def watch_for(pruning: LocalPruning) -> Watch:
     """Return the class that collects the input statistics of a pruning method."""
-    return InputGrams if pruning.metric == "sparsegpt" else InputSquareSums
+    if pruning.metric != "sparsegpt":
+        return InputSquareSums
+    return partial(InputGrams, damping_mean=pruning.damping_mean)
 
 
 def pack_statistics(tensors: Mapping[str, Tensor]) -> bytes:

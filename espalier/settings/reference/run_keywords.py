@@ -99,6 +99,7 @@ class RunKeywords(TypedDict, total=False):
     training_weight_decay: float
     training_proximal: float
     training_gradient_checkpointing: bool
+    training_compile: bool
     task_name: Literal[
         "text",
         "sst2",
@@ -134,9 +135,11 @@ class RunKeywords(TypedDict, total=False):
     fedprllm_comparison_group: Literal["layer", "row", "column"]
     fedprllm_ties: Literal["magnitude", "index", "random"]
     fedprllm_weight_scaling: bool
+    fedprllm_continue_behind: Literal["masked", "scaled"]
     fedspallm_sparsity: float
     fedspallm_pattern: Text
     fedspallm_local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"]
+    fedspallm_damping_mean: Literal["live", "all"]
     fedspallm_aggregation: Literal["l0", "mean"]
     fedspallm_mask_expansion: bool
     fedspallm_schedule: Literal["constant", "linear", "cubic"]

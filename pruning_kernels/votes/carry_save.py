@@ -1,0 +1,245 @@
+"""Vote counting by carry-save addition, in numba: packed masks to bit planes.
+
+Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks are
+not unpacked. A tree of adders turns one cache line of each of 64 masks into seven lines of planes,
+in registers. More voters are added 64 at a time. Each mask is read once, and each plane is written
+once with non-temporal stores. Counting takes little more time than reading the masks and writing
+the planes.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from pruning_kernels.compiled import compiled
+from pruning_kernels.votes.bitmask import LINE_WORDS, Words, stack_of_masks
+
+GROUP = 64
+"""Number of masks that are added together."""
+GROUP_BITS = 7
+"""Number of bits of their sum."""
+TILE = 1024
+"""Number of words that a thread counts at a time."""
+AHEAD = 64
+"""Prefetch distance in words."""
+PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+READ_INTO_SECOND_CACHE = (0, 2, 1)
+"""Arguments of the prefetch: a read into the second-level cache.
+
+``AHEAD`` words of 64 masks would fill most of the first-level cache.
+"""
+
+Planes = NDArray[np.uint64]
+number_of = partial(ir.Constant, ir.IntType(64))
+
+
+def _adder(group: int) -> Any:
+    """Return an intrinsic that adds a line of ``group`` masks, a power of two.
+
+    The sums are (at least ``log2(group) + 1``, line). Masks after the last voter count as zero, so
+    any smaller number of masks can be added too. The function emits vector instructions itself,
+    because the compiler must assume that the arrays overlap and would not vectorise a loop.
+    """
+    levels = group.bit_length() - 1
+    line = ir.VectorType(ir.IntType(64), LINE_WORDS)
+    to_line = line.as_pointer()
+    to_byte = ir.IntType(8).as_pointer()
+
+    @intrinsic
+    def add(typing: Any, masks: Any, voter: Any, word: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [to_byte], PREFETCH)
+            masks, target = (
+                context.make_array(signature.args[which])(context, builder, arguments[which])
+                for which in (0, 3)
+            )
+            voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
+            to_next = builder.extract_value(masks.strides, 0)
+            zeros = cgutils.alloca_once(builder, line, zfill=True)
+
+            def at(which: int, array: Any, row: Any, column: Any) -> Any:
+                return cgutils.get_item_pointer(
+                    context, builder, signature.args[which], array, (row, column)
+                )
+
+            place = builder.bitcast(at(0, masks, *arguments[1:3]), to_byte)
+            rows = [place, *(place := builder.gep(place, [to_next]) for _ in range(group - 1))]
+            sums: list[Any] = [None] * levels
+
+            def mask(number: int) -> Any:
+                there = builder.icmp_signed("<", number_of(number), voters)
+                row = builder.select(there, rows[number], builder.bitcast(zeros, to_byte))
+                ahead = builder.gep(row, [number_of(8 * AHEAD)])
+                builder.call(
+                    prefetch,
+                    [
+                        ahead,
+                        *(ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE),
+                    ],
+                )
+                return builder.load(builder.bitcast(row, to_line), align=8)
+
+            def carried(first: int, level: int) -> Any:
+                """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; return the carry."""
+                a, b = (
+                    carried(at, level - 1) if level else mask(at)
+                    for at in (first, first + (1 << level))
+                )
+                c = sums[level]
+                differ = builder.xor(a, b)
+                if c is None:
+                    sums[level] = differ
+                    return builder.and_(a, b)
+                sums[level] = builder.xor(differ, c)
+                return builder.or_(builder.and_(a, b), builder.and_(differ, c))
+
+            carry = carried(0, levels - 1)
+            for level, value in enumerate([*sums, carry]):
+                place = builder.bitcast(at(3, target, number_of(level), number_of(0)), to_line)
+                builder.store(value, place, align=8)
+            return context.get_dummy_value()
+
+        return types.void(masks, types.int64, types.int64, sums), generate
+
+    return add
+
+
+_add_16 = _adder(16)
+_add_64 = _adder(GROUP)
+
+
+def _writer(past_cache: bool) -> Any:
+    """Return an intrinsic that copies a line of a plane to its place.
+
+    With ``past_cache`` it uses a non-temporal store, and the place must be aligned to a line.
+    """
+
+    @intrinsic
+    def write(typing: Any, planes: Any, plane: Any, word: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to_line = ir.VectorType(ir.IntType(64), LINE_WORDS).as_pointer()
+
+            def at(which: int, column: Any) -> Any:
+                array = context.make_array(signature.args[which])(
+                    context, builder, arguments[which]
+                )
+                index = (arguments[1], column)
+                pointer = cgutils.get_item_pointer(
+                    context, builder, signature.args[which], array, index
+                )
+                return builder.bitcast(pointer, to_line)
+
+            value = builder.load(at(3, ir.Constant(ir.IntType(64), 0)), align=8)
+            store = builder.store(
+                value, at(0, arguments[2]), align=8 * LINE_WORDS if past_cache else 8
+            )
+            if past_cache:
+                store.set_metadata(
+                    "nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                )
+            return context.get_dummy_value()
+
+        return types.void(planes, types.int64, types.int64, sums), generate
+
+    return write
+
+
+_write = _writer(False)
+_write_past_cache = _writer(True)
+
+
+@intrinsic
+def _finish_writing(typing: Any) -> Any:
+    """Fence that makes non-temporal stores visible to all threads before later operations."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
+    """Count the votes of masks, (voters, words), into ``planes``.
+
+    ``planes``, (bits of the number of voters, words), is overwritten. In both arrays the words of a
+    row are contiguous, and rows can have any distance. Counting is fastest if every row of the
+    planes is aligned to 64 bytes (``bitmask.planes_for``) and the rows of masks are spread over the
+    cache (``bitmask.stack_of_masks``).
+    """
+    voters, words = masks.shape
+    whole = words // LINE_WORDS * LINE_WORDS
+    in_lines = all(
+        place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1])
+    )
+    _count(masks[:, :whole], planes[:, :whole], in_lines)
+    if whole < words:
+        # The kernel counts whole lines, so the last words are padded to one.
+        tail = stack_of_masks(voters, LINE_WORDS)
+        tail[:, : words - whole], tail[:, words - whole :] = masks[:, whole:], 0
+        counted = stack_of_masks(len(planes), LINE_WORDS)
+        _count(tail, counted, False)
+        planes[:, whole:] = counted[:, : words - whole]
+
+
+@compiled(parallel=True)
+def _count(masks: NDArray[np.uint64], planes: Planes, in_lines: bool) -> None:
+    """Count the votes of whole lines."""
+    words = masks.shape[1]
+    for tile in prange(-(-words // TILE)):
+        _count_tile(masks, planes, in_lines, tile * TILE, min((tile + 1) * TILE, words))
+
+
+@compiled()
+def _count_tile(
+    masks: NDArray[np.uint64], planes: Planes, in_lines: bool, first: int, stop: int
+) -> None:
+    group = np.zeros((GROUP_BITS, LINE_WORDS), np.uint64)
+    carry = np.zeros(LINE_WORDS, np.uint64)
+    sums = np.zeros((max(len(planes), GROUP_BITS), LINE_WORDS), np.uint64)
+    for word in range(first, stop, LINE_WORDS):
+        for voter in range(0, len(masks), GROUP):
+            bits = _add_group(masks, voter, word, group)
+            if voter == 0:
+                for plane in range(len(sums)):
+                    for lane in range(LINE_WORDS):
+                        sums[plane, lane] = group[plane, lane] if plane < bits else np.uint64(0)
+            else:
+                _add_number(sums, group, bits, carry)
+        for plane in range(len(planes)):
+            if in_lines:
+                _write_past_cache(planes, plane, word, sums)
+            else:
+                _write(planes, plane, word, sums)
+    _finish_writing()
+
+
+@compiled(inline="always")
+def _add_group(masks: NDArray[np.uint64], voter: int, word: int, group: Planes) -> int:
+    """Add up to 64 masks, starting with ``voter``; return the number of bits of their sum."""
+    if len(masks) - voter <= 16:
+        _add_16(masks, voter, word, group)
+        bits = 5
+    else:
+        _add_64(masks, voter, word, group)
+        bits = GROUP_BITS
+    return bits
+
+
+@compiled(inline="always")
+def _add_number(sums: Planes, group: Planes, bits: int, carry: Words) -> None:
+    """Add the sum of a group, which has ``bits`` bits, to the previous sums."""
+    for lane in range(LINE_WORDS):
+        carry[lane] = 0
+    for plane in range(len(sums)):
+        for lane in range(LINE_WORDS):
+            a = sums[plane, lane]
+            b = group[plane, lane] if plane < bits else np.uint64(0)
+            sums[plane, lane] = a ^ b ^ carry[lane]
+            carry[lane] = a & b | (a ^ b) & carry[lane]
