@@ -49,12 +49,14 @@ class PublicTests:
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Return the texts on which clients evaluate; empty if they are scored on items."""
-        return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
+        return (
+            self.texts if settings.evaluation.local_baseline and settings.task.name == TEXT else {}
+        )
 
     def evaluation(self, run: Run) -> ClientEvaluation:
         """Return the evaluation at clients: local baselines, unless disabled, and own texts."""
         items = None
-        if self.encoded is not None and run.settings.clients_evaluate:
+        if self.encoded is not None and run.settings.evaluation.local_baseline:
             items = (self.encoded, self.metrics)
         return ClientEvaluation(run, self.of_clients(run.settings), items)
 

@@ -18,7 +18,7 @@ import server_app.app
 from espalier.launch.configuration import flatten
 from espalier.messages.message import Header
 from espalier.messages.records import read
-from espalier.settings.run import default_values, unread
+from espalier.settings.keys import default_values, unread
 
 ROOT = Path(__file__).parent.parent
 # Benches start many runs, and nobody reads their plans.

@@ -21,8 +21,9 @@ from espalier.cli.command import _parser
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import configuration
 from espalier.launch.sweep_grid import cells_of
+from espalier.settings.keys import changed
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import changed, parse
+from espalier.settings.run import parse
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

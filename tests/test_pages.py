@@ -18,7 +18,7 @@ from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.schema import keys_of, keys_of_a_run, tables_of_a_run
+from tests.pages.schema import keys_of, keys_of_a_run, tables_of_a_run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -21,8 +21,10 @@ from espalier.messages.tensor_blobs import tensor_specs, views
 from espalier.methods.examples import PLAN
 from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan
+from espalier.settings.keys import default_values, tables
+from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings, parse_node
-from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
+from espalier.settings.run import RunSettings, parse
 from espalier.settings.table import Table
 from espalier.settings.task import tasks
 from strategies.base.checkpoint import CheckpointFolder

@@ -37,13 +37,13 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
 
     A shell asks for them after ``eval "$(register-python-argcomplete espalier)"``.
     """
-    # Only a shell that asks for completions needs the schema.
-    from espalier.settings.reference.schema import keys_of_a_run
+    # Only a shell that asks for completions needs the settings.
+    from espalier.settings.keys import choices
 
-    keys = keys_of_a_run()
+    keys = choices()
     name, equals, _value = prefix.partition("=")
     if equals:
-        values = [value for key in keys if key.dotted == name for value in key.choices]
+        values = keys.get(name, ())
         # ``json.dumps`` writes ``true`` and ``false`` as TOML does.
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return [f"{name}={text}" for text in texts]
@@ -53,7 +53,7 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
         ]
     except EspalierError:
         presets = []
-    return [*presets, *(f"{key.dotted}=" for key in keys)]
+    return [*presets, *(f"{key}=" for key in keys)]
 
 
 def add_root_certificates(parser: argparse.ArgumentParser) -> None:

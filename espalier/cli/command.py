@@ -107,7 +107,7 @@ def _explained(given: argparse.Namespace, unknown: Sequence[str]) -> str:
     """Return what to write in place of unknown options; empty if they are no settings."""
     if not given.takes_settings:
         return ""
-    from espalier.settings.run import default_values
+    from espalier.settings.keys import default_values
 
     return explain_options(unknown, given.arguments, list(default_values()))
 

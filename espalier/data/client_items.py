@@ -25,8 +25,8 @@ from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
+from espalier.settings.data import OWN_TASKS, prompt_fields
 from espalier.settings.node import NodeSettings
-from espalier.settings.own_task import OWN_TASKS, prompt_fields
 from espalier.settings.run import RunSettings
 from espalier.settings.table import columns_of
 from espalier.settings.task import CHAT

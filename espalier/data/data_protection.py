@@ -14,8 +14,9 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from espalier.errors import EspalierError, InputError
+from espalier.settings.data import DataSettings
+from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import BUILT_IN_TEXTS, DataSettings
 from espalier.settings.task import TEXT
 
 P = ParamSpec("P")

@@ -119,10 +119,9 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     """
     chosen = run.evaluation
     on_text = run.task.name == TEXT
-    if texts.names and not (run.clients_evaluate and on_text):
+    if texts.names and not (run.evaluation.local_baseline and on_text):
         raise ProtocolError(
-            "Texts: texts are not allowed with evaluation.local-baseline or evaluation.baselines ="
-            " false, or a task"
+            "Texts: texts are not allowed with evaluation.local-baseline = false, or a task"
         )
     if set(texts.names) - chosen.named_texts().keys():
         raise ProtocolError("Texts: evaluation.texts names no such text")
@@ -135,7 +134,9 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         )
     # 0 as ``task.max-test-items`` means no limit.
     max_items = (
-        run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
+        run.task.max_test_items or texts.test_items
+        if run.evaluation.local_baseline and not on_text
+        else 0
     )
     if texts.test_items > max_items:
         raise ProtocolError(f"Texts: {texts.test_items} test items, {max_items} are allowed")

@@ -143,14 +143,14 @@ def _answers(
             yield _answer(run, plan_of, kind, server_round, fields)
         for kind in SECURE_KINDS if run.federation.secure_sum else ():
             yield _answer(run, plan_of, kind, server_round, {})
-    evaluated = run.clients_evaluate or run.evaluation.own_text
+    evaluated = run.evaluation.local_baseline or run.evaluation.own_text
     # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.has_local_baseline and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
     ):
         yield _answer(run, plan_of, "alone", rounds, {})
     if evaluated:
-        on_text = run.clients_evaluate and run.task.name == TEXT
+        on_text = run.evaluation.local_baseline and run.task.name == TEXT
         names = list(run.evaluation.named_texts()) if on_text else []
         texts = Texts.of_run(run, names, 1)
         yield _answer(run, plan_of, "evaluate", rounds, texts.model_dump())

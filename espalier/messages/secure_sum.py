@@ -30,8 +30,9 @@ from espalier.messages.tensor_blobs import views
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
+from espalier.settings.combinations import LEAST_OF_A_SUM, MOST_OF_A_SUM
 from espalier.settings.methods import METHODS, part
-from espalier.settings.run import LEAST_OF_A_SUM, MOST_OF_A_SUM, RunSettings
+from espalier.settings.run import RunSettings
 
 LABEL = b"espalier: a site says its keys of a secure sum (1)\n"
 """Label of the statement that a site signs, with the version of its form."""

@@ -32,12 +32,6 @@ class FlapSettings(StructuredSettings):
     FEDERATION: ClassVar[tuple[str, ...]] = (*StructuredSettings.FEDERATION, "trimmed-clients")
     RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean", "trimmed-mean", "median")
 
-    square_attention: bool = Field(
-        True,
-        description=(
-            "Square the scores of attention before they are standardised, as in the published code."
-        ),
-    )
     bias_compensation: bool = Field(
         True,
         description=(

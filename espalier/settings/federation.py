@@ -30,7 +30,7 @@ class FederationSettings(Table):
     """Table ``[federation]``: rounds, client weights, and the wire format of adapters.
 
     A method reads only some of these keys. The methods' own tables define what a value means for
-    them; ``schema.py`` adds that to the descriptions.
+    them; the page of settings adds that to the descriptions.
     """
 
     rounds: int = Field(0, ge=0, description="Number of rounds; 0: the method's default.")

@@ -107,7 +107,7 @@ def privacy_contradictions(
         ]
     lines = []
     evaluation = tables["evaluation"]
-    if evaluation.baselines and evaluation.local_baseline:
+    if evaluation.local_baseline:
         lines.append(
             "evaluation.local-baseline = True: a client's losses of its local baseline would leave"
             f" it without noise; with {given} set it to false"

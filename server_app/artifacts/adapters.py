@@ -170,7 +170,7 @@ class SubModelOutcome(Outcome[SubModelResult]):
             "The sub-model with the federated adapter is under report.sub_model_perplexity in"
             " summary.json."
         )
-        if self.run.settings.clients_evaluate:
+        if self.run.settings.evaluation.local_baseline:
             note = (
                 "local-baseline is the sub-model that a client trained without the others, all"
                 f" other rows are the full model. {note}"

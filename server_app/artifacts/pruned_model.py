@@ -137,7 +137,7 @@ def rounding_notes(summary: Summary) -> list[str]:
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
     baselines = {
-        "local-baseline": summary.settings.clients_evaluate,
+        "local-baseline": summary.settings.evaluation.local_baseline,
         "centralized": summary.centralized_sparsity is not None,
     }
     for who, shown, group in (

@@ -23,7 +23,8 @@ from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.settings.node import NodeSettings, parse_node
-from espalier.settings.run import DEFAULT_METHOD, parse
+from espalier.settings.run import parse
+from espalier.settings.top import DEFAULT_METHOD
 from server_app.estimate.estimate import Plan, in_words
 from server_app.estimate.memory import Memory
 from server_app.estimate.work import OWN_MODEL

@@ -209,13 +209,6 @@ class TestFlap(Promises):
         [
             ({"flap__selection": "kind"}, True),
             ({"flap__selection": "block"}, False),
-            (
-                {
-                    "flap__pruning_ratio": 0.05,
-                    "flap__square_attention": False,
-                },
-                False,
-            ),
         ],
     )
     def test_other_choices(self, bench: Bench, changes: dict[str, Any], alike: bool) -> None:

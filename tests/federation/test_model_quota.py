@@ -26,7 +26,7 @@ from espalier.errors import EspalierError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, MIN_PIECE_BYTES, PIECE, Manifest
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.settings.run import default_values
+from espalier.settings.keys import default_values
 
 MOST = 20_000
 PIECE_BYTES = MIN_PIECE_BYTES

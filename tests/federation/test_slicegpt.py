@@ -23,7 +23,8 @@ from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody
 from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.settings.run import changed, parse
+from espalier.settings.keys import changed
+from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 
 WIDTH = 16

@@ -15,8 +15,9 @@ import espalier
 from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import SuperLinkLost
-from espalier.settings.reference.keywords import FILE, keyword_of, keywords_module, settings_from
-from espalier.settings.reference.schema import keys_of_a_run
+from espalier.settings.reference.keywords import keyword_of, settings_from
+from tests.pages.keyword_types import FILE, keywords_module
+from tests.pages.schema import keys_of_a_run
 
 APP = Path(__file__).parents[2]
 NOTHING_PRINTED = ("", "")
@@ -91,7 +92,7 @@ def test_every_setting_has_one_keyword() -> None:
 
 
 def test_keyword_types_are_written_from_the_schema() -> None:
-    """Run ``python -m espalier.settings.reference.page`` to update the file."""
+    """Run ``python -m tests.pages.settings_page`` to update the file."""
     text = (APP / FILE).read_text()
     assert text == keywords_module()
     (keywords,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))

@@ -16,7 +16,8 @@ from espalier.launch.configuration import configuration, flatten
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings
-from espalier.settings.run import changed, parse
+from espalier.settings.keys import changed
+from espalier.settings.run import parse
 
 APP = Path(__file__).parent.parent.parent
 PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))

@@ -20,8 +20,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import load_whole
 from espalier.methods.fedpetuning import trained
+from espalier.settings.keys import default_values
 from espalier.settings.methods import METHODS
-from espalier.settings.run import default_values, parse
+from espalier.settings.run import parse
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan, Speeds
 from server_app.estimate.memory import Memory, Moment

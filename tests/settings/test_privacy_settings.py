@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
+from espalier.settings.keys import private_methods, unread
 from espalier.settings.methods import METHODS
 from espalier.settings.node import parse_node
-from espalier.settings.run import parse, private_methods, unread
+from espalier.settings.run import parse
 
 PRIVATE = {
     "privacy.epsilon": 4.0, "evaluation.local-baseline": False, "federation.client-weights": "equal",

@@ -12,8 +12,9 @@ from espalier.errors import EspalierError
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.hetlora import HetLoRASettings
+from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
-from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse
+from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 

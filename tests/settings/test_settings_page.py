@@ -11,11 +11,11 @@ from toy_method import ROW
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.methods.hetlora import HetLoRASettings
+from espalier.settings.keys import as_text, default_values
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.page import BEGIN, END, settings_page, with_app_config
-from espalier.settings.reference.schema import Key, as_text, keys_of, keys_of_a_run
-from espalier.settings.run import default_values
+from tests.pages.schema import Key, keys_of, keys_of_a_run
+from tests.pages.settings_page import BEGIN, END, settings_page, with_app_config
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -41,12 +41,12 @@ PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
 
 
 def test_the_page_is_what_the_schema_gives() -> None:
-    """If not: ``python -m espalier.settings.reference.page``."""
+    """If not: ``python -m tests.pages.settings_page``."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
 
 
 def test_pyproject_defaults_equal_the_schema() -> None:
-    """If not: ``python -m espalier.settings.reference.page``."""
+    """If not: ``python -m tests.pages.settings_page``."""
     assert with_app_config(PYPROJECT) == PYPROJECT
 
 

@@ -3,7 +3,7 @@
 from espalier.data.tasks import chat, classification, endings, lettered, own, written
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
-from espalier.settings.own_task import CLASSIFICATION, COMPLETION, listed_labels
+from espalier.settings.data import CLASSIFICATION, COMPLETION, listed_labels
 from espalier.settings.run import RunSettings
 
 KINDS = (classification, lettered, endings, written, chat, own)

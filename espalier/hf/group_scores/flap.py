@@ -153,7 +153,7 @@ def _block_scores(
     for name in ADDED_BIASES:
         found = channel_scores(moments[name], model.checkpoint.read(block.linear(name).parameter))
         # As in the published code; the paper does not mention it.
-        if name == "attn.o" and job.square_attention:
+        if name == "attn.o":
             found = found.square()
         size = group_size(model.plan, name, COLUMNS[name])
         # The score of a group is the mean over its channels.

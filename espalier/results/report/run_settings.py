@@ -7,8 +7,7 @@ from typing import Any
 import tomli_w
 
 from espalier.results.finished_run import FinishedRun
-from espalier.settings.reference.schema import as_text
-from espalier.settings.run import default_values
+from espalier.settings.keys import as_text, default_values
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
 """Settings as keyword arguments of ``espalier.simulate`` and ``espalier.submit``.
 
 A keyword is a settings key with ``_`` in place of each hyphen and dot: ``lora_rank`` is
-``lora.rank``. ``espalier/settings/reference/run_keywords.py`` has the types of all keywords; the command
-
-    python -m espalier.settings.reference.page
-
-writes it.
+``lora.rank``. ``run_keywords.py`` has the types of all keywords; ``python -m
+tests.pages.settings_page`` writes it.
 """
 
 import difflib
@@ -14,28 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.errors import InputError
-from espalier.settings.reference.schema import Key, keys_of_a_run
-from espalier.settings.run import default_values
-
-FILE = "espalier/settings/reference/run_keywords.py"
-WIDTH = 100
-"""Maximum number of characters per line."""
-HEAD = '''"""Types of the settings as keyword arguments; written from the schema, do not edit.
-
-``espalier.settings.reference.keywords`` explains the names, docs/settings.md the keys.
-"""
-
-from os import PathLike
-from typing import Literal, TypedDict
-
-Text = str | PathLike[str]
-"""Text, in many cases a path."""
-
-
-class RunKeywords(TypedDict, total=False):
-    """Settings of a run by keyword."""
-
-'''
+from espalier.settings.keys import default_values
 
 
 def keyword_of(key: str) -> str:
@@ -68,25 +44,3 @@ def settings_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def keywords_module() -> str:
-    """Return the text of the module with the types of all keywords."""
-    return HEAD + "".join(map(_field, keys_of_a_run()))
-
-
-def _field(key: Key) -> str:
-    line = f"    {keyword_of(key.dotted)}: {_type(key)}\n"
-    if len(line) <= WIDTH + 1:
-        return line
-    values = "".join(f'        "{choice}",\n' for choice in key.choices)
-    return f"    {keyword_of(key.dotted)}: Literal[\n{values}    ]\n"
-
-
-def _type(key: Key) -> str:
-    if not isinstance(key.default, str):
-        return type(key.default).__name__
-    # A partition may also be "flwr:" with a name.
-    if not key.choices or key.dotted == "data.partition":
-        return "Text"
-    return "Literal[" + ", ".join(f'"{choice}"' for choice in key.choices) + "]"

@@ -65,7 +65,6 @@ class RunKeywords(TypedDict, total=False):
     evaluation_texts: Text
     evaluation_sequence_length: int
     evaluation_max_samples: int
-    evaluation_baselines: bool
     evaluation_local_baseline: bool
     evaluation_own_text: bool
     evaluation_centralized: Literal["auto", "off"]
@@ -193,7 +192,6 @@ class RunKeywords(TypedDict, total=False):
     flap_pruning_ratio: float
     flap_channel_multiple: int
     flap_selection: Literal["global", "block", "kind"]
-    flap_square_attention: bool
     flap_bias_compensation: bool
     flora_ranks: Text
     hetlora_ranks: Text

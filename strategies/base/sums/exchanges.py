@@ -32,7 +32,7 @@ from espalier.messages.summands import SumSpecs, Words, add_to
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
 from espalier.secure_sum.neighbours import neighbours, two_thirds
-from espalier.settings.run import LEAST_OF_A_SUM
+from espalier.settings.combinations import LEAST_OF_A_SUM
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
 from strategies.base.rounds import Rounds, RunFailed

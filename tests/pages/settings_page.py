@@ -1,6 +1,6 @@
 """Generator of docs/settings.md, the default settings in pyproject.toml, and the keyword types.
 
-    python -m espalier.settings.reference.page
+    python -m tests.pages.settings_page
 
 The first two list every setting with its default, allowed values and meaning. They are written to the
 checkout that contains this package. Flower accepts only keys that pyproject.toml declares.
@@ -11,18 +11,18 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from espalier.settings.keys import as_text, concerns
 from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings
-from espalier.settings.reference.keywords import FILE, keywords_module
-from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_a_run
-from espalier.settings.run import concerns
+from tests.pages.keyword_types import FILE, keywords_module
+from tests.pages.schema import Key, keys_of, tables_of_a_run
 
 PAGE = "docs/settings.md"
 INTRODUCTION = """# Settings
 
 After reading this page you can look up every settings key, with its default and its allowed values.
 
-Written by `python -m espalier.settings.reference.page` from `espalier/settings`, the source of all settings.
+Written by `python -m tests.pages.settings_page` from `espalier/settings`, the source of all settings.
 
 A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
 
@@ -47,7 +47,7 @@ and [privacy](privacy-reference.md#site-policy) the decisions of its owner.
 
 
 BEGIN = (
-    "# >>> settings of a run, written by `python -m espalier.settings.reference.page` from the schema in"
+    "# >>> settings of a run, written by `python -m tests.pages.settings_page` from the schema in"
     " espalier/settings; do not edit"
 )
 END = "# <<< settings of a run"
@@ -144,7 +144,7 @@ def _comment(key: Key) -> list[str]:
 
 def main() -> None:
     """Write docs/settings.md, the block of defaults in pyproject.toml, and the keyword types."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     (root / FILE).write_text(keywords_module())
     (root / PAGE).write_text(settings_page())
     pyproject = root / "pyproject.toml"

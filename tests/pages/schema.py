@@ -5,15 +5,15 @@ The keys are read from the pydantic tables that validate them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from espalier.settings.federation import OF_THE_METHOD, FederationSettings
+from espalier.settings.keys import as_text, choices_of, tables
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import FLOWER_NAME, PARTITIONS, DataSettings, RunSettings, tables
 from espalier.settings.table import Table
-from espalier.settings.task import TEXT, TaskSettings, tasks
+from espalier.settings.top import TopSettings
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,18 @@ class Key:
 
 def tables_of_a_run() -> dict[str, type[Table]]:
     """Return all tables by name; the empty name, first, holds the top-level keys."""
-    return {"": RunSettings, **tables()}
+    return {"": TopSettings, **tables()}
 
 
 def keys_of(table: type[Table], name: str = "") -> list[Key]:
-    """Return the keys of one table, without the keys of nested tables.
+    """Return the keys of one table.
 
     Parameters
     ----------
     name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
-    return [
-        _key(table, name, key, field)
-        for key, field in fields.items()
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
-    ]
+    return [_key(table, name, key, field) for key, field in fields.items()]
 
 
 def keys_of_a_run() -> list[Key]:
@@ -63,7 +59,7 @@ def keys_of_a_run() -> list[Key]:
 
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
-    choices = _names(table, key) or _choices(field)
+    choices = choices_of(table, key)
     description = " ".join(
         filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)])
     )
@@ -71,19 +67,6 @@ def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
         ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
     )
     return Key(name, key, field.default, allowed, choices, description)
-
-
-def _names(table: type[Table], key: str) -> tuple[str, ...]:
-    """Return the names of methods, tasks or partitions if the key chooses one of them."""
-    if (table, key) == (RunSettings, "method"):
-        return tuple(METHODS)
-    if (table, key) == (DataSettings, "partition"):
-        return (*PARTITIONS, FLOWER_NAME)
-    return (TEXT, *tasks()) if (table, key) == (TaskSettings, "name") else ()
-
-
-def _choices(field: FieldInfo) -> tuple[Any, ...]:
-    return (True, False) if field.annotation is bool else get_args(field.annotation)
 
 
 def _bounds(field: FieldInfo) -> str:
@@ -111,7 +94,10 @@ def _read_with(table: type[Table], key: str) -> str:
 
     The text is empty if the key is always read (``Table.READ_WITH``).
     """
-    possible = {field.alias or name: _choices(field) for name, field in table.model_fields.items()}
+    possible = {
+        field.alias or name: choices_of(table, field.alias or name)
+        for name, field in table.model_fields.items()
+    }
     found = []
     for other, values in table.READ_WITH.get(key, {}).items():
         # Methods share rules, so a rule may list values that only another method's key has.
@@ -164,8 +150,3 @@ def _methods(values: Mapping[str, Any], value: Any) -> str:
 def _one_of(values: Sequence[Any]) -> str:
     *others, last = [f"`{as_text(value)}`" if value != "" else "empty" for value in values]
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def as_text(value: Any) -> str:
-    """Return a value as it is written after ``key=``; booleans are in lower case."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

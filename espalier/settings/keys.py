@@ -1,0 +1,233 @@
+"""Keys of all tables: their defaults, the methods that read them, and the ones a run does not read."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
+
+from espalier.settings.data import (
+    CLASSIFICATION,
+    FLOWER,
+    FLOWER_NAME,
+    OWN_TASKS,
+    PARTITIONS,
+    DataSettings,
+    source_of,
+)
+from espalier.settings.evaluation import EvaluationSettings
+from espalier.settings.federation import OF_THE_METHOD, FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.privacy import PrivacySettings, unread_for_privacy
+from espalier.settings.table import Table, unknown_key
+from espalier.settings.task import CHAT, TEXT, TaskSettings, tasks
+from espalier.settings.top import TopSettings
+from espalier.settings.training import TrainingSettings
+
+GENERAL: dict[str, type[Table]] = {
+    "data": DataSettings,
+    "evaluation": EvaluationSettings,
+    "privacy": PrivacySettings,
+}
+"""Tables that every method reads."""
+SHARED: dict[str, type[Table]] = {
+    "federation": FederationSettings,
+    "lora": LoraSettings,
+    "training": TrainingSettings,
+    "task": TaskSettings,
+}
+"""Tables that several methods read."""
+
+
+def tables() -> dict[str, type[Table]]:
+    """Return all tables by name: general tables, shared tables and each method's own table."""
+    return GENERAL | SHARED | {method: settings_of(method) for method in METHODS}
+
+
+def default_values() -> dict[str, Any]:
+    """Return the default value of every dotted key."""
+    known: dict[str, Any] = TopSettings().model_dump(by_alias=True)
+    for table, kind in tables().items():
+        known |= {
+            f"{table}.{key}": value for key, value in kind().model_dump(by_alias=True).items()
+        }
+    return known
+
+
+def concerns(key: str, method: Any) -> bool:
+    """Return whether a method reads a table or its keys.
+
+    A key whose table belongs to no method concerns all methods.
+    """
+    own = tables_of(method) if isinstance(method, str) else ()
+    table = key.partition(".")[0]
+    return table in own or table not in all_tables()
+
+
+def changed(flat: Mapping[str, Any]) -> set[str]:
+    """Return the keys whose values differ from the defaults, including unknown keys."""
+    known = default_values()
+    return {key for key, value in flat.items() if key not in known or known[key] != value}
+
+
+def private_methods(mechanism: str = "") -> tuple[str, ...]:
+    """Return the methods that have a mechanism of differential privacy, or this one."""
+    found = {name: settings_of(name).MECHANISM for name in METHODS}
+    return tuple(name for name, own in found.items() if own and mechanism in ("", own))
+
+
+def keys_in_order(method: Any) -> list[str]:
+    """Return all dotted keys, the ones that the method reads first, for suggestions."""
+    return sorted(default_values(), key=lambda key: not concerns(key, method))
+
+
+def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the keys that the run does not read although its method has their table.
+
+    Returns
+    -------
+    dict
+        From an unread key to the key whose value is the reason, and to the values, in words, with
+        which it would be read.
+    """
+    values = default_values() | dict(flat)
+    values["data.source"] = source_of(values["data.source"], values["data.path"])
+    if str(values["data.partition"]).startswith(FLOWER):
+        values["data.partition"] = FLOWER_NAME
+    method = str(values["method"])
+    mechanism = settings_of(method).MECHANISM if method in METHODS else ""
+    for_privacy = unread_for_privacy(values, mechanism, one_of("method", private_methods("dp-sgd")))
+    return for_privacy | _not_read_in_tables(values) | _not_read_for_task(values)
+
+
+def _not_read_for_task(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the keys that are not read with this task, or if each client has its own file."""
+    found: dict[str, tuple[str, str]] = {}
+    if "{client}" in str(flat["data.path"]):
+        own_files = ("data.path", "a data.path without {client}")
+        keys = ("partition", "partition-field", "partition-arguments", "alpha")
+        found |= dict.fromkeys((f"data.{key}" for key in keys), own_files)
+    if "task" not in tables_of(str(flat["method"])):
+        tuning = tuple(method for method, row in METHODS.items() if row.tunes)
+        of_tasks = ("data.columns", "data.prompt", "data.labels")
+        found |= dict.fromkeys(of_tasks, ("method", one_of("method", tuning)))
+        return found
+    pruning = tuple(method for method, row in METHODS.items() if not row.tunes)
+    found["data.num-samples"] = ("method", one_of("method", pruning))
+    if flat["task.name"] == TEXT:
+        found["data.columns"] = ("task.name", "another task")
+        items = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "packing")
+        found |= {f"task.{key}": ("task.name", "another task") for key in items}
+    else:
+        of_text = ("data.sequence-length", "data.field", "data.partition-field")
+        found |= dict.fromkeys(of_text, ("task.name", f"task.name = '{TEXT}'"))
+    readers = {
+        "data.prompt": OWN_TASKS,
+        "data.labels": (CLASSIFICATION,),
+        "task.chat-template": (CHAT,),
+    }
+    for key, names in readers.items():
+        if flat["task.name"] not in names:
+            found[key] = ("task.name", one_of("task.name", names))
+    generated = tuple(name for name, one in tasks().items() if one.generation)
+    if flat["task.name"] not in generated:
+        found["task.answer-tokens"] = ("task.name", one_of("task.name", generated))
+    return found
+
+
+def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the unread keys that ``MethodSettings.FEDERATION`` and ``Table.READ_WITH`` declare."""
+    found: dict[str, tuple[str, str]] = {}
+    method = str(flat["method"])
+    kinds = tables()
+    own = tables_of(method)
+    for key, (default, attribute) in OF_THE_METHOD.items() if method in METHODS else ():
+        if flat[f"federation.{key}"] == default:
+            flat = {**flat, f"federation.{key}": getattr(settings_of(method), attribute)[0]}
+            if key == "aggregation-rule" and flat["federation.secure-sum"]:
+                flat["federation.aggregation-rule"] = "mean"
+    for field in FederationSettings.model_fields.values() if "federation" in own else ():
+        readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
+        if method not in readers:
+            found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
+    for table in (*GENERAL, *own):
+        for key, conditions in kinds[table].READ_WITH.items():
+            for choice, values in conditions.items():
+                chosen, whole = (
+                    name if "." in name else f"{table}.{name}" for name in (choice, key)
+                )
+                if flat[chosen] not in values:
+                    known = () if "." in choice else _possible(method, kinds[table], choice)
+                    possible = tuple(value for value in values if value in known or not known)
+                    # The first reason for a key is the one that is reported.
+                    found.setdefault(whole, (chosen, one_of(chosen, possible)))
+    return found
+
+
+def one_of(key: str, values: tuple[Any, ...]) -> str:
+    """Return a choice between values in words, such as ``method = 'a' or 'b'``."""
+    return f"{key} = {' or '.join(map(repr, values))}"
+
+
+def choices_of(table: type[Table], key: str) -> tuple[Any, ...]:
+    """Return all allowed values of a key with hyphens; empty if they cannot be listed."""
+    if (table, key) == (TopSettings, "method"):
+        return tuple(METHODS)
+    if (table, key) == (DataSettings, "partition"):
+        return (*PARTITIONS, FLOWER_NAME)
+    if (table, key) == (TaskSettings, "name"):
+        return (TEXT, *tasks())
+    field = table.model_fields[key.replace("-", "_")]
+    return (True, False) if field.annotation is bool else get_args(field.annotation)
+
+
+def choices() -> dict[str, tuple[Any, ...]]:
+    """Return all allowed values of every dotted key of a run; empty if they cannot be listed."""
+    kinds = {"": TopSettings, **tables()}
+    names = {key: key.rpartition(".") for key in default_values()}
+    return {key: choices_of(kinds[table], name) for key, (table, _, name) in names.items()}
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is written after ``key=``; booleans are in lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
+    """Return the values that a key may have with a method; empty if they cannot be listed."""
+    if table is FederationSettings and key in OF_THE_METHOD:
+        values: tuple[Any, ...] = getattr(settings_of(method), OF_THE_METHOD[key][1])
+        return values
+    return choices_of(table, key)
+
+
+def unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
+    """Return an error line for each key that was given by hand but is not read."""
+    if not by_hand:
+        return []
+    found = unread(flat)
+    values = default_values() | dict(flat)
+    lines = []
+    for key in sorted(by_hand):
+        if not concerns(key, method) and key in default_values():
+            lines.append(_unread(key, flat[key], method))
+        elif not concerns(key, method):
+            lines.append(unknown_key(key, keys_in_order(method)))
+        elif key in found:
+            choice, remedy = found[key]
+            why = f"{choice} = {values[choice]!r} does not read it"
+            lines.append(f"{key} = {flat[key]!r}: {why}; leave it out, or choose {remedy}")
+    return lines
+
+
+def _unread(key: str, value: Any, method: str) -> str:
+    """Return the error line for a key by hand whose table the method does not read."""
+    table, _, name = key.partition(".")
+    readers = [other for other in sorted(METHODS) if table in tables_of(other)]
+    kinds = tables()
+    namesakes = [
+        f"{own}.{name}"
+        for own in tables_of(method)
+        if any(f.alias == name for f in kinds[own].model_fields.values())
+    ]
+    remedies = [f"set {' or '.join(namesakes)}"] if namesakes else ["leave it out"]
+    remedies.append(f"choose method = {' or '.join(map(repr, readers))}")
+    return f"{key} = {value!r}: method = {method!r} does not read it; {', or '.join(remedies)}"
