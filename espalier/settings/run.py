@@ -659,7 +659,7 @@ def _contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> 
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
     # Tables that are wrong are missing here, and reported already.
     if {*_GENERAL, *tables_of(method)} - {method} <= valid.keys():
-        lines += privacy_contradictions(method, job, valid, private_methods())
+        lines += privacy_contradictions(method, job, valid, private_methods(), num_clients)
     return lines
 
 

@@ -13,6 +13,7 @@ from client_app.site import Site
 from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedpetuning import Order, TuningReport, trained
 from espalier.privacy.accounting import Draw
+from espalier.privacy.guarantee import Guarantee
 from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapted_model import AdaptedModel, flattened
@@ -26,7 +27,8 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     order = validate(Order, request.fields)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
-    def tune(state: PrivateState, draw: Draw, begin: Begin) -> TuningReport:
+    def tune(state: PrivateState, guarantee: Guarantee, begin: Begin) -> TuningReport:
+        draw = guarantee.draw
         start = begins_with(site, adapters, brought(site, request))
         adapted = site.load(site.model, site.computing, site.settings, adapters, cache_of(site))
         adapted.set(start)
