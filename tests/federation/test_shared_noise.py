@@ -1,4 +1,4 @@
-"""Noise that sites of a secure sum share: its amount, its record, and servers that want less of it."""
+"""Noise that sites of a secure sum share: amount, record, and servers that want less of it."""
 
 import json
 from pathlib import Path

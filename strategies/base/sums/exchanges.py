@@ -53,7 +53,7 @@ Advertise = Callable[[str], Iterable[MessageBody]]
 
 
 def least_of_sum(run: RunSettings) -> int:
-    """Return the minimum number of clients in a sum, so that it has enough noise if they share it."""
+    """Return the minimum number of clients in a sum; with shared noise it has enough of it then."""
     fraction = run.privacy.honest_fraction
     return NoiseShare(run.num_clients, fraction).least_of_sum if fraction else LEAST_OF_A_SUM
 
