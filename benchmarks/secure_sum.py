@@ -4,8 +4,10 @@
 
 Bytes are those of a run's plan, which a test compares with the bytes of real runs. Seconds are
 those of the program's own functions on one core, with summands of random numbers of the right
-sizes: a client's keys and shares, its masks, and the server's sum and unmasking, without drop-outs
-and after a tenth of the clients (at least one) dropped out. All clients' messages are made in this
+sizes: a client's keys, shares and confirmations, its masks, and the server's sum and unmasking,
+without drop-outs and after a tenth of the clients (at least one) dropped out. ``seeds from shares``
+is the time in which the server would put together the seeds of all clients, if they did not tell
+them themselves. All clients' messages are made in this
 process; the seconds of a client are those of the first one. ``work`` is the time in which a client
 computes its plain reply for the demo model with 128 samples of 256 tokens (pooled pruning), which a
 round takes at least.
@@ -26,7 +28,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from client_app.protocol.secure_sum import Party
+from client_app.protocol.sum_party import Party
 from espalier.environment.paths import DEMO
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -34,11 +36,12 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import dense_sums
 from espalier.messages.masked_summands import apply_mask, mask_summand, places_in_mask
 from espalier.messages.message import Header, request_header
-from espalier.messages.secure_sum import ShareOrder, Shares, summand_specs
+from espalier.messages.secure_sum import ShareOrder, Shares, UnmaskOrder, summand_specs
 from espalier.messages.summands import SumSpecs, Words, add_to, clear_padding
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import Session, new_seed, private_key, public_bytes
 from espalier.secure_sum.neighbours import two_thirds
+from espalier.secure_sum.sharing import rebuilt
 from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import BlobStore
@@ -192,6 +195,40 @@ class Measured:
                     )
         return totals
 
+    def confirmed(self) -> None:
+        """Let all clients confirm the list of the sum, and the first one check all confirmations."""
+        tags: dict[int, str] = {}
+        for client in self.clients:
+            party = self.parties[client]
+            party.kept = {**party.kept, "included": self.clients}
+            found = self.timed.step("client: keys and shares", party.tags, counts=client == 0)
+            if client:
+                tags[client] = found[0]
+        session = self.order.session
+        order = UnmaskOrder(
+            session=session,
+            included=self.clients,
+            seeds_of=self.clients,
+            keys_of=[],
+            confirmed=list(tags),
+            tags=list(tags.values()),
+        )
+        first = self.parties[0]
+        self.timed.step("client: keys and shares", partial(first.require_confirmed, order))
+
+    def seeds_from_shares(self) -> None:
+        """Put the seed of every client together, and compare it with the one that it tells."""
+        needed = self.order.neighbourhood.threshold
+        for client, party in self.parties.items():
+            shares = {
+                holder: bytes.fromhex(self.received[holder][str(client)][0])
+                for holder in party.neighbours
+            }
+            holders = sorted([*party.neighbours, client])
+            shares[client] = bytes.fromhex(self.own_shares[client][0])
+            found = self.timed.step("seeds from shares", partial(rebuilt, shares, needed, holders))
+            assert found.hex() == party.kept["secrets"]["own"]
+
     def unmasked(self, totals: dict[str, dict[str, Words]], folder: Path) -> None:
         """Unmask the sum as the server does, and compare it with the plain one."""
         store = BlobStore(folder)
@@ -253,7 +290,7 @@ class Measured:
                 "received": self.received[holder],
                 "own_shares": self.own_shares[holder],
             }
-            unmasking.take(holder, party.shares_of(masked.request(holder)).model_dump())
+            unmasking.take(holder, party.shares_of(masked.request(holder, {})).model_dump())
         return unmasking
 
 
@@ -276,8 +313,10 @@ def measured(method: str, clients: int, model: OpenedModel) -> dict[str, Any]:
     one = Measured(clients, summand_specs(1, model.plan, run))
     one.keys_and_shares()
     totals = one.masked()
+    one.confirmed()
     with tempfile.TemporaryDirectory() as folder:
         one.unmasked(totals, Path(folder))
+    one.seeds_from_shares()
     one.with_drop_outs()
     return {
         "method": method,
@@ -294,12 +333,18 @@ def table(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
     yield (
         "| method | clients | up, plain | up, secure | ratio | down, plain | down, secure |"
         " client: keys and shares | client: masks | server: sum | server: unmasking |"
-        " with drop-outs |"
+        " seeds from shares | with drop-outs |"
     )
-    yield "|---" * 12 + "|"
+    yield "|---" * 13 + "|"
     for row in rows:
         times = row["seconds"]
-        names = ("client: keys and shares", "client: masks", "server: sum", "server: unmasking")
+        names = (
+            "client: keys and shares",
+            "client: masks",
+            "server: sum",
+            "server: unmasking",
+            "seeds from shares",
+        )
         shown = [f"{times[name]:.3f} s" for name in names]
         shown.append(f"{times.get('server: drop-outs', 0):.3f} s")
         plain = row["bytes_plain"]

@@ -21,7 +21,7 @@ from client_app.policy.egress_check import egress, reason_of
 from client_app.policy.site_policy import require_allowed
 from client_app.protocol.answer_once import at_work
 from client_app.protocol.push import hand_out
-from client_app.protocol.secure_sum import advertise, mask, share, unmask
+from client_app.protocol.secure_sum import advertise, confirm, mask, share, unmask
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
 from espalier.environment.imports import importing
@@ -153,6 +153,7 @@ WORK: dict[Kind, Callable[[Site, MessageBody], MessageBody]] = {
     "fetch": hand_out,
     "shares": share,
     "masked": mask,
+    "confirm": confirm,
     "unmask": unmask,
 }
 """Function that does the work for a message, by kind."""
@@ -170,6 +171,7 @@ def _error_text(request: MessageBody, context: Context, reason: str) -> str:
 @app.query("fetch")
 @app.query("shares")
 @app.query("masked")
+@app.query("confirm")
 @app.query("unmask")
 @app.train()
 @app.train("alone")

@@ -10,7 +10,14 @@ from tiny_model import WORDS, save_tiny_llama
 
 from benchmarks.leakage import __main__ as command
 from benchmarks.leakage import likelihood
-from benchmarks.leakage.adapters import AdapterAttack, canaries, exposure, insert, mean_of
+from benchmarks.leakage.adapters import (
+    AdapterAttack,
+    canaries,
+    exposure,
+    insert,
+    mean_of,
+    private_tuning,
+)
 from benchmarks.leakage.figures import Figures, auc, figures, of_two, true_positives
 from benchmarks.leakage.noise import clipped, gaussian_delta, noise_for, private_means
 from benchmarks.leakage.sets import DataSets
@@ -179,6 +186,19 @@ def test_attack_on_adapters(sets: DataSets) -> None:
     for name, tensor in summed[key].items():
         expected = (attack.replies[0][key][name] + attack.replies[1][key][name]) / 2
         torch.testing.assert_close(tensor, expected)
+
+
+def test_attack_on_private_adapters(sets: DataSets) -> None:
+    """Adapters of DP-SGD come from the app; with other noise they are others."""
+    pytest.importorskip("opacus", reason="needs the extra privacy")
+    attacks = [AdapterAttack(sets, CPU, private_tuning(epsilon)) for epsilon in (1.0, 8.0)]
+    assert attacks[0].run.privacy.epsilon == 1
+    key = next(iter(attacks[0].replies[0]))
+    one, other = (attack.replies[0][key] for attack in attacks)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    found = attacks[0].alone()
+    assert (found.members, found.others) == (8, 24)
+    assert 0 <= found.auc <= 1
 
 
 def test_exposure_by_hand() -> None:

@@ -6,7 +6,8 @@
 For each kind of reply an attacker, who knows the model, the settings and all candidate texts, tells
 samples that a client used from samples that nobody used, and the used one of two data sets. It sees
 each reply, or only the mean of several replies, as with secure sums. For pooled pruning noise of
-several epsilons is emulated. In adapters it also looks for canaries. Without ``--text`` the text is
+several epsilons is emulated; adapters are also trained by DP-SGD with several epsilons, if opacus
+is installed. In adapters it also looks for canaries. Without ``--text`` the text is
 the source code of Python's standard library.
 
 Results go to ``docs/studies/leakage-<model>.csv`` row by row, so an interrupted measurement
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,11 +33,12 @@ from benchmarks.leakage.adapters import (
     canaries,
     exposures,
     insert,
+    private_tuning,
 )
 from benchmarks.leakage.figures import Figures
 from benchmarks.leakage.report import FIGURES, KEYS, NO_NOISE, write_report
 from benchmarks.leakage.sets import DataSets
-from benchmarks.leakage.statistics import EPSILONS, KINDS, POOLED, StatisticsAttack
+from benchmarks.leakage.statistics import DP_SGD, EPSILONS, KINDS, POOLED, StatisticsAttack
 from benchmarks.membership.clients import Clients
 from benchmarks.reporting.rows import Rows
 from benchmarks.study_command import add_arguments, exit_status, model_conditions, new_parser
@@ -111,6 +114,16 @@ class Measurement:
                 seen = EACH if number == 1 else _sum_of(number)
                 noise = f"{epsilon:g}" if epsilon < float("inf") else "infinity, clipped"
                 yield self.key(kind, seen, noise), _figures(found)
+        for epsilon in DP_SGD if kind == ADAPTERS and find_spec("opacus") else ():
+            yield from self._private_rows(epsilon)
+
+    def _private_rows(self, epsilon: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the rows of adapters that were trained by DP-SGD."""
+        attack = AdapterAttack(self.sets, self.computing, private_tuning(epsilon))
+        together = self.given.together
+        yield self.key(ADAPTERS, EACH, f"{epsilon:g}"), _figures(attack.alone())
+        summed = attack.summed(together)
+        yield self.key(ADAPTERS, _sum_of(together), f"{epsilon:g}"), _figures(summed)
 
     def canary_rows(self, times: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yield the rows of canaries that are in each client's text a number of times."""
@@ -188,11 +201,14 @@ def _work(given: argparse.Namespace) -> None:
 
 
 def _lacks_noise(rows: Rows, measurement: Measurement, kind: str) -> bool:
-    """Return whether rows of emulated noise are missing."""
-    if kind != POOLED:
+    """Return whether rows with noise are missing."""
+    last = {POOLED: "infinity, clipped"}
+    if find_spec("opacus"):
+        last[ADAPTERS] = f"{DP_SGD[-1]:g}"
+    if kind not in last:
         return False
     together = _sum_of(measurement.given.together)
-    return bool(rows.missing(iter([measurement.key(kind, together, "infinity, clipped")])))
+    return bool(rows.missing(iter([measurement.key(kind, together, last[kind])])))
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
 """Attacks on adapters that clients trained in one round: losses of known text, and canaries.
 
 The score of a sample is the decrease of its loss by the adapters, compared with that by adapters
-which the attacker trained on text of its own. Without this comparison, samples that any training
-makes easier would be taken for members. A canary is a sentence with
+which the attacker trained on text of its own, with the same settings. Without this comparison,
+samples that any training makes easier would be taken for members. With DP-SGD each passage of a
+client takes part in each step with a probability only; all samples of its text count as used. A
+canary is a sentence with
 random digits that a client has in its text. Its exposure (Carlini et al. 2019, *The Secret Sharer*)
 says how many bits of the digits a ranking of all possibilities gives away.
 """
@@ -30,11 +32,29 @@ from espalier.methods.fedpetuning import trained
 from espalier.settings.run import parse
 from espalier.training.initial_values import initial_adapters
 
+SAMPLING_RATE = 0.25
+"""Probability with which a record takes part in a step of DP-SGD."""
 Adapters = Mapping[str, Mapping[str, Tensor]]
 """Tensors of a reply by blob key and name."""
 POSSIBILITIES = 512
 """Number of sentences among which a canary is ranked; by chance its exposure is about 1.4 bits."""
 DIGITS = 9
+
+
+def private_tuning(epsilon: float) -> dict[str, Any]:
+    """Return the settings of the attacked tuning with differential privacy.
+
+    A record is one passage. The noise follows from the seed, so that a measurement repeats; the
+    attacker does not use the seed.
+    """
+    return {
+        **TUNING,
+        "privacy.epsilon": epsilon,
+        "privacy.noise": "seed",
+        "privacy.sampling-rate": SAMPLING_RATE,
+        "federation.client-weights": "equal",
+        "evaluation.local-baseline": False,
+    }
 
 
 def replies_of(clients: Clients, asked: Sequence[int], method: Mapping[str, Any]) -> list[Adapters]:

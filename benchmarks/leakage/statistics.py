@@ -31,7 +31,9 @@ MOST_NUMBERS = 1 << 14
 MOST_BITS = 1 << 17
 """The same for bits."""
 POOLED = "pooled pruning, sums"
-EPSILONS = (1.0, 2.0, 4.0, 8.0, float("inf"))
+DP_SGD = (1.0, 2.0, 4.0, 8.0)
+"""Epsilons of the program's own DP-SGD."""
+EPSILONS = (*DP_SGD, float("inf"))
 """Epsilons of the emulation; infinity: clipped, without noise."""
 
 

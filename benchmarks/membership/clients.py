@@ -134,7 +134,8 @@ class Clients:
         """
         settings = self.settings(method)
         run = parse(settings)
-        os.environ["ESPALIER_STATE_DIR"] = str(self.folder / "state")
+        # A client answers a round of a run once, so runs with other settings have another state.
+        os.environ["ESPALIER_STATE_DIR"] = str(self.folder / "state" / run.digest()[:16])
         nodes = [
             {"partition-id": client, "num-partitions": self.number} for client in range(self.number)
         ]

@@ -31,7 +31,7 @@ from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError, tell
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.identity.code_hash import code_sha256
-from espalier.identity.site_keys import fingerprint
+from espalier.identity.site_keys import fingerprint, public_keys
 from espalier.messages.message import UNREAD
 from espalier.messages.reply_estimate import Answer, Outlook, outlook
 from espalier.methods.fedpetuning import trained
@@ -75,8 +75,32 @@ def accepts(site: Site) -> Iterator[str]:
     )
     if node.fewest_groups():
         yield f"and {count(node.min_groups, 'group')} of the field {node.data_group}"
+    yield from _secure_sums(site)
     yield from _privacy(site)
     yield f"require-approval: {HOLDS[node.require_approval]}"
+
+
+def _secure_sums(site: Site) -> Iterator[str]:
+    """Yield what the site demands of secure sums, and whose keys it knows."""
+    node = site.node
+    run = site.settings
+    asked = f"a sum of {run.num_clients}" if run.federation.secure_sum else "no secure sum"
+    least = f"{node.min_secure_sum}" if node.min_secure_sum else "no minimum"
+    yield f"min-secure-sum: {least}; the run has {asked}"
+    if node.peer_keys:
+        known = public_keys(node.peer_keys, "peer-keys")
+        others = sorted(known.keys() - {site.name})
+        names = ", ".join(others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
+        yield f"peer-keys: {count(len(others), 'other site')}: {names or 'none'}"
+    elif run.federation.secure_sum:
+        yield "peer-keys: none, so a server that replaces keys could read this site's tensors"
+    else:
+        yield "peer-keys: none"
+    if run.privacy.honest_fraction:
+        yield (
+            f"max-honest-fraction: {node.max_honest_fraction:g}; the run asks to rely on"
+            f" {run.privacy.honest_fraction:g} of the sites"
+        )
 
 
 def _privacy(site: Site) -> Iterator[str]:

@@ -98,12 +98,32 @@ def against_privacy(site: Site, header: Header) -> list[str]:
         return [f"privacy.epsilon = {privacy.epsilon:g}: {header.kind} has no answer with noise"]
     if privacy.noise == "seed" and not site.node.simulated:
         return [SEED_IS_KNOWN]
-    if header.kind != "enrol":
-        return []
+    lines = _against_shared_noise(site)
+    if lines or header.kind != "enrol":
+        return lines
     guarantee = guarantee_of(site.settings)
     assert guarantee is not None
     line = budget_of(site).exceeded_by(header.lineage, guarantee.draws)
     return [line] if line else []
+
+
+def _against_shared_noise(site: Site) -> list[str]:
+    """Return a line for each reason for which the site does not rely on the noise of others."""
+    node = site.node
+    asked = site.settings.privacy.honest_fraction
+    if node.simulated or not asked:
+        return []
+    lines = []
+    if asked > node.max_honest_fraction:
+        lines.append(
+            f"max-honest-fraction = {node.max_honest_fraction:g}: privacy.honest-fraction = {asked:g}"
+        )
+    if not node.peer_keys:
+        lines.append(
+            f"privacy.honest-fraction = {asked:g}: without peer-keys the server could use the names of"
+            " the other sites, and see a sum with too little noise; set peer-keys at this site"
+        )
+    return lines
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:

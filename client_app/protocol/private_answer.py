@@ -17,9 +17,8 @@ from client_app.protocol.answer_once import answer_once
 from client_app.site import Site
 from espalier.errors import InputError
 from espalier.messages.message import Fields, Header, MessageBody
-from espalier.privacy.accounting import Draw
 from espalier.privacy.budget import Budget
-from espalier.privacy.guarantee import guarantee_of
+from espalier.privacy.guarantee import Guarantee, guarantee_of
 from espalier.privacy.noise import RandomBits, SecureBits, SeededBits
 from espalier.storage.client_state import PrivateState
 
@@ -41,7 +40,7 @@ def budget_of(site: Site) -> Budget:
 def answer_privately(
     site: Site,
     request: MessageBody,
-    work: Callable[[PrivateState, Draw, Begin], Fields],
+    work: Callable[[PrivateState, Guarantee, Begin], Fields],
     rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {},
 ) -> MessageBody:
     """Answer a ``train`` request of a private run; see ``answer_once``.
@@ -57,10 +56,10 @@ def answer_privately(
     budget = budget_of(site)
 
     def begin() -> RandomBits:
-        budget.draw(header.lineage, header.server_round, guarantee.draw)
+        budget.draw(header.lineage, header.server_round, guarantee.draw, guarantee.share)
         return random_bits(site, header)
 
-    reply = answer_once(site, request, lambda state: work(state, guarantee.draw, begin), rests_on)
+    reply = answer_once(site, request, lambda state: work(state, guarantee, begin), rests_on)
     budget.note_answered(header.lineage, header.server_round)
     return reply
 

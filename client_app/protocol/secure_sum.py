@@ -2,10 +2,12 @@
 
 Covers: a server that sends wrong lists. The client computes its neighbours and the threshold
 itself. It answers each exchange of a session once; the same request gets the same answer. It helps
-to unmask one sum per round. For each client it gives a share of one secret: of the own mask's seed
-if the client is in the sum, of the mask key if it dropped out. A new session has new keys and new
-masks, and is refused after a sum of the round was unmasked, because the difference of two sums may
-be the tensors of one client. Secrets are deleted when the client has helped to unmask.
+to unmask one sum per round, whose clients it confirmed to the others and enough of them to it, so
+that all clients unmask the same sum (``espalier.secure_sum.confirmation``). It gives the seed of
+its own mask, and for each other client a share of one secret: of the own mask's seed if the client
+is in the sum, of the mask key if it dropped out. A new session has new keys and new masks, and is
+refused after a sum of the round was unmasked, because the difference of two sums may be the tensors
+of one client. Secrets are deleted when the client has helped to unmask.
 Covers, with the public keys of the other sites (``peer-keys``): a server, or anybody else between,
 that replaces keys of a site by its own.
 Does not cover, without them: such a server; it can read everything. Clients that send wrong
@@ -14,11 +16,12 @@ summands, which nobody sees. What the sum itself tells.
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, Protocol
 
 from client_app.protocol.answer_once import kept_report
+from client_app.protocol.sum_party import Party
 from client_app.site import Site, reply_to
 from espalier.errors import InputError
 from espalier.identity.site_keys import private_key as site_private_key
@@ -27,6 +30,8 @@ from espalier.messages.contracts import plain_contract
 from espalier.messages.masked_summands import mask_summand, places_in_mask
 from espalier.messages.message import Header, MessageBody, NoFields, validate
 from espalier.messages.secure_sum import (
+    Confirmed,
+    ConfirmOrder,
     Masked,
     MaskOrder,
     SessionOrder,
@@ -43,25 +48,19 @@ from espalier.messages.summed_weights import WITHHELD
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.secure_sum.keys import (
-    SEED_BYTES,
-    Route,
     Session,
-    UnreadableError,
-    mask_key,
     new_seed,
-    opened_shares,
-    own_mask_key,
     private_key,
     public_bytes,
-    sealed_shares,
 )
-from espalier.secure_sum.neighbours import neighbours
-from espalier.secure_sum.sharing import fingerprint, shared
 from espalier.settings.methods import METHODS, part
+from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 
+CONFIRMATIONS = ("confirmed", "tags")
+"""Fields of an ``unmask`` by which the client verifies that others have its list of the sum."""
 DOCUMENT = "secure-sum"
 """Name of a per-round document: secrets, requests and answers of the last session."""
 
@@ -106,7 +105,8 @@ def advertise(
                     f" {header.server_round}; a second one could show a single client's tensors;"
                     " start a new run"
                 )
-            kept = _new_keys(site, header, session)
+            sites = kept["sites"] if kept else []
+            kept = {**_new_keys(site, header, session), "sites": sites}
             state.save(header.server_round, DOCUMENT, kept)
     withheld = {name: 0 for name in WITHHELD if name in report}
     told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
@@ -147,6 +147,8 @@ def share(site: Site, request: MessageBody) -> MessageBody:
             _require_own_entry(site, request.header, order, step.kept["advertised"])
             _require_enough(site, "shares", len(order.clients))
             _require_known_sites(site, request.header, order)
+            _require_enough_noise(site, order, step.kept["sites"])
+            step.kept["sites"] = step.kept["sites"] or order.sites
             step.kept["order"] = request.fields
             party = Party(request.header, step.kept)
             told, own_shares = party.split_secrets()
@@ -174,14 +176,30 @@ def mask(site: Site, request: MessageBody) -> MessageBody:
     return reply_to(request, told, _masked_part(site, request))
 
 
-def unmask(site: Site, request: MessageBody) -> MessageBody:
-    """Answer an ``unmask`` with one share for each client; this happens once in a round."""
-    order = validate(UnmaskOrder, request.fields)
-    with _Step(site, request, "unmask", after="masked") as step:
+def confirm(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``confirm`` with a tag of the list of the sum for each other client in it."""
+    order = validate(ConfirmOrder, request.fields)
+    with _Step(site, request, "confirm", after="masked") as step:
         if step.answer is None:
             party = Party(request.header, step.kept)
-            party.require_included(order)
-            _require_enough(site, "unmask", len(order.included))
+            party.require_included(order.included)
+            _require_enough(site, "confirm", len(order.included))
+            step.kept["included"] = order.included
+            step.finish(Confirmed(tags=party.tags()).model_dump())
+        return reply_to(request, Confirmed(**step.answered))
+
+
+def unmask(site: Site, request: MessageBody) -> MessageBody:
+    """Answer an ``unmask`` with secrets and shares; this happens once in a round.
+
+    Another set of confirmations makes no other request: after a resume other clients may answer.
+    """
+    order = validate(UnmaskOrder, request.fields)
+    with _Step(site, request, "unmask", after="confirm", leaves_out=CONFIRMATIONS) as step:
+        if step.answer is None:
+            party = Party(request.header, step.kept)
+            party.require_same_list(order)
+            party.require_confirmed(order)
             step.finish(party.shares_of(order).model_dump())
         return reply_to(request, Unmask(**step.answered))
 
@@ -189,16 +207,25 @@ def unmask(site: Site, request: MessageBody) -> MessageBody:
 class _Step:
     """One exchange of a session: the stored answer to the same request, or a new one.
 
-    The client's lock is held in the ``with`` block.
+    The client's lock is held in the ``with`` block. Fields that are left out do not make a request
+    another one.
     """
 
-    def __init__(self, site: Site, request: MessageBody, kind: str, after: str = "") -> None:
+    def __init__(
+        self,
+        site: Site,
+        request: MessageBody,
+        kind: str,
+        after: str = "",
+        leaves_out: Collection[str] = (),
+    ) -> None:
         self._state = site.state(request.header)
         self._round = request.header.server_round
         self._kind = kind
         self._after = after
         self._session = request.fields["session"]
-        self._asked = sha256(json.dumps(sorted(request.fields.items())).encode())
+        asked = {name: told for name, told in request.fields.items() if name not in leaves_out}
+        self._asked = sha256(json.dumps(sorted(asked.items())).encode())
         self.kept: dict[str, Any] = {}
         """Document of the session."""
         self.answer: dict[str, Any] | None = None
@@ -236,10 +263,10 @@ class _Step:
             raise InputError(f"{self._kind}: does not follow the last answer of this session")
 
     def finish(self, answer: dict[str, Any]) -> None:
-        """Store the answer; after that to ``unmask``, nothing else of the session is kept."""
+        """Store the answer; after that to ``unmask``, no secrets of the session are kept."""
         self.kept[self._kind] = {"asked": self._asked, "answer": answer}
         if self._kind == "unmask":
-            needed = ("session", "advertised", "unmask")
+            needed = ("session", "advertised", "sites", "confirm", "unmask")
             self.kept = {name: self.kept[name] for name in needed}
         self._state.save(self._round, DOCUMENT, self.kept)
         self.answer = answer
@@ -254,125 +281,6 @@ def session_of(state: PrivateState, server_round: int, number: str, kind: str) -
             " must ask for new keys"
         )
     return kept
-
-
-class Party:
-    """One client in a session whose keys are known: its neighbours, secrets and shares."""
-
-    def __init__(self, header: Header, kept: Mapping[str, Any]) -> None:
-        self.client = header.client
-        self.kept = kept
-        self.session = Session(header.lineage, header.server_round, kept["session"])
-        self.order = validate(ShareOrder, kept["order"])
-        self.list_sha256 = self.order.list_sha256
-        self.neighbourhood = self.order.neighbourhood
-        graph = neighbours(self.order.keys(), self.neighbourhood.degree)
-        self.neighbours = graph[self.client]
-        self.mask_keys = dict(zip(self.order.clients, self.order.mask_keys, strict=True))
-        self.share_keys = dict(zip(self.order.clients, self.order.share_keys, strict=True))
-
-    def among(self, clients: list[int]) -> list[int]:
-        """Return the neighbours that are among ``clients``, ascending."""
-        return [other for other in self.neighbours if other in set(clients)]
-
-    def split_secrets(self) -> tuple[Shares, list[str]]:
-        """Return the shares of both secrets, and the two shares that this client holds itself."""
-        holders = sorted([*self.neighbours, self.client])
-        threshold = self.neighbourhood.threshold
-        seeds = shared(self._secret("own"), threshold, holders)
-        keys = shared(self._secret("mask"), threshold, holders)
-        private = private_key(self._secret("share"), self.session, "share")
-        sealed = [
-            sealed_shares(
-                private,
-                self.share_keys[other],
-                self.session,
-                Route(self.client, other, self.list_sha256),
-                seeds[other] + keys[other],
-            )
-            for other in self.neighbours
-        ]
-        told = Shares(
-            shares=sealed,
-            seed_sha256=[fingerprint(seeds[holder]) for holder in holders],
-            key_sha256=[fingerprint(keys[holder]) for holder in holders],
-            own_sha256=fingerprint(self._secret("own")),
-        )
-        return told, [seeds[self.client].hex(), keys[self.client].hex()]
-
-    def received_shares(self, order: MaskOrder) -> tuple[dict[str, list[str]], list[int]]:
-        """Return the shares of the neighbours' secrets, and the neighbours without usable ones."""
-        private = private_key(self._secret("share"), self.session, "share")
-        received = {}
-        unreadable = []
-        for place, other in enumerate(order.sources):
-            try:
-                both = opened_shares(
-                    private,
-                    self.share_keys[other],
-                    self.session,
-                    Route(other, self.client, self.list_sha256),
-                    order.shares[place],
-                )
-            except UnreadableError:
-                unreadable.append(other)
-                continue
-            seed = both[:SEED_BYTES]
-            key = both[SEED_BYTES:]
-            published = (order.seed_sha256[place], order.key_sha256[place])
-            if (fingerprint(seed), fingerprint(key)) != published:
-                unreadable.append(other)
-                continue
-            received[str(other)] = [seed.hex(), key.hex()]
-        return received, unreadable
-
-    def pair_keys(self) -> dict[int, bytes]:
-        """Return the key of the common mask with each neighbour among the members."""
-        private = private_key(self._secret("mask"), self.session, "mask")
-        return {
-            other: mask_key(private, self.mask_keys[other], self.session, self.client, other)
-            for other in self.among(self.kept["members"])
-        }
-
-    def own_key(self) -> bytes:
-        """Return the key of this client's own mask."""
-        return own_mask_key(self._secret("own"), self.session, self.client)
-
-    def require_members(self, members: list[int]) -> None:
-        """Check the clients that sent shares: known ones, this one too, and enough of them."""
-        if not set(members) <= set(self.order.clients) or self.client not in members:
-            raise InputError("masked: the members are not clients of this session")
-        if len(members) < self.order.threshold:
-            raise InputError(
-                f"masked: {len(members)} members, the sum needs {self.order.threshold}"
-            )
-
-    def require_included(self, order: UnmaskOrder) -> None:
-        """Check that one sum is to be unmasked: enough members, and one kind of share for each."""
-        members = set(self.kept["members"])
-        included = set(order.included)
-        if not included <= members or len(included) < self.order.threshold:
-            raise InputError(
-                f"unmask: the sum of {len(included)} clients; it needs {self.order.threshold} of"
-                " those that sent shares"
-            )
-        holds = sorted([*self.neighbours, self.client])
-        seeds_of = [other for other in holds if other in included]
-        keys_of = [other for other in self.neighbours if other in members - included]
-        if (order.seeds_of, order.keys_of) != (seeds_of, keys_of):
-            raise InputError("unmask: asks for other shares than those of this client's neighbours")
-
-    def shares_of(self, order: UnmaskOrder) -> Unmask:
-        """Return the shares that the server needs; empty for a neighbour whose were unreadable."""
-        held = {**self.kept["received"], str(self.client): self.kept["own_shares"]}
-        nothing = ("", "")
-        return Unmask(
-            seeds=[held.get(str(other), nothing)[0] for other in order.seeds_of],
-            keys=[held.get(str(other), nothing)[1] for other in order.keys_of],
-        )
-
-    def _secret(self, name: str) -> bytes:
-        return bytes.fromhex(self.kept["secrets"][name])
 
 
 def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
@@ -443,6 +351,33 @@ def _require_enough(site: Site, kind: str, clients: int) -> None:
         raise InputError(
             f"{kind}: a sum of {clients} clients; min-secure-sum = {site.node.min_secure_sum} at"
             " this site"
+        )
+
+
+def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]) -> None:
+    """Raise InputError if sums of these sites could have too little shared noise for a record.
+
+    All sums of a round are of the sites that were listed first, and of as many that two of them
+    cannot both be unmasked. Their difference would have the noise of few sites.
+
+    Parameters
+    ----------
+    before : sites of the first list of the round; empty if this is the first
+    """
+    fraction = site.settings.privacy.honest_fraction
+    if not fraction:
+        return
+    share = NoiseShare(site.settings.num_clients, fraction)
+    if order.threshold < share.least_of_sum or len(order.clients) > share.clients:
+        raise InputError(
+            f"shares: a sum of {order.threshold} of {len(order.clients)} clients; with"
+            f" privacy.honest-fraction = {fraction:g} it needs {share.least_of_sum} of num-clients ="
+            f" {share.clients}, to have enough noise"
+        )
+    if before and (more := sorted(set(order.sites) - set(before))):
+        raise InputError(
+            f"shares: {', '.join(more)} was not among the sites that were listed first in this round;"
+            " sums of other sites could be compared to remove shared noise; start a new run"
         )
 
 

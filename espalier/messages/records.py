@@ -30,6 +30,7 @@ FLOWER_TYPES: dict[Kind, str] = {
     "fetch": "query.fetch",
     "shares": "query.shares",
     "masked": "query.masked",
+    "confirm": "query.confirm",
     "unmask": "query.unmask",
     "deliver": "query.deliver",
     "alone": "train.alone",

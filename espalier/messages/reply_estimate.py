@@ -106,7 +106,7 @@ class Outlook:
 
 
 KINDS: tuple[Kind, ...] = (
-    "enrol", "deliver", "train", "shares", "masked", "unmask", "alone", "evaluate"
+    "enrol", "deliver", "train", "shares", "masked", "confirm", "unmask", "alone", "evaluate"
 )  # fmt: skip
 """Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
 

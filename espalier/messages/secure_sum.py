@@ -1,9 +1,10 @@
 """Contracts of secure sums: keys, shares, masked summands, and shares of what to unmask.
 
-The reply to a ``train`` has no tensors but two public keys (``train_contract``). Three exchanges
+The reply to a ``train`` has no tensors but two public keys (``train_contract``). Four exchanges
 follow (Bonawitz et al. 2017, figure 4): ``shares`` (everybody's keys down, encrypted shares of two
-secrets up), ``masked`` (the shares of the others down, masked summands up, in parts), and
-``unmask`` (who is in the sum down, one kind of share for each client up).
+secrets up), ``masked`` (the shares of the others down, masked summands up, in parts), ``confirm``
+(who is in the sum down, a tag for each other client in it up), and ``unmask`` (the tags of the
+others down, the own mask's seed and one kind of share for each client up).
 
 Covers: lengths, order and number of all values; a request for both secrets of a client is invalid.
 Does not cover: what requests say together; the client compares them with each other
@@ -28,6 +29,7 @@ from espalier.messages.parts import Report, Sha256, parts_of
 from espalier.messages.summands import SumSpecs, has_clean_padding
 from espalier.messages.tensor_blobs import views
 from espalier.models.plan import ModelPlan, PlanOf
+from espalier.secure_sum.confirmation import LIST_TAG_BYTES
 from espalier.secure_sum.keys import SEALED_BYTES, SEED_BYTES
 from espalier.secure_sum.neighbours import Neighbourhood, neighbourhood, two_thirds
 from espalier.settings.combinations import LEAST_OF_A_SUM, MOST_OF_A_SUM
@@ -47,6 +49,10 @@ Sealed = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SEALED_BYTES}}}$")]
 """Encrypted pair of shares, hexadecimal."""
 Share = Annotated[str, Field(pattern=rf"^([0-9a-f]{{{2 * SEED_BYTES}}})?$")]
 """Share of a secret, hexadecimal; empty if its holder could not read it."""
+Seed = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SEED_BYTES}}}$")]
+"""Seed of a client's own mask, hexadecimal."""
+Tag = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * LIST_TAG_BYTES}}}$")]
+"""Authentication code of a list of clients, hexadecimal."""
 ClientNumber = Annotated[int, Field(ge=0)]
 
 
@@ -145,8 +151,21 @@ class Masked(Fields):
     """Neighbours whose shares cannot be decrypted, or are not those that they published."""
 
 
+class ConfirmOrder(SessionOrder):
+    """Request to confirm to the others which clients are in the sum."""
+
+    included: list[ClientNumber]
+    """Clients whose masked summands are in the sum."""
+
+
+class Confirmed(Fields):
+    """Reply with a tag of the list for each other client in it, which that client can verify."""
+
+    tags: list[Tag]
+
+
 class UnmaskOrder(SessionOrder):
-    """Request for the shares by which the server removes masks from the sum."""
+    """Request for the secrets by which the server removes masks from the sum."""
 
     included: list[ClientNumber]
     """Clients whose masked summands are in the sum."""
@@ -154,17 +173,23 @@ class UnmaskOrder(SessionOrder):
     """Those of them whose shares the receiver holds: it sends shares of their seeds."""
     keys_of: list[ClientNumber]
     """Neighbours that are not in the sum: it sends shares of their mask keys."""
+    confirmed: list[ClientNumber]
+    """Other clients that confirmed the same list."""
+    tags: list[Tag]
+    """Tag of each of them for the receiver."""
 
 
 class Unmask(Fields):
-    """Reply with one share for each client that the request names."""
+    """Reply with one secret of the client, and one share for each client that the request names."""
 
+    own_seed: Seed
+    """Seed of the client's own mask."""
     seeds: list[Share]
     keys: list[Share]
 
 
-KINDS: tuple[Kind, ...] = ("shares", "masked", "unmask")
-"""Kinds of the three exchanges after ``train``, in order."""
+KINDS: tuple[Kind, ...] = ("shares", "masked", "confirm", "unmask")
+"""Kinds of the four exchanges after ``train``, in order."""
 
 
 def key_statement(
@@ -202,7 +227,7 @@ def _with(fields: type[Fields], more: type[Fields]) -> type[Fields]:
 
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Return the contract of one of the three exchanges.
+    """Return the contract of one of the four exchanges.
 
     Raises
     ------
@@ -220,6 +245,10 @@ def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
         down = Side(ShareOrder, check_fields=lambda order: _check_keys(order, header.client))
         up = Side(Shares, check_fields=lambda told: _check_shares(told, request))
         return Contract("shares", run.method, down, up, SHARED)
+    if header.kind == "confirm":
+        down = Side(ConfirmOrder, check_fields=lambda order: _check_list(order, header.client))
+        up = Side(Confirmed, check_fields=lambda told: _check_confirmed(told, request))
+        return Contract("confirm", run.method, down, up, CONFIRMED)
     down = Side(UnmaskOrder, check_fields=lambda order: _check_unmasking(order, header.client))
     up = Side(Unmask, check_fields=lambda told: _check_unmasked(told, request))
     return Contract("unmask", run.method, down, up, UNMASKED)
@@ -295,9 +324,27 @@ def _check_unreadable(told: Any, request: MessageBody) -> None:
         raise ProtocolError("Masked: unreadable names other clients than the sources")
 
 
+def _check_list(order: Any, client: int) -> None:
+    if not _ascend(order.included) or client not in order.included:
+        raise ProtocolError(
+            "ConfirmOrder: clients must ascend, and the receiver must be one of them"
+        )
+
+
+def _check_confirmed(told: Any, request: MessageBody) -> None:
+    others = len(request.fields["included"]) - 1
+    if len(told.tags) != others:
+        raise ProtocolError(f"Confirmed: must be {others} tags, one for each other client")
+
+
 def _check_unmasking(order: Any, client: int) -> None:
-    if not all(map(_ascend, (order.included, order.seeds_of, order.keys_of))):
+    lists = (order.included, order.seeds_of, order.keys_of, order.confirmed)
+    if not all(map(_ascend, lists)):
         raise ProtocolError("UnmaskOrder: clients must ascend")
+    if len(order.confirmed) != len(order.tags):
+        raise ProtocolError("UnmaskOrder: the lists have different lengths")
+    if not set(order.confirmed) <= set(order.included) - {client}:
+        raise ProtocolError("UnmaskOrder: a confirmation is not of another client in the sum")
     included = set(order.included)
     if not set(order.seeds_of) <= included or set(order.keys_of) & included:
         raise ProtocolError(
@@ -336,8 +383,11 @@ def sized_fields(request: MessageBody) -> dict[str, Any]:
         return {**known, "own_sha256": "0" * 64}
     if kind == "masked":
         return {"unreadable": []}
+    if kind == "confirm":
+        return {"tags": ["0" * 2 * LIST_TAG_BYTES] * (len(fields["included"]) - 1)}
     share = "0" * 2 * SEED_BYTES
     return {
+        "own_seed": share,
         "seeds": [share] * len(fields["seeds_of"]),
         "keys": [share] * len(fields["keys_of"]),
     }
@@ -356,8 +406,12 @@ MASKED = (
     "Numbers that are uniform and independent of the client's data for everybody who lacks the"
     " masks. The server learns the sum of all clients' tensors, and what follows from it."
 )
+CONFIRMED = (
+    "For each other client in the sum a code by which it verifies that this client was given the"
+    " same list of the clients in the sum. Nothing about the client's data."
+)
 UNMASKED = (
-    "Shares of random secrets of this round: of the own mask of clients in the sum, and of the mask"
-    " key of clients that dropped out. Together with those of other clients they unmask the sum"
-    " and nothing else."
+    "The seed of this client's own mask of this round, and shares of random secrets of the round:"
+    " of the own mask of clients in the sum, and of the mask key of clients that dropped out. Together"
+    " with those of other clients they unmask the sum and nothing else."
 )

@@ -14,7 +14,7 @@ from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Fields, Kind, MessageBody, request_header
 from espalier.messages.secure_sum import KINDS as SECURE_KINDS
-from espalier.messages.secure_sum import MaskOrder, ShareOrder, UnmaskOrder
+from espalier.messages.secure_sum import ConfirmOrder, MaskOrder, ShareOrder, UnmaskOrder
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.secure_sum.keys import SEALED_BYTES
 from espalier.settings.methods import METHODS, settings_of
@@ -65,7 +65,15 @@ SECURE_ORDERS: dict[Kind, Fields] = {
         seed_sha256=[HASH] * 2,
         key_sha256=[HASH] * 2,
     ),
-    "unmask": UnmaskOrder(session="0" * 32, included=[0, 1], seeds_of=[0, 1], keys_of=[2]),
+    "confirm": ConfirmOrder(session="0" * 32, included=[0, 1]),
+    "unmask": UnmaskOrder(
+        session="0" * 32,
+        included=[0, 1],
+        seeds_of=[0, 1],
+        keys_of=[2],
+        confirmed=[1],
+        tags=[HASH],
+    ),
 }
 """Requests of a secure sum of three clients; the third drops out before it sends summands."""
 
@@ -125,6 +133,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "deliver": result,
         "shares": 1,
         "masked": 1,
+        "confirm": 1,
         "unmask": 1,
     }
     usual = [single[kind]] if kind in single else differ

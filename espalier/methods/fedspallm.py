@@ -189,8 +189,12 @@ class FedSpaLLMSettings(PruningSettings):
 
 KEPT_EXPONENT = 6
 """Kept weights are clipped to 2^6 as summands; those of language models are far below 10."""
-FRACTION_BITS = {"F32": 32, "F64": 32}
-"""Bits after the point of a kept weight by the dtype of the model's files; 24 for 16 bits."""
+FRACTION_BITS = {"F32": 32, "F64": 32, "F16": 22, "BF16": 19}
+"""Bits after the point of a kept weight by the dtype of the model's files.
+
+With 16 bits half a unit is at most the rounding error of the dtype, for all weights from 2^-12 on.
+Other dtypes have 24.
+"""
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]

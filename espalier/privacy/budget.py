@@ -10,6 +10,9 @@ has left the site, so it is repeated with new noise and without another draw. If
 is lost afterwards, it is not computed again, since it would have other noise. A damaged log is an
 error and never an empty budget.
 
+Draws of answers with shared noise count as if the sum, which has all noise, were the answer. That
+rests on the honesty of other sites.
+
 Does not cover: an owner who deletes the log or names another ``state-dir``. Two nodes with the same
 data under different names or on two machines. Answers of runs that are not private: with
 ``max-epsilon`` the site refuses those runs, without it they are not counted.
@@ -24,6 +27,7 @@ from typing import Any
 
 from espalier.errors import InputError
 from espalier.privacy.accounting import Draw, epsilon_of
+from espalier.settings.noise_share import NoiseShare
 from espalier.storage.client_state import private_folder
 from espalier.storage.directory_lock import in_turn
 from espalier.storage.hash_chain import HashChain, chain_check
@@ -112,8 +116,12 @@ class Budget:
             f" {self.epsilon(others):.3f}, and with this run it would be {would:.3f}"
         )
 
-    def draw(self, run: str, server_round: int, draw: Draw) -> None:
+    def draw(
+        self, run: str, server_round: int, draw: Draw, share: NoiseShare | None = None
+    ) -> None:
         """Draw on the budget for an answer, before the work on it begins.
+
+        With shared noise the draw is that of the sum, and the entry says on how many sites it rests.
 
         A repeated request whose answer was not stored draws nothing again.
 
@@ -143,7 +151,8 @@ class Budget:
                     f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): with this answer"
                     f" the site would have spent {would:.3f}"
                 )
-            self._append({"entry": DRAW, "run": run, "round": server_round, **asdict(draw)})
+            entry = {"entry": DRAW, "run": run, "round": server_round, **asdict(draw)}
+            self._append(entry | ({"shared_noise": asdict(share)} if share else {}))
 
     def note_answered(self, run: str, server_round: int) -> None:
         """Record that an answer is stored, so that it is not computed again; once for each."""

@@ -1,10 +1,12 @@
 """Guarantee of a private run: what each answer of a client draws, and what all of them promise."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from espalier.privacy.accounting import Draw, epsilon_of, noise_multiplier
+from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import RunSettings
 
 
@@ -23,6 +25,14 @@ class Guarantee:
     delta: float
     noise: str
     """Source of noise and sampling, as ``privacy.noise``."""
+    share: NoiseShare | None = None
+    """Share of the noise that each site adds to a secure sum; None: each adds all of it."""
+
+    @property
+    def site_multiplier(self) -> float:
+        """Noise multiplier of the noise that one site adds."""
+        honest = self.share.honest_in_sum if self.share else 1
+        return self.draw.noise_multiplier / math.sqrt(honest)
 
     @property
     def draws(self) -> list[Draw]:
@@ -43,8 +53,20 @@ class Guarantee:
             "sampling_rate": self.draw.sampling_rate,
             "steps": self.draw.steps * self.answers,
             "noise": self.noise,
+            "site_noise_multiplier": self.site_multiplier,
+            "shared_noise": None if self.share is None else _shared(self.share),
             "neighbours": "one record or group of a site added or removed",
         }
+
+
+def _shared(share: NoiseShare) -> dict[str, Any]:
+    """Return on whom shared noise rests, as JSON."""
+    return {
+        "honest_fraction": share.honest_fraction,
+        "sites": share.clients,
+        "dishonest": share.dishonest,
+        "least_of_sum": share.least_of_sum,
+    }
 
 
 def guarantee_of(run: RunSettings) -> Guarantee | None:
@@ -61,7 +83,10 @@ def guarantee_of(run: RunSettings) -> Guarantee | None:
     answers = run.federation.rounds if trains else 1
     steps = run.training.steps if trains else 1
     noise = noise_multiplier(privacy.epsilon, privacy.delta, rate, steps * answers)
-    return Guarantee(Draw(noise, rate, steps), answers, privacy.delta, privacy.noise)
+    share = (
+        NoiseShare(run.num_clients, privacy.honest_fraction) if privacy.honest_fraction else None
+    )
+    return Guarantee(Draw(noise, rate, steps), answers, privacy.delta, privacy.noise, share)
 
 
 def in_words(guarantee: Mapping[str, Any]) -> str:
@@ -70,6 +95,11 @@ def in_words(guarantee: Mapping[str, Any]) -> str:
         f"epsilon {guarantee['epsilon']:.3g} at delta {guarantee['delta']:g} for each record or"
         " group of a site, for all replies of the site in this run together"
     )
+    if shared := guarantee.get("shared_noise"):
+        text += (
+            "; the sites share the noise, so it holds towards everybody who sees only their secure"
+            f" sum, and works with at most {shared['dishonest']} of the {shared['sites']} sites"
+        )
     if guarantee["noise"] == "seed":
         text += "; the noise is made from the run's seed, so it protects nothing (simulation)"
     return text

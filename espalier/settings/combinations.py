@@ -45,7 +45,7 @@ def contradictions(method: str, valid: Mapping[str, Any], num_clients: int) -> l
         lines += [f"federation.secure-sum = true: {fault}"] if fault else []
     # Tables that are wrong are missing here, and reported already.
     if {*GENERAL, *tables_of(method)} - {method} <= valid.keys():
-        lines += privacy_contradictions(method, job, valid, private_methods())
+        lines += privacy_contradictions(method, job, valid, private_methods(), num_clients)
     return lines
 
 

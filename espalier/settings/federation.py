@@ -107,7 +107,7 @@ class FederationSettings(Table):
         description=(
             "The server learns the sum of the clients' tensors and no client's own: clients mask"
             " them with keys that they agree on (docs/privacy/secure-sums.md). The sum is the same, bit for"
-            " bit. It takes three more exchanges per round, and at least three clients."
+            " bit. It takes four more exchanges per round, and at least three clients."
         ),
     )
     fleet: str = Field(

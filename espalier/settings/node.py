@@ -250,6 +250,16 @@ class NodeSettings(Table):
             " groups."
         ),
     )
+    max_honest_fraction: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "Maximum `privacy.honest-fraction` of runs in which this site adds a share of the noise"
+            " and relies on that fraction of the sites for the rest. Needs `peer-keys`. 0: this"
+            " site relies on nobody and refuses such runs; not in a simulation."
+        ),
+    )
     max_model_bytes: int = Field(
         0,
         ge=0,

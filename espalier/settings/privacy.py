@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from espalier.settings.noise_share import NoiseShare
 from espalier.settings.table import Table
 
 if TYPE_CHECKING:
@@ -75,6 +76,18 @@ class PrivacySettings(Table):
         ),
     )
 
+    honest_fraction: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "With `federation.secure-sum` the sites share the noise of the sums: together they add"
+            " enough, if at least this fraction of them is honest. The guarantee then holds towards"
+            " everybody who sees the sum only (docs/privacy/differential-privacy.md). 0: each site"
+            " adds all noise that it needs, and relies on nobody."
+        ),
+    )
+
     @property
     def on(self) -> bool:
         """True if the run is differentially private."""
@@ -86,7 +99,11 @@ class PrivacySettings(Table):
 
 
 def privacy_contradictions(
-    method: str, job: "MethodSettings", tables: Mapping[str, Any], able: tuple[str, ...]
+    method: str,
+    job: "MethodSettings",
+    tables: Mapping[str, Any],
+    able: tuple[str, ...],
+    num_clients: int,
 ) -> list[str]:
     """Return an error line for everything that does not go together with differential privacy.
 
@@ -117,8 +134,28 @@ def privacy_contradictions(
             "evaluation.own-text = True: losses on a client's own text would leave it without"
             f" noise; with {given} set it to false"
         )
+    if privacy.honest_fraction:
+        fault = _unshared(privacy.honest_fraction, job, tables, num_clients)
+        told = f"privacy.honest-fraction = {privacy.honest_fraction:g}"
+        lines += [f"{told}: {fault}"] if fault else []
     of_mechanism = _of_training if job.MECHANISM == "dp-sgd" else _of_sums
     return lines + [f"{line}; with {given} {remedy}" for line, remedy in of_mechanism(job, tables)]
+
+
+def _unshared(
+    fraction: float, job: "MethodSettings", tables: Mapping[str, Any], num_clients: int
+) -> str:
+    """Return why sites cannot share their noise, and the remedy; empty if they can."""
+    own = "set it to 0, so that each site adds all of its own noise"
+    if job.MECHANISM != "sums":
+        return (
+            "in training each site needs all noise in every step, because the next step follows from"
+            f" it; {own}"
+        )
+    if not tables["federation"].secure_sum:
+        return f"without federation.secure-sum the server sees each site's own sums; {own}"
+    fault = NoiseShare(num_clients, fraction).fault
+    return f"{fault}; raise it if more sites are honest, or {own}" if fault else ""
 
 
 def _of_training(job: "MethodSettings", tables: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -174,7 +174,7 @@ class DrySecureSum(SecureSum):
 
     def ask_to_unmask(self, masked: MaskedSum) -> None:
         """Exchange the last messages of a sum, and compute nothing."""
-        for _ in self._answers(masked, masked.included):
+        for _ in self._answers(masked, self._confirmed(masked)):
             pass
 
 

@@ -24,7 +24,9 @@ from espalier.messages.tensor_blobs import views
 from strategies.base.rounds import RunFailed
 
 SECURE = {"federation.secure-sum": True}
-STEPS = ("train", "shares", "masked", "unmask")
+STEPS = ("train", "shares", "masked", "confirm", "unmask")
+UNMASKING = ("confirm", "unmask")
+"""Steps after the masked sum is complete."""
 PIECE = 16
 """Size in bytes of the pieces of a client's tensors that are searched for."""
 
@@ -129,7 +131,7 @@ class SecureSumPromises(Federations):
         clients = summary(folder)["clients"]
         assert [client["status"] == "completed" for client in clients] == [True, True, False, True]
         assert clients[2]["reason"].startswith(f"{step}: no reply before the deadline")
-        expected = plain if step == "unmask" else without_client_2
+        expected = plain if step in UNMASKING else without_client_2
         assert model_files(folder) == model_files(expected.folder)
 
     @pytest.mark.parametrize("step", STEPS)
@@ -145,7 +147,7 @@ class SecureSumPromises(Federations):
         ):
             secure.run(grid)
         assert ("unmask" in kinds) == (step == "unmask")
-        assert ("stays masked" if step == "unmask" else "nothing was unmasked") in str(error.value)
+        assert ("stays masked" if step in UNMASKING else "nothing was unmasked") in str(error.value)
         assert str(error.value).count("no reply before the deadline") == 2
 
     @pytest.mark.parametrize("step", STEPS)
@@ -173,7 +175,7 @@ class SecureSumPromises(Federations):
             ]
         assert len(set(sent)) == len(sent)
         kinds = [read(reply.content).header.kind for _, reply in second.received]
-        assert ("masked" in kinds) == (step != "unmask")
+        assert ("masked" in kinds) == (step not in UNMASKING)
 
     def test_summary_names_secure_sums(self, secret: Uninterrupted) -> None:
         run = json.loads((secret.folder / "run.json").read_text())

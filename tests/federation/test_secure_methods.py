@@ -8,7 +8,7 @@ import pytest
 from bench import Bench, Home, home, model_files, summary
 from flwr.app import Message
 from promises import Uninterrupted, outgoing_bytes
-from secure_sum_promises import SECURE, STEPS, SecureSumPromises, pieces, silent_from
+from secure_sum_promises import SECURE, STEPS, UNMASKING, SecureSumPromises, pieces, silent_from
 from test_summands import EXACT, MEAN, SFT_P, SODA, SPA, TUNED, save_deep
 
 from espalier.messages.records import read
@@ -161,5 +161,5 @@ class TestAdapters(SecureSumPromises):
         folder = secure.run(grid)
         clients = summary(folder)["clients"]
         assert [client["status"] == "completed" for client in clients] == [True, True, False, True]
-        expected = secret if step == "unmask" else secret_without
+        expected = secret if step in UNMASKING else secret_without
         assert model_files(folder) == model_files(expected.folder)

@@ -102,7 +102,32 @@ def a_source_less(fields: dict[str, Any]) -> None:
 
 
 def few_included(fields: dict[str, Any]) -> None:
-    fields |= {"included": [0, 1], "seeds_of": [0, 1], "keys_of": [2, 3]}
+    fields["included"] = [0, 1]
+
+
+def strange_included(fields: dict[str, Any]) -> None:
+    fields["included"] = [0, 1, 2, 3, 7]
+
+
+def others_included(fields: dict[str, Any]) -> None:
+    fields["included"] = [1, 2, 3]
+
+
+def another_list(fields: dict[str, Any]) -> None:
+    fields |= {"included": [0, 1, 2], "seeds_of": [0, 1, 2], "keys_of": [3]}
+    fields |= {"confirmed": [1, 2], "tags": fields["tags"][:2]}
+
+
+def few_confirmations(fields: dict[str, Any]) -> None:
+    fields |= {"confirmed": [1], "tags": fields["tags"][:1]}
+
+
+def tags_of_others(fields: dict[str, Any]) -> None:
+    fields["tags"] = fields["tags"][::-1]
+
+
+def own_confirmation(fields: dict[str, Any]) -> None:
+    fields["confirmed"] = [0, 1, 2]
 
 
 def both_secrets(fields: dict[str, Any]) -> None:
@@ -136,8 +161,17 @@ LIES: dict[str, dict[Change, str]] = {
         a_source_less: "not this client's neighbours",
         other_session: "has no keys of this session",
     },
-    "unmask": {
+    "confirm": {
         few_included: "the sum of 2 clients; it needs 3",
+        strange_included: "the sum of 5 clients; it needs 3 of those that sent shares",
+        others_included: "the receiver must be one of them",
+        other_session: "has no keys of this session",
+    },
+    "unmask": {
+        another_list: "another list of the sum than this client confirmed",
+        few_confirmations: "2 clients confirmed the list of the sum; 3 are needed",
+        tags_of_others: "2 clients confirmed the list of the sum; 3 are needed",
+        own_confirmation: "a confirmation is not of another client in the sum",
         both_secrets: "or for the key of one that is",
         not_included: "the receiver is not in the sum",
         own_mask_key: "the receiver is not in the sum",
@@ -208,8 +242,12 @@ def test_a_client_answers_each_step_once(bench: Bench) -> None:
             assert "answered another request of this session" in _reason(grid, other)
         if kind == "unmask":
             other = copied(body)
-            other.fields |= {"included": [0, 1, 3], "seeds_of": [0, 1, 3], "keys_of": [2]}
+            another_list(other.fields)
             assert "answered another request of this session" in _reason(grid, other)
+            # After a resume other clients may confirm; the answer stays the same.
+            fewer = copied(body)
+            few_confirmations(fewer.fields)
+            assert asked(grid, fewer).fields == answers[kind].fields
             assert "does not follow" in _reason(grid, seen["masked"])
             assert "does not follow" in _reason(grid, seen["shares"])
             fresh = copied(seen["train"])
@@ -262,6 +300,14 @@ def wrong_share(fields: dict[str, Any]) -> None:
     fields["seeds"][1] = "ab" * 16
 
 
+def wrong_tags(fields: dict[str, Any]) -> None:
+    fields["tags"] = ["ab" * 32] * len(fields["tags"])
+
+
+def wrong_own_seed(fields: dict[str, Any]) -> None:
+    fields["own_seed"] = "ab" * 16
+
+
 def wrong_seed(fields: dict[str, Any]) -> None:
     fields["own_sha256"] = "0" * 64
 
@@ -273,6 +319,7 @@ def wrong_seed(fields: dict[str, Any]) -> None:
         ("shares", wrong_hashes, "shares: 3 clients could not read the shares", False),
         ("train", zero_key, "train: its public keys are not usable", False),
         ("unmask", wrong_share, "unmask: a share is not the one that its owner made", True),
+        ("unmask", wrong_own_seed, "unmask: the seed of its mask is not the one that it", True),
     ],
 )
 def test_a_lying_client_costs_itself(
@@ -289,6 +336,62 @@ def test_a_lying_client_costs_itself(
     client = summary(folder)["clients"][2]
     assert (client["status"], client["reason"].startswith(reason)) == ("dropped", True)
     assert model_files(folder) == plain[counts]
+
+
+def test_wrong_confirmations_of_one_client_cost_nothing(
+    bench: Bench, plain: dict[bool, dict[str, bytes]]
+) -> None:
+    """Three of four tags are right, which is the threshold."""
+    grid = bench.grid()
+    changed("confirm", wrong_tags, grid, 2)
+    folder = bench.run(grid)
+    assert [client["status"] for client in summary(folder)["clients"]] == ["completed"] * 4
+    assert model_files(folder) == plain[True]
+
+
+class _EndError(Exception):
+    """End of a run after an attack."""
+
+
+def test_a_server_cannot_tell_two_lists(bench: Bench) -> None:
+    """It tells client 0 that it is in the sum, and the others that it dropped out.
+
+    With the seed from client 0, and shares of its mask key from the others, the server would know
+    all masks of client 0. But nobody confirms the list of client 0.
+    """
+    grid = bench.grid()
+
+    def attack(message: Message) -> None:
+        body = read(message.content)
+        if body.header.kind != "confirm":
+            return
+        nodes = list(grid.contexts)
+
+        def told(client: int, kind: str, **fields: Any) -> MessageBody:
+            header = body.header.model_copy(update={"kind": kind, "client": client})
+            request = MessageBody(header, {"session": body.fields["session"], **fields})
+            to = address(request, nodes[client], 60.0)
+            return read(grid.answer(to, grid.contexts[nodes[client]]).content)
+
+        others = [1, 2, 3]
+        tags = {one: told(one, "confirm", included=others).fields["tags"] for one in others}
+        assert len(told(0, "confirm", included=[0, *others]).fields["tags"]) == 3
+        mine = {"included": [0, *others], "seeds_of": [0, *others], "keys_of": []}
+        stolen = [tags[one][0] for one in others]
+        answer = told(0, "unmask", **mine, confirmed=others, tags=stolen)
+        assert "1 clients confirmed the list of the sum; 3 are needed" in str(answer.fields)
+        again = told(1, "confirm", included=[0, *others])
+        assert "answered another request of this session" in str(again.fields)
+        # The sum of the others may be unmasked, and has nothing of client 0.
+        own = [tags[2][0], tags[3][0]]
+        theirs = {"included": others, "seeds_of": others, "keys_of": [0]}
+        good = told(1, "unmask", **theirs, confirmed=[2, 3], tags=own)
+        assert (len(good.fields["seeds"]), len(good.fields["keys"])) == (3, 1)
+        raise _EndError
+
+    grid.before_push = attack
+    with pytest.raises(_EndError):
+        bench.run(grid)
 
 
 def test_wrong_polynomial_ends_the_run_without_a_sum(bench: Bench) -> None:

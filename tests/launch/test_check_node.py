@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from client_app.node.check_node import look
 from client_app.node.check_node import main as check
 from espalier.cli.command import main
+from espalier.cli.keys import make_keys
 from espalier.errors import EspalierError
 from espalier.flower.programs import read_node_config
 from espalier.progress import Pace
@@ -108,10 +109,32 @@ def test_limits_and_findings_are_told(
         "max-runs 100 within 30 days; 0 so far",
         "an answer needs at least 1 token; losses on own text may leave",
         "require-approval: replies with tensors need approval",
+        "min-secure-sum: no minimum; the run has no secure sum",
+        "peer-keys: none",
         f"on cpu, 1 thread of {os.cpu_count()} processors",
         "memory of this machine",
     ):
         assert found in shown
+
+
+def test_demands_on_secure_sums_are_told(
+    run: dict[str, Any],
+    node: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    summed = {"method": "pooled-pruning", "num-clients": 5, "federation.secure-sum": True}
+    asked = run | summed | {"data.sequence-length": 16}
+    assert check({"node": node | {"min-secure-sum": 4}, "run": asked}) == 0
+    shown = capsys.readouterr().out
+    assert "min-secure-sum: 4; the run has a sum of 5" in shown
+    assert "peer-keys: none, so a server that replaces keys could read this site's" in shown
+    list(make_keys(tmp_path / "keys", ["localhost"], ("site-b", "site-c"), 365))
+    peers = {"peer-keys": str(tmp_path / "keys" / "server" / "sites")}
+    assert check({"node": node | peers, "run": asked}) == 0
+    assert "peer-keys: 2 other sites: site-b, site-c" in capsys.readouterr().out
+    assert check({"node": node | {"min-secure-sum": 6}, "run": asked}) == 2
+    assert "min-secure-sum = 6: num-clients = 5" in capsys.readouterr().err
 
 
 def test_it_says_what_a_run_would_send(

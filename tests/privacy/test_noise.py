@@ -1,60 +1,10 @@
 """Noise and sampling: their distribution, their sources, and their grid."""
 
 from collections import Counter
-from statistics import NormalDist
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from espalier.privacy.noise import RandomBits, SecureBits, SeededBits
-from pruning_kernels.fixed_point import RECORD_BITS
-
-pytest.importorskip("scipy", reason="needs the extra privacy")
-
-
-class Given(RandomBits):
-    """Source with given words."""
-
-    def __init__(self, *words: int) -> None:
-        self._words = np.array(words, np.uint64)
-
-    def words(self, number: int) -> NDArray[np.uint64]:
-        found, self._words = self._words[:number], self._words[number:]
-        assert len(found) == number
-        return found
-
-
-def test_gaussian_is_the_inverse_of_the_distribution_function() -> None:
-    """The lowest bit is the sign, the others are the probability of what lies further out."""
-    quarter = 1 << 63
-    found = Given(quarter, quarter + 1, 0, (1 << 64) - 1).gaussian(4)
-    expected = -NormalDist().inv_cdf(0.25)
-    np.testing.assert_allclose(found[:2], [-expected, expected], rtol=1e-9)
-    assert -9.3 < found[2] < -9.1
-    assert abs(found[3]) < 1e-15
-
-
-@pytest.mark.parametrize("bits", [SecureBits(), SeededBits(1, 0, 1)], ids=["secure", "seed"])
-def test_gaussian_has_the_moments_and_tails_of_the_normal_distribution(bits: RandomBits) -> None:
-    """A right sampler fails here with a probability below 1e-8."""
-    number = 200_000
-    found = bits.gaussian(number)
-    tolerance = 6 / number**0.5
-    assert abs(found.mean()) < tolerance
-    assert abs(found.var() - 1) < tolerance * 2**0.5
-    assert abs((found**4).mean() - 3) < tolerance * 96**0.5
-    for limit in (0.5, 1.0, 2.0, 3.0):
-        expected = 2 * NormalDist().cdf(-limit)
-        share = (np.abs(found) > limit).mean()
-        assert abs(share - expected) < tolerance * (expected * (1 - expected)) ** 0.5
-
-
-def test_grid_noise_is_the_rounded_noise() -> None:
-    noise = SeededBits(3, 1, 2).grid_noise(1000, 2.5)
-    expected = SeededBits(3, 1, 2).gaussian(1000) * 2.5 * 2.0**RECORD_BITS
-    assert noise.dtype == np.int64
-    assert np.abs(noise - expected).max() <= 0.5
+from espalier.privacy.noise import SecureBits, SeededBits
 
 
 def test_secure_noise_never_repeats() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from client_app.protocol.secure_sum import Party
+from client_app.protocol.sum_party import Party
 from espalier.messages.message import Header, request_header
 from espalier.messages.secure_sum import MaskOrder, ShareOrder
 from espalier.secure_sum.keys import Session, new_seed, private_key, public_bytes

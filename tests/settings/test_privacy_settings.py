@@ -58,6 +58,18 @@ def test_methods_are_found_by_mechanism() -> None:
         ("fedpetuning", "privacy.max-sequences", 5, "raise training.batch-size"),
         ("pooled-pruning", "dtype", "bfloat16", "set it to 'float32'"),
         ("pooled-pruning", "pooled-pruning.strategy", "iterative", "set it to 'one-shot'"),
+        (
+            "fedpetuning",
+            "privacy.honest-fraction",
+            0.8,
+            "so that each site adds all of its own noise",
+        ),
+        (
+            "pooled-pruning",
+            "privacy.honest-fraction",
+            0.8,
+            "so that each site adds all of its own noise",
+        ),
         ("pooled-pruning", "federation.aggregation-rule", "median", "set it to 'mean'"),
     ],
 )

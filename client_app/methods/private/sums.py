@@ -1,6 +1,8 @@
 """Pooled pruning with differential privacy: noisy sums over records at a client.
 
 Nothing else about the client's records leaves: there is no count, and the duration is reported as 0.
+If sites share the noise of a secure sum, these sums have only the client's share of it. They then
+leave the site masked, and only in a sum with enough sites (``client_app.protocol.secure_sum``).
 """
 
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
@@ -10,7 +12,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.private_sums import PrivateSums
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import Report
-from espalier.privacy.accounting import Draw
+from espalier.privacy.guarantee import Guarantee
 from espalier.storage.client_state import PrivateState
 
 
@@ -18,19 +20,19 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     """Reply with the first part of the noisy sums. Each round is answered once."""
     header = request.header
 
-    def work(state: PrivateState, draw: Draw, begin: Begin) -> Report:
+    def work(state: PrivateState, guarantee: Guarantee, begin: Begin) -> Report:
         windows = record_windows(site.settings, site.node, site.model.encode, header.client)
         stream = BlockStream(site.model, site.computing)
         bits = begin()
         records = []
         chosen = []
-        for record in bits.sampled(len(windows), draw.sampling_rate):
+        for record in bits.sampled(len(windows), guarantee.draw.sampling_rate):
             most = site.settings.privacy.max_sequences
             for place in bits.chosen(range(len(windows[record])), most):
                 records.append(record)
                 chosen.append(windows[record][place])
         samples, lengths = padded(chosen, site.settings.data.sequence_length)
-        sums = PrivateSums(stream, draw.noise_multiplier, bits)
+        sums = PrivateSums(stream, guarantee.site_multiplier, bits)
         store = state.blobs(header.server_round)
         hashes = [store.put(blob) for blob in sums.blobs(samples, lengths, records)]
         return Report(seconds=NO_SECONDS, blob_sha256=hashes)

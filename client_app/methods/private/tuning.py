@@ -15,6 +15,7 @@ from espalier.messages.message import MessageBody, validate
 from espalier.methods.fedpetuning import Order, TuningReport, of_round, trained
 from espalier.models.adapters import FACTORS, AdapterPlan
 from espalier.privacy.accounting import Draw
+from espalier.privacy.guarantee import Guarantee
 from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapted_model import AdaptedModel, flattened
@@ -28,7 +29,8 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     order = validate(Order, request.fields)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
-    def tune(state: PrivateState, draw: Draw, begin: Begin) -> TuningReport:
+    def tune(state: PrivateState, guarantee: Guarantee, begin: Begin) -> TuningReport:
+        draw = guarantee.draw
         start = begins_with(
             site, adapters, brought(site, request), server_round=header.server_round
         )

@@ -6,7 +6,11 @@ whatever its length, and no bound has to be chosen. Wanda and RIA compare the we
 all of which have the same input, so only the direction of a sum matters, and not its size.
 
 With M inputs in the model, one record changes the vector of all sums by at most sqrt(M). All sums
-are therefore one Gaussian mechanism, with noise of sqrt(M) times the noise multiplier.
+are therefore one Gaussian mechanism, with noise of sqrt(M) times the noise multiplier. If parties
+share the noise of their sum, the noise of each is smaller, and only the sum is this mechanism: a
+sum of discrete Gaussians of a deviation s has the distribution of one with the summed variances, up
+to a total variation distance below 10 exp(-pi^2 s^2) for each of them (Kairouz, Liu and Steinke
+2021, "The Distributed Discrete Gaussian Mechanism", lemma 12), which is 0 for s of 2^29 and more.
 """
 
 import math
@@ -90,7 +94,7 @@ class PrivateSums:
 
     stream: BlockStream
     noise_multiplier: float
-    """Standard deviation of the noise divided by the sensitivity of all sums together."""
+    """Standard deviation of the party's noise divided by the sensitivity of all sums together."""
     bits: RandomBits
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ KINDS = {
     "fetch": "further parts of a large reply",
     "shares": "secure sums: keys of all sites, and encrypted shares of secrets",
     "masked": "secure sums: masked tensors",
+    "confirm": "secure sums: confirmations of who is in the sum",
     "unmask": "secure sums: shares that unmask the sum",
     "deliver": "what the server pushes to clients",
     "alone": "local baseline",

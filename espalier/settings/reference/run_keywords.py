@@ -75,6 +75,7 @@ class RunKeywords(TypedDict, total=False):
     privacy_sampling_rate: float
     privacy_max_sequences: int
     privacy_noise: Literal["secure", "seed"]
+    privacy_honest_fraction: float
     federation_rounds: int
     federation_sampled_clients: float
     federation_client_weights: Literal[

@@ -20,6 +20,7 @@ from espalier.identity.site_keys import PublicKeys
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.secure_sum import (
+    ConfirmOrder,
     MaskOrder,
     SessionOrder,
     ShareOrder,
@@ -33,6 +34,8 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
 from espalier.secure_sum.neighbours import neighbours, two_thirds
 from espalier.settings.combinations import LEAST_OF_A_SUM
+from espalier.settings.noise_share import NoiseShare
+from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
 from strategies.base.rounds import Rounds, RunFailed
@@ -48,6 +51,12 @@ With a graph of neighbours this is improbable; with all clients as neighbours it
 
 Advertise = Callable[[str], Iterable[MessageBody]]
 """Function that asks for keys of a session, and yields the replies."""
+
+
+def least_of_sum(run: RunSettings) -> int:
+    """Return the minimum number of clients in a sum; with shared noise it has enough of it then."""
+    fraction = run.privacy.honest_fraction
+    return NoiseShare(run.num_clients, fraction).least_of_sum if fraction else LEAST_OF_A_SUM
 
 
 @dataclass
@@ -153,10 +162,10 @@ class SecureSum:
             if self._has_good_keys(body, number):
                 reports[body.header.client] = body.fields
         self.rounds.require_quorum(len(reports), "sent their keys", quorum_of)
-        if len(reports) < LEAST_OF_A_SUM:
+        if len(reports) < (least := least_of_sum(self.rounds.settings)):
             raise RunFailed(
                 f"secure sum of round {server_round}: {count(len(reports), 'client')} sent keys, a"
-                f" sum needs {LEAST_OF_A_SUM}; nothing was unmasked{self.rounds.reasons()}"
+                f" sum needs {least}; nothing was unmasked{self.rounds.reasons()}"
             )
         order = self._order(number, reports)
         session = OpenSession(order, neighbours(order.keys(), order.neighbourhood.degree))
@@ -172,9 +181,10 @@ class SecureSum:
     def _order(self, number: str, reports: Mapping[int, Mapping[str, Any]]) -> ShareOrder:
         clients = sorted(reports)
         quorum = self.rounds.quorum_of(len(clients))
+        least = least_of_sum(self.rounds.settings)
         return ShareOrder(
             session=number,
-            threshold=max(two_thirds(len(clients)), quorum),
+            threshold=max(two_thirds(len(clients)), quorum, least),
             clients=clients,
             sites=[self._site(client) for client in clients],
             mask_keys=[reports[client]["mask_key"] for client in clients],
@@ -280,29 +290,57 @@ class SecureSum:
     # ----- unmasking ------------------------------------------------------------------------------
 
     def unmask(self, masked: MaskedSum) -> Sums:
-        """Ask the clients in the sum for their shares, and return the unmasked sums.
+        """Ask the clients in the sum for their secrets, and return the unmasked sums.
+
+        Each confirms the list of these clients to the others before.
 
         Raises RunFailed if too few answer; the run can then be resumed.
         """
         unmasking = Unmasking(masked, self.rounds)
-        active = {seat.client for seat in self.rounds.roster.active()}
-        answers = self._answers(masked, [one for one in masked.included if one in active])
+        answers = self._answers(masked, self._confirmed(masked))
         for holder, answer in sorted(answers):
             unmasking.take(holder, answer)
         removals = unmasking.removals()
         return Sums(self._specs(masked.server_round), masked.totals, self.store, removals)
 
+    def _confirmed(self, masked: MaskedSum) -> dict[int, dict[int, str]]:
+        """Return the tags for each client that confirmed the list of the sum, by their senders."""
+        order = ConfirmOrder(session=masked.keys.session, included=masked.included)
+        requests = [
+            self.rounds.request("confirm", seat, masked.server_round, order)
+            for seat in self.rounds.roster.active()
+            if seat.client in masked.included
+        ]
+        sent: dict[int, dict[int, str]] = {}
+        for body in self.rounds.exchange(requests):
+            sender = body.header.client
+            others = [one for one in masked.included if one != sender]
+            sent[sender] = dict(zip(others, body.fields["tags"], strict=True))
+        needed = masked.keys.threshold
+        if len(sent) < needed:
+            raise RunFailed(
+                f"secure sum of round {masked.server_round}: {count(len(sent), 'client')} confirmed"
+                f" who is in the sum, {needed} are needed; the sum stays masked; resume the run"
+                f" when the sites answer again{self.rounds.reasons()}"
+            )
+        return {
+            receiver: {
+                sender: tags[receiver] for sender, tags in sent.items() if sender != receiver
+            }
+            for receiver in sorted(sent)
+        }
+
     def _answers(
-        self, masked: MaskedSum, holders: list[int]
+        self, masked: MaskedSum, confirmed: Mapping[int, Mapping[int, str]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         requests = [
             self.rounds.request(
                 "unmask",
                 self.rounds.roster.seats[holder],
                 masked.server_round,
-                masked.request(holder),
+                masked.request(holder, tags),
             )
-            for holder in holders
+            for holder, tags in confirmed.items()
         ]
         for body in self.rounds.exchange(requests):
             yield body.header.client, body.fields

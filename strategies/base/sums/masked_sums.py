@@ -6,6 +6,7 @@ the last two rounds are kept, because a person may go back to the checkpoint of 
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,14 +68,21 @@ class MaskedSum:
         """Return the holders of a client's shares, ascending; the client is one of them."""
         return sorted([*self.graph[client], client])
 
-    def request(self, holder: int) -> UnmaskOrder:
-        """Return the request for a holder's shares."""
+    def request(self, holder: int, tags: Mapping[int, str]) -> UnmaskOrder:
+        """Return the request for a holder's shares.
+
+        Parameters
+        ----------
+        tags : tag for the holder of each other client that confirmed the list of the sum
+        """
         held = self.holders(holder)
         return UnmaskOrder(
             session=self.keys.session,
             included=self.included,
             seeds_of=[client for client in held if client in self.included],
             keys_of=[client for client in self.graph[holder] if client in self.dropped],
+            confirmed=sorted(tags),
+            tags=[tags[client] for client in sorted(tags)],
         )
 
 

@@ -1,4 +1,7 @@
-"""Unmasking of a secure sum: secrets put together from shares, and the sums of all tensors.
+"""Unmasking of a secure sum: secrets of clients, and the sums of all tensors.
+
+Clients in the sum tell the seed of their own mask themselves. Seeds of those that do not, and mask
+keys of clients that dropped out, are put together from shares, which takes longer.
 
 Covers: a share that is not the one its owner published is not used, and its sender is dropped. A
 secret that does not fit its owner's public key or hash ends the run with an error that names the
@@ -56,20 +59,27 @@ class Sums:
 
 
 class Unmasking:
-    """Secrets of a masked sum, put together from the clients' answers."""
+    """Secrets of a masked sum, from the clients' answers."""
 
     def __init__(self, masked: MaskedSum, rounds: Rounds) -> None:
         self.masked = masked
         self.rounds = rounds
         self.session = Session(rounds.lineage, masked.server_round, masked.keys.session)
+        self._told: dict[int, bytes] = {}
+        """Seeds of own masks, by the client that told its own."""
         self._seeds: dict[int, dict[int, bytes]] = {}
         self._keys: dict[int, dict[int, bytes]] = {}
         """Shares of each client's two secrets, by holder."""
 
     def take(self, holder: int, answer: Mapping[str, Any]) -> None:
-        """Record a holder's shares; drop it if one is not the share that its owner published."""
-        order = self.masked.request(holder)
+        """Record a holder's seed and shares; drop it if they are not those that were published."""
+        order = self.masked.request(holder, {})
         told = validate(Unmask, answer)
+        seat = self.rounds.roster.seats[holder]
+        own = bytes.fromhex(told.own_seed)
+        if fingerprint(own) != self.masked.shared[str(holder)]["own_sha256"]:
+            self.rounds.drop("unmask", seat, "the seed of its mask is not the one that it chose")
+            return
         of_seeds = zip(order.seeds_of, told.seeds, strict=True)
         of_keys = zip(order.keys_of, told.keys, strict=True)
         good: list[tuple[dict[int, dict[int, bytes]], int, bytes]] = []
@@ -80,11 +90,11 @@ class Unmasking:
             for owner, text in pairs:
                 share = bytes.fromhex(text)
                 if share and fingerprint(share) != self._published(owner, holder, kind):
-                    seat = self.rounds.roster.seats[holder]
                     self.rounds.drop("unmask", seat, "a share is not the one that its owner made")
                     return
                 if share:
                     good.append((known, owner, share))
+        self._told[holder] = own
         for known, owner, share in good:
             known.setdefault(owner, {})[holder] = share
 
@@ -102,7 +112,7 @@ class Unmasking:
 
     def _own_masks(self) -> Iterator[tuple[bytes, bool]]:
         for client in self.masked.included:
-            seed = self._rebuilt(self._seeds, client)
+            seed = self._told.get(client) or self._rebuilt(self._seeds, client)
             if fingerprint(seed) != self.masked.shared[str(client)]["own_sha256"]:
                 raise self._wrong(client)
             yield own_mask_key(seed, self.session, client), True
