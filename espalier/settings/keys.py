@@ -181,7 +181,7 @@ def choices_of(table: type[Table], key: str) -> tuple[Any, ...]:
 
 def choices() -> dict[str, tuple[Any, ...]]:
     """Return all allowed values of every dotted key of a run; empty if they cannot be listed."""
-    kinds = {"": TopSettings, **tables()}
+    kinds: dict[str, type[Table]] = {"": TopSettings, **tables()}
     names = {key: key.rpartition(".") for key in default_values()}
     return {key: choices_of(kinds[table], name) for key, (table, _, name) in names.items()}
 
