@@ -14,8 +14,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan
-from espalier.settings.federation import WireDtype
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.federation import WireDtype
+from espalier.settings.tables.lora import LoraSettings
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-7b": {

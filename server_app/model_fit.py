@@ -16,7 +16,7 @@ from espalier.hf.tokenizer.rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from server_app.public_tests import PublicTests
 from strategies.base.method import require_fit as require_method_fit
 from strategies.fleet import fleet_of_run

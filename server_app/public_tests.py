@@ -14,7 +14,7 @@ from espalier.data.tasks.scored_items import ScoredItems
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from strategies.base.evaluation import ClientEvaluation
 from strategies.base.run import Run
 

@@ -2,7 +2,7 @@
 
 A simulation runs on one machine, so its measured seconds do not describe a heterogeneous fleet
 (FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
-and from the speed of each device (``espalier.settings.fleet``), so it is the same in every run. The
+and from the speed of each device (``espalier.settings.tables.fleet``), so it is the same in every run. The
 paper measures on development kits, where memory, caches and drivers take time too; this model
 counts multiplications and additions only. Bytes are those of the contracts: adapters and cut bits,
 both ways, without headers and other fields.
@@ -21,9 +21,9 @@ from espalier.messages.blobs.cuts import bit_specs
 from espalier.methods.fedpetuning import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
-from espalier.settings.fleet import Conditions, Fleet, read_fleet
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.fleet import Conditions, Fleet, read_fleet
+from espalier.settings.tables.task import TEXT
 from espalier.storage.blobs import sha256
 from strategies.base.run import Run
 

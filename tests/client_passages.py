@@ -1,8 +1,8 @@
 """Passages of one client, from which its calibration samples are cut."""
 
 from espalier.data.client_text import split_passages
-from espalier.settings.data import DataSettings
 from espalier.settings.node import NodeSettings
+from espalier.settings.tables.data import DataSettings
 
 
 def client_passages(

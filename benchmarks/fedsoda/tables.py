@@ -14,8 +14,8 @@ from typing import get_args
 from benchmarks.fedsoda import counts, paper
 from benchmarks.footprint import Footprint, footprint
 from benchmarks.published_models import Tuned, tuned
-from espalier.settings.federation import WireDtype
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.federation import WireDtype
+from espalier.settings.tables.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
 
 CSV_COLUMNS = (

@@ -21,8 +21,8 @@ from benchmarks.fedspine.other_clock import depends_on_times, retimed
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
-from espalier.settings.fleet import Fleet
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.tables.fleet import Fleet
 from strategies.fleet import fleet_of, seconds_of_all
 
 KEYS = ("seed", "fleet", "share", "model")

@@ -26,7 +26,7 @@ from espalier.settings.methods import METHODS
 from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.table import Table
-from espalier.settings.task import tasks
+from espalier.settings.tables.task import tasks
 from strategies.base.checkpoint import CheckpointFolder
 
 Target = Callable[[Random], Iterator[None]]

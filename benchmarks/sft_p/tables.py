@@ -15,8 +15,8 @@ from benchmarks.sft_p import paper
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
 from espalier.models.mask_generator import GeneratorShape, Heads
-from espalier.settings.federation import WireDtype
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.federation import WireDtype
+from espalier.settings.tables.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
 
 EMBEDDING = CODE = 32

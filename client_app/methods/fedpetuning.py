@@ -54,7 +54,7 @@ from espalier.methods.fedpetuning import (
 from espalier.models.adapters import FACTORS, AdapterPlan, Tensors, cut_to_rank
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from espalier.storage.client_state import PrivateState, private_folder
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining

@@ -43,7 +43,7 @@ from espalier.methods.fedspine import STRUCTURE, FedSpineSettings, SpineReport, 
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
 from espalier.models.groups import Cut, Groups
 from espalier.seeds import derive_seed
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from espalier.storage.client_state import PrivateState
 from espalier.training.adapted_model import flattened
 from espalier.training.adapter_training import AdapterTraining

@@ -45,7 +45,7 @@ from espalier.methods.fedpetuning import Order, TuningReport, parts
 from espalier.methods.sft_p import BIAS, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from espalier.storage.client_state import PrivateState
 from espalier.training import mask_history
 from espalier.training.adapted_model import flat_name

@@ -35,7 +35,7 @@ from espalier.messages.evaluation import (
 )
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.tensor_blobs import unpack_tensors
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from espalier.storage.client_state import PrivateState
 
 

@@ -54,8 +54,8 @@ from espalier.secure_sum.keys import (
     public_bytes,
 )
 from espalier.settings.methods import METHODS, part
-from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 

@@ -13,8 +13,8 @@ from espalier.data.flower_partition import FlowerPartition
 from espalier.data.partition import Kind, Partition
 from espalier.environment.paths import at_home
 from espalier.errors import InputError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import NodeSettings
+from espalier.settings.tables.data import DataSettings
 
 
 @dataclass(frozen=True)

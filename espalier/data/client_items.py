@@ -25,11 +25,11 @@ from espalier.data.tasks.reading import ItemSource, hub_rows, items_in
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
-from espalier.settings.data import OWN_TASKS, prompt_fields
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import columns_of
-from espalier.settings.task import CHAT
+from espalier.settings.tables.data import OWN_TASKS, prompt_fields
+from espalier.settings.tables.task import CHAT
 
 UNLIMITED = 1 << 30
 """Maximum number of tokens of an item if the model has no limit."""

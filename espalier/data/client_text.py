@@ -32,9 +32,9 @@ from espalier.data.text_source import TextSource
 from espalier.data.token_pieces import MAX_MOVED, TokenPieces
 from espalier.errors import InputError
 from espalier.seeds import derive_seed
-from espalier.settings.data import DataSettings
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.data import DataSettings
 from espalier.storage.client_state import private_folder
 
 MIN_PREDICTIONS = 1000

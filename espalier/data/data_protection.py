@@ -14,10 +14,10 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from espalier.errors import EspalierError, InputError
-from espalier.settings.data import DataSettings
-from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.node import NodeSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.data import DataSettings
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
+from espalier.settings.tables.task import TEXT
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ from torch import Tensor
 from espalier.data.builtin.built_in import public_part
 from espalier.data.files.file_text import FileText
 from espalier.data.samples import Encode, evaluation_samples
-from espalier.settings.evaluation import EvaluationSettings
+from espalier.settings.tables.evaluation import EvaluationSettings
 
 
 def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | FileText:

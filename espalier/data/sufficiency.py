@@ -27,11 +27,11 @@ from espalier.data.samples import Encode
 from espalier.data.tasks.catalogue import task_of
 from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
-from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import columns_of
-from espalier.settings.task import TEXT
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
+from espalier.settings.tables.task import TEXT
 
 LARGE = 4 * 1024 * 1024
 """File size in bytes above which only the beginning is read."""

@@ -10,10 +10,10 @@ from espalier.environment.hub_models import download_model, is_on_hub
 from espalier.environment.paths import DEMO, at_home, require_data, require_model
 from espalier.errors import InputError
 from espalier.launch.app import default_config, read_preset
-from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.keys import changed, concerns, default_values, unread
 from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 
 FORM = "settings have the form key=value, without leading dashes and without spaces"
 

@@ -17,7 +17,7 @@ from espalier.messages.contract import Contract, Side
 from espalier.messages.message import MAX_SECONDS, Fields
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 
 OWN_TEXT_MODELS = ("dense", "local_baseline", "federated")
 """Models that a client evaluates on its held-out text, in the order of ``Losses.own_losses``."""

@@ -24,7 +24,7 @@ from espalier.messages.parts import last_rounds, parts_of
 from espalier.messages.secure_sum import KINDS as SECURE_KINDS
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 
 Orders = Callable[[ModelPlan | None, RunSettings, int], Mapping[Kind, Mapping[str, Any]]]
 """Function that returns the fields of a round's requests with the largest replies, by kind."""

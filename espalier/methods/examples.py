@@ -19,7 +19,7 @@ from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.secure_sum.keys import SEALED_BYTES
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHAPES = {

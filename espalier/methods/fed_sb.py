@@ -10,8 +10,8 @@ from pydantic import Field
 from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.models.adapters import Bases
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
 
 
 class FedSbSettings(AdapterAveraging):

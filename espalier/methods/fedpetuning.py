@@ -31,11 +31,11 @@ from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.adapters import FACTORS, AdapterPlan, Bases, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf, cut_into_parts
-from espalier.settings.federation import BY_COORDINATE, FederationSettings
-from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.federation import BY_COORDINATE, FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.task import TEXT
 from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.training import MAX_LEARNING_RATE, TrainingSettings
 
 
 class FedSodaSettings(AdapterAveraging, PublicTextSettings):

@@ -20,11 +20,11 @@ from espalier.messages.parts import MAX_SAMPLES, PartRequest, Reply, Report, req
 from espalier.messages.summands import SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, PlanOf, block_key
-from espalier.settings.federation import FederationSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import MASKS_HAVE_NO_NOISE, PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.tables.federation import FederationSettings
 from pruning_kernels.bounded_fixed_point import Scale, signed_bits
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 

@@ -28,11 +28,11 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.models.structure import structured_plan
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
 from espalier.settings.pruning import CutSettings, PersonalModelSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
 
 CHOSEN = ("bandit", "random")
 """Allocations that choose the pruning ratio and rank for each device."""

@@ -11,10 +11,10 @@ from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging, folding_faults
 from espalier.models.adapters import FACTORS
 from espalier.seeds import derive_seed
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings, Ranks, largest_rank_faults
 from espalier.settings.method import of_client
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
 
 
 class FloraSettings(AdapterAveraging):

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from espalier.methods import fedpetuning
 from espalier.methods.fedpetuning import AdapterAveraging
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings, Ranks, largest_rank_faults
 from espalier.settings.method import of_client
-from espalier.settings.training import MAX_PULL
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
+from espalier.settings.tables.training import MAX_PULL
 
 
 class HetLoRASettings(AdapterAveraging):

@@ -27,10 +27,10 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import GROUP_KINDS, sizes_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
-from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.tables.federation import FederationSettings
 from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 Refined = Literal["off", "groups", "all"]

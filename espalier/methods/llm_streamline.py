@@ -33,11 +33,11 @@ from espalier.messages.parts import (
 )
 from espalier.messages.tensor_blobs import TensorSpec, wire_specs
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
 from espalier.settings.pruning import SmallerSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.training import MAX_LEARNING_RATE, TrainingSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.training import MAX_LEARNING_RATE, TrainingSettings
 
 WEIGHT_DECAY = 1e-3
 """Weight decay of AdamW."""

@@ -26,11 +26,11 @@ from espalier.messages.summands import WIDE_BITS, WORD_BITS, SumSpec, SumSpecs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, block_key
 from espalier.models.structure import COLUMNS
-from espalier.settings.federation import FederationSettings, largest_trim
-from espalier.settings.lora import LoraSettings
 from espalier.settings.pruning import MaskingSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.tables.federation import FederationSettings, largest_trim
+from espalier.settings.tables.lora import LoraSettings
 from pruning_kernels.fixed_point import RECORD_BITS, is_possible
 
 FRACTION_BITS = {"tokens": 56, "equal": 64}

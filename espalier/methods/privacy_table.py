@@ -25,9 +25,9 @@ from espalier.methods.examples import (
 )
 from espalier.models.mask_generator import PREFIX
 from espalier.models.plan import ModelPlan
-from espalier.settings.federation import WireDtype
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import parse
+from espalier.settings.tables.federation import WireDtype
 
 CLASSIFIER = (
     replace(PLAN, head_features=2),

@@ -21,14 +21,14 @@ from espalier.methods.fedpetuning import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
-from espalier.settings.federation import FederationSettings
-from espalier.settings.lora import LoraSettings
 from espalier.settings.method import numbers_of_clients, of_client
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.task import TEXT
-from espalier.settings.training import MAX_LEARNING_RATE
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.task import TEXT
+from espalier.settings.tables.training import MAX_LEARNING_RATE
 
 MIN_SHARE = 0.0
 MAX_SHARE = 0.95

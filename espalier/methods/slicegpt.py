@@ -30,10 +30,10 @@ from espalier.messages.summed_weights import most_weight, weight_specs
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
-from espalier.settings.federation import FederationSettings
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.tables.federation import FederationSettings
 from pruning_kernels.bounded_fixed_point import Scale, fraction_that_fits, signed_bits
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from espalier.errors import InputError
 from espalier.models.plan import LinearPlan, ModelPlan, block_key
-from espalier.settings.lora import SCALINGS, LoraSettings
+from espalier.settings.tables.lora import SCALINGS, LoraSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,7 +27,7 @@ from typing import Any
 
 from espalier.errors import InputError
 from espalier.privacy.accounting import Draw, epsilon_of
-from espalier.settings.noise_share import NoiseShare
+from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.client_state import private_folder
 from espalier.storage.directory_lock import in_turn
 from espalier.storage.hash_chain import HashChain, chain_check

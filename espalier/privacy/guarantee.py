@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.privacy.accounting import Draw, epsilon_of, noise_multiplier
-from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.noise_share import NoiseShare
 
 
 @dataclass(frozen=True)

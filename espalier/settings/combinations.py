@@ -5,14 +5,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from espalier.settings.data import CLASSIFICATION, OWN_TASKS, DataSettings
-from espalier.settings.evaluation import BUILT_IN_TEXTS
-from espalier.settings.federation import FederationSettings
 from espalier.settings.keys import GENERAL, private_methods
-from espalier.settings.lora import LoraSettings
 from espalier.settings.methods import METHODS, tables_of
-from espalier.settings.privacy import privacy_contradictions
-from espalier.settings.task import TEXT, TaskSettings, tasks
+from espalier.settings.tables.data import CLASSIFICATION, OWN_TASKS, DataSettings
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.privacy import privacy_contradictions
+from espalier.settings.tables.task import TEXT, TaskSettings, tasks
 
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings

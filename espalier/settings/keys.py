@@ -3,7 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
-from espalier.settings.data import (
+from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
+from espalier.settings.table import Table, unknown_key
+from espalier.settings.tables.data import (
     CLASSIFICATION,
     FLOWER,
     FLOWER_NAME,
@@ -12,15 +14,13 @@ from espalier.settings.data import (
     DataSettings,
     source_of,
 )
-from espalier.settings.evaluation import EvaluationSettings
-from espalier.settings.federation import OF_THE_METHOD, FederationSettings
-from espalier.settings.lora import LoraSettings
-from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.privacy import PrivacySettings, unread_for_privacy
-from espalier.settings.table import Table, unknown_key
-from espalier.settings.task import CHAT, TEXT, TaskSettings, tasks
+from espalier.settings.tables.evaluation import EvaluationSettings
+from espalier.settings.tables.federation import OF_THE_METHOD, FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.privacy import PrivacySettings, unread_for_privacy
+from espalier.settings.tables.task import CHAT, TEXT, TaskSettings, tasks
+from espalier.settings.tables.training import TrainingSettings
 from espalier.settings.top import TopSettings
-from espalier.settings.training import TrainingSettings
 
 GENERAL: dict[str, type[Table]] = {
     "data": DataSettings,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from espalier.settings.privacy import NO_MECHANISM
 from espalier.settings.table import Table
+from espalier.settings.tables.privacy import NO_MECHANISM
 
 if TYPE_CHECKING:
-    from espalier.settings.federation import FederationSettings
-    from espalier.settings.lora import LoraSettings
     from espalier.settings.run import RunSettings
+    from espalier.settings.tables.federation import FederationSettings
+    from espalier.settings.tables.lora import LoraSettings
 
 
 class MethodSettings(Table):

@@ -10,7 +10,7 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.table import Table
 
 if TYPE_CHECKING:
-    from espalier.settings.federation import FederationSettings
+    from espalier.settings.tables.federation import FederationSettings
 
 
 def _keeps_n_of_m(pattern: str) -> str:

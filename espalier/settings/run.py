@@ -14,18 +14,18 @@ from espalier.settings.combinations import (
     no_secure_sum,
     wrong_combinations,
 )
-from espalier.settings.data import CLASSIFICATION, DataSettings, listed_labels
-from espalier.settings.evaluation import EvaluationSettings
-from espalier.settings.federation import FederationSettings
 from espalier.settings.keys import GENERAL, keys_in_order, tables, unread_by_hand
-from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.privacy import PrivacySettings
 from espalier.settings.table import mistake_lines
-from espalier.settings.task import TEXT, TaskSettings, tasks
+from espalier.settings.tables.data import CLASSIFICATION, DataSettings, listed_labels
+from espalier.settings.tables.evaluation import EvaluationSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings
+from espalier.settings.tables.privacy import PrivacySettings
+from espalier.settings.tables.task import TEXT, TaskSettings, tasks
+from espalier.settings.tables.training import TrainingSettings
 from espalier.settings.top import DEFAULT_METHOD, TopSettings
-from espalier.settings.training import TrainingSettings
 
 J = TypeVar("J", bound=MethodSettings)
 

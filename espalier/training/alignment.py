@@ -20,7 +20,7 @@ from espalier.hf.stream.block_stream import Activations, BlockStream, head_logit
 from espalier.hf.stream.edits import Edits
 from espalier.models.adapters import Tensors
 from espalier.progress import beats
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.adapted_model import AdaptedModel, flattened
 from espalier.training.loop import Loop, Trained
 from espalier.training.sequences import numbered, sequences_of_steps

@@ -20,7 +20,7 @@ from espalier.data.tasks.item import Batch
 from espalier.errors import InputError
 from espalier.progress import beats
 from espalier.seeds import derive_seed
-from espalier.settings.training import BETAS, TrainingSettings
+from espalier.settings.tables.training import BETAS, TrainingSettings
 from espalier.training.loss import Loss, num_counted, summed_loss
 from espalier.training.optimizer import Group, grouped, learning_rate
 from espalier.training.sequences import sequences_of_step

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from espalier.errors import InputError
 from espalier.settings.table import mistake_lines
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 
 
 @dataclass(frozen=True)

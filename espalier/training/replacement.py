@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from espalier.data.tasks.item import Batch
 from espalier.hf.stream.block_stream import Activations, BlockStream, Call, samples_per_batch
 from espalier.progress import beats
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
 from espalier.training.sequences import numbered, sequences_of_steps
 

@@ -32,10 +32,10 @@ from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.progress import with_progress
 from espalier.seeds import derive_seed
-from espalier.settings.data import OWN_TASKS
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.task import CHAT, TEXT
+from espalier.settings.tables.data import OWN_TASKS
+from espalier.settings.tables.task import CHAT, TEXT
 from espalier.training.packing import packed
 
 

@@ -11,7 +11,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from server_app.estimate.dry_run import Case, DryRun, Exchange
 from server_app.public_tests import PublicTests
 

@@ -23,10 +23,10 @@ from espalier.methods.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of
-from espalier.settings.federation import WireDtype
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.federation import WireDtype
+from espalier.settings.tables.task import TEXT
 from espalier.storage.blobs import BlobStore
 from pruning_kernels.lora.factors import kept_rank
 from server_app.estimate.dry_run import HASH, Case, DryRun

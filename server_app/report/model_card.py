@@ -26,7 +26,7 @@ from espalier.privacy.guarantee import in_words as guarantee_in_words
 from espalier.results.base_chain import chain_of, in_words, printable
 from espalier.settings.methods import METHODS, tables_of
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from server_app.report.summary import versions
 
 SOURCES = {

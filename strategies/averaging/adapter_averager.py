@@ -35,7 +35,7 @@ from espalier.models.adapters import FACTORS, Adapter, AdapterPlan
 from espalier.models.plan import block_of_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from pruning_kernels.lora.clipping import MIN_CLIENTS, distances_from_others
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.lora.factors import Factors

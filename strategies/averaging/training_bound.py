@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from espalier.settings.training import BETAS, TrainingSettings
+from espalier.settings.tables.training import BETAS, TrainingSettings
 
 SLACK = 2.0
 """Allowance for rounding.

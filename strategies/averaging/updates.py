@@ -20,7 +20,7 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.messages.blobs.adapters import read_adapter
 from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
-from espalier.settings.federation import NO_LIMIT, FederationSettings
+from espalier.settings.tables.federation import NO_LIMIT, FederationSettings
 from pruning_kernels.lora.clipping import clip_factors, root_mean_square
 from pruning_kernels.lora.factors import Factors
 from pruning_kernels.trimmed_mean import trimmed_mean

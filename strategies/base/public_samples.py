@@ -11,9 +11,9 @@ from espalier.data.public_text import public_text
 from espalier.data.samples import evaluation_samples
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
-from espalier.settings.evaluation import BUILT_IN_TEXTS
 from espalier.settings.method import PublicTextSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 from pruning_kernels.votes.votes import vote_counter
 
 

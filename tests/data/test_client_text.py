@@ -12,9 +12,9 @@ from espalier.data.builtin import documentation
 from espalier.data.client_text import client_samples
 from espalier.data.passages import split
 from espalier.errors import EspalierError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
+from espalier.settings.tables.data import DataSettings
 
 NODE = simulated_node()
 PASSAGES = [f"passage number {index}" for index in range(200)]

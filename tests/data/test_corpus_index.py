@@ -25,9 +25,9 @@ from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
 from espalier.data.text_source import TextSource
 from espalier.errors import EspalierError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import parse
+from espalier.settings.tables.data import DataSettings
 from espalier.storage.client_state import collect_old_runs
 
 KEY = "data.path"

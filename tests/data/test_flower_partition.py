@@ -15,9 +15,9 @@ from espalier.data.files.files import TextRows
 from espalier.data.flower_partition import FlowerPartition, values_of
 from espalier.errors import EspalierError
 from espalier.seeds import derive_seed
-from espalier.settings.data import DataSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.tables.data import DataSettings
 
 CLIENTS = 4
 WARDS = ["surgery", "eye", "heart", "skin", "ear"]

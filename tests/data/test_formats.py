@@ -16,9 +16,9 @@ from espalier.data.files.formats import open_rows
 from espalier.data.files.tables import DelimitedRows
 from espalier.data.passages import split
 from espalier.errors import EspalierError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import NodeSettings, parse_node, simulated_node
 from espalier.settings.run import parse
+from espalier.settings.tables.data import DataSettings
 
 pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hub' is not installed")
 

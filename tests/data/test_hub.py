@@ -12,8 +12,8 @@ from espalier.data.files.records import Record
 from espalier.data.files.rows import text_of
 from espalier.data.passages import is_held_out
 from espalier.errors import EspalierError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import simulated_node
+from espalier.settings.tables.data import DataSettings
 
 datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
 

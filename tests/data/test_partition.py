@@ -13,8 +13,8 @@ from espalier.data.files.records import Record
 from espalier.data.partition import Kind, Partition
 from espalier.data.passages import is_held_out
 from espalier.errors import EspalierError
-from espalier.settings.data import DataSettings
 from espalier.settings.node import simulated_node
+from espalier.settings.tables.data import DataSettings
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 RECORDS = [Record(f"record {number} of the ward", f"ward-{number % 5}") for number in range(1500)]

@@ -14,7 +14,7 @@ from espalier.data.builtin.built_in import BUILT_IN, own_records, public_part
 from espalier.data.builtin.standard_library import module_files
 from espalier.data.passages import digest, passages, split
 from espalier.errors import EspalierError
-from espalier.settings.evaluation import BUILT_IN_TEXTS
+from espalier.settings.tables.evaluation import BUILT_IN_TEXTS
 
 
 @functools.cache

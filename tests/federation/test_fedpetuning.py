@@ -37,7 +37,7 @@ from espalier.messages.ledger import Ledger
 from espalier.messages.message import SCHEMA_VERSION, Header, MessageBody
 from espalier.messages.records import address, read
 from espalier.models.adapters import adapter_plan
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
 from strategies.base.checkpoint import CheckpointFolder
 

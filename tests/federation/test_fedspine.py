@@ -31,7 +31,7 @@ from espalier.messages.message import MessageBody
 from espalier.messages.records import read, write
 from espalier.messages.tensor_blobs import pack_tensors, tensor_specs, unpack_tensors
 from espalier.models.structure import Structure
-from espalier.settings.fleet import read_fleet
+from espalier.settings.tables.fleet import read_fleet
 from strategies.base.rounds import RunFailed
 from strategies.fedspine.strategy import FedSpine
 

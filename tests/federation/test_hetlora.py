@@ -36,8 +36,8 @@ from espalier.hf.opening.opened import open_model
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
 from espalier.models.adapters import adapter_plan
-from espalier.settings.fleet import read_fleet
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.fleet import read_fleet
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
 from strategies.base.rounds import RunFailed
 

@@ -9,9 +9,9 @@ from huggingface_hub import ModelCard
 from tiny_model import save_tiny_llama
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.settings.data import DataSettings
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
+from espalier.settings.tables.data import DataSettings
 from server_app.report.model_card import SOURCES, adapter_card, merged_card, pruned_card
 
 REPORT = {"ranks": [2, 8], "trained_parameters": 12345}

@@ -37,7 +37,7 @@ from espalier.hf.whole.adapters import (
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import block_key
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 
 Values = dict[str, dict[str, Tensor]]
 

@@ -24,7 +24,7 @@ from espalier.hf.tokenizer.downloaded_model import (
     open_downloaded,
 )
 from espalier.settings.run import parse
-from espalier.settings.task import CHAT_TEMPLATES
+from espalier.settings.tables.task import CHAT_TEMPLATES
 
 TEXTS = [
     "",

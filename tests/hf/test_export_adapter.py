@@ -28,7 +28,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import AdapterPlan, adapter_plan
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 
 SAMPLES = token_sequences(2, 9)
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {

@@ -27,8 +27,8 @@ from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import merged
 from espalier.hf.whole.model import load_whole
 from espalier.models.adapters import adapter_plan
-from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.adapted_model import AdaptedModel
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)

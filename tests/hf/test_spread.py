@@ -19,9 +19,9 @@ from espalier.hf.whole.adapters import put_in, set_values
 from espalier.hf.whole.model import load_whole
 from espalier.hf.whole.spread import device_of, placement
 from espalier.models.adapters import adapter_plan
-from espalier.settings.lora import LoraSettings
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import parse
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loss import summed_loss
 

@@ -23,9 +23,9 @@ from espalier.messages.blobs.cuts import pack_cut
 from espalier.models.adapters import adapter_plan
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS, Structure, structured_plan
-from espalier.settings.lora import LoraSettings
 from espalier.settings.pruning import StructuredSettings
 from espalier.settings.run import parse
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.adapted_model import AdaptedModel
 
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_RESIDUAL]

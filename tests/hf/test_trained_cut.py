@@ -11,7 +11,7 @@ from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import Structure, structured_plan
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 
 WHOLE = {
     "block-0002": {"norm.mlp.weight": (32,), "attn.q.weight": (64, 32)},

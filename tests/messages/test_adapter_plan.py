@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from espalier.errors import EspalierError
 from espalier.models.adapters import Adapter, AdapterPlan, adapter_plan
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16), "mlp.up": (40, 16), "mlp.down": (16, 40)}
 PLAN = ModelPlan(

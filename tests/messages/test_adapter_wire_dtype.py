@@ -12,7 +12,7 @@ from torch import Tensor
 from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
 from espalier.messages.tensor_blobs import tensor_specs, wire_specs
-from espalier.settings.federation import WireDtype
+from espalier.settings.tables.federation import WireDtype
 from pruning_kernels.lora.nf4 import LEVELS
 
 SHAPES = {"attn.q.lora_a": (3, 33), "attn.q.lora_b": (7, 3), "mlp.up.lora_a": (1, 128)}

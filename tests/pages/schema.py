@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from espalier.settings.federation import OF_THE_METHOD, FederationSettings
 from espalier.settings.keys import as_text, choices_of, tables
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.table import Table
+from espalier.settings.tables.federation import OF_THE_METHOD, FederationSettings
 from espalier.settings.top import TopSettings
 
 

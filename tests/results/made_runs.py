@@ -16,7 +16,7 @@ from espalier.hf.whole.adapters import merged
 from espalier.models.adapters import adapter_plan
 from espalier.models.structure import Structure
 from espalier.results.base_chain import chain_of
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 
 METRIC = {
     "name": "perplexity", "dataset": "documentation", "direction": "lower",

@@ -16,8 +16,8 @@ from espalier.messages.tensor_blobs import packed_bytes, wire_specs
 from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.settings.federation import WireDtype
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.tables.federation import WireDtype
 from server_app.estimate.dry_run import Case
 from server_app.estimate.tuning import uneven_cut
 

@@ -3,9 +3,9 @@
 import pytest
 
 from espalier.errors import InputError
-from espalier.settings.federation import NO_LIMIT, FederationSettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import parse
+from espalier.settings.tables.federation import NO_LIMIT, FederationSettings
 
 RULE = "federation.aggregation-rule"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.settings.fleet import Fleet, read_fleet
+from espalier.settings.tables.fleet import Fleet, read_fleet
 
 CONF = Path(__file__).parents[2] / "conf" / "devices"
 SMALL = """

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from espalier.errors import EspalierError
-from espalier.settings.lora import LoraSettings
 from espalier.settings.run import RunSettings, parse
+from espalier.settings.tables.lora import LoraSettings
 
 
 def lora(**values: Any) -> LoraSettings:

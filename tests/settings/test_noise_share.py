@@ -8,8 +8,8 @@ import pytest
 
 from espalier.errors import EspalierError
 from espalier.secure_sum.neighbours import two_thirds
-from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import parse
+from espalier.settings.tables.noise_share import NoiseShare
 
 FRACTIONS = [0.01, 0.3, 0.5, 0.6, 2 / 3, 0.7, 0.75, 0.8, 0.9, 0.99, 1.0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
-from espalier.settings.training import BETAS, TrainingSettings
+from espalier.settings.tables.training import BETAS, TrainingSettings
 from strategies.averaging.training_bound import Reach, largest_step
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from espalier.settings.fleet import Conditions
+from espalier.settings.tables.fleet import Conditions
 from strategies.fleet import DeviceTime, RoundTime, computing_seconds, sending_seconds
 
 SLOW = Conditions(0, 1e9, 2e6)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fedsoda import counts, paper, tables
 from benchmarks.fedsoda.__main__ import main
 from benchmarks.fedsoda.tables import Figure, Model
-from espalier.settings.federation import WireDtype
+from espalier.settings.tables.federation import WireDtype
 
 LLAMA3 = {
     "attn.q": (4096, 4096), "attn.k": (1024, 4096), "attn.v": (1024, 4096), "attn.o": (4096, 4096),

@@ -22,7 +22,7 @@ from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
-from espalier.settings.fleet import Fleet
+from espalier.settings.tables.fleet import Fleet
 from espalier.training.loop import Loop
 from strategies.fleet import fleet_of
 

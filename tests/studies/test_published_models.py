@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.published_models import SHAPES, Tuned, tuned
 from espalier.messages.tensor_blobs import wire_specs
-from espalier.settings.federation import WireDtype
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.federation import WireDtype
+from espalier.settings.tables.lora import LoraSettings
 
 FEDSODA = "attn.k,attn.v,attn.q,mlp.up,mlp.down"
 """The five matrices with which the paper's tables can be reproduced."""

@@ -11,8 +11,8 @@ from espalier.data.tasks.item import Batch
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.adapters import AdapterPlan, adapter_plan
-from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 

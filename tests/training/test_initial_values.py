@@ -4,7 +4,7 @@ import torch
 
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.settings.lora import LoraSettings
+from espalier.settings.tables.lora import LoraSettings
 from espalier.training.initial_values import initial_adapters
 
 LINEARS = (LinearPlan("attn.q", "q", (24, 16)), LinearPlan("mlp.down", "down", (16, 64)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.optimizer import learning_rate
 
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Batch, collate
 from espalier.errors import EspalierError
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.loss import summed_loss
 from espalier.training.sequences import sequences_of_step

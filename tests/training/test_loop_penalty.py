@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.loop import Loop
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

@@ -12,7 +12,7 @@ import torch
 from two_tensors import RATE, TOTAL, Rows, loop_of, mean_loss
 
 from espalier.errors import EspalierError
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.optimizer import Group, grouped
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

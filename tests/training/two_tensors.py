@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Batch, collate
-from espalier.settings.training import TrainingSettings
+from espalier.settings.tables.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.sequences import sequences_of_step
 

@@ -3,8 +3,8 @@
 from espalier.data.tasks import chat, classification, endings, lettered, own, written
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
-from espalier.settings.data import CLASSIFICATION, COMPLETION, listed_labels
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, listed_labels
 
 KINDS = (classification, lettered, endings, written, chat, own)
 TASKS: dict[str, Task] = {task.name: task for kind in KINDS for task in kind.TASKS}

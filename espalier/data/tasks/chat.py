@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Conversation, Item
 from espalier.data.tasks.task import Hub, Task
-from espalier.settings.task import CHAT
+from espalier.settings.tables.task import CHAT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REMOVE = "remove the record"

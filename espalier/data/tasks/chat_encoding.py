@@ -8,7 +8,7 @@ from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems, cut_written
 from espalier.errors import InputError
 from espalier.progress import with_progress
-from espalier.settings.task import CHAT_TEMPLATES, TaskSettings
+from espalier.settings.tables.task import CHAT_TEMPLATES, TaskSettings
 
 
 def template_of(task: TaskSettings) -> str | None:

@@ -16,7 +16,7 @@ from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
-from espalier.settings.task import CHAT_TEMPLATES
+from espalier.settings.tables.task import CHAT_TEMPLATES
 
 PAGE = "docs/tasks.md"
 INTRODUCTION = """# Tasks

@@ -7,7 +7,7 @@ from string import Formatter
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Hub, Task
-from espalier.settings.data import CLASSIFICATION, COMPLETION, prompt_text
+from espalier.settings.tables.data import CLASSIFICATION, COMPLETION, prompt_text
 
 
 def completion(template: str) -> Task:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from espalier.settings.lora import CANONICAL_LINEARS
+from espalier.settings.tables.lora import CANONICAL_LINEARS
 
 CANONICAL_HEAD = ("head.dense", "head.out")
 """Canonical names of the linears of a classification head, in order of use."""

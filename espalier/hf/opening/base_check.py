@@ -27,7 +27,7 @@ from espalier.hf.stream.block_stream import Activations, BlockStream, not_finite
 from espalier.hf.whole.model import load_whole
 from espalier.progress import beats
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 
 TOKENS = 64
 """Maximum number of tokens of each sequence that is compared."""

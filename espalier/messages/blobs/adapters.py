@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from espalier.errors import ProtocolError
-from espalier.settings.federation import FederationSettings, WireDtype
+from espalier.settings.tables.federation import FederationSettings, WireDtype
 from pruning_kernels.lora import nf4
 from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, encode_with_feedback
 from pruning_kernels.lora.nf4 import Nf4

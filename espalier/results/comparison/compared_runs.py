@@ -23,9 +23,9 @@ from espalier.results.figures import (
 from espalier.results.finished_run import FinishedRun, open_run
 from espalier.results.model_chain import chain_of
 from espalier.results.run_status import COMPLETED, FAILED, INTERRUPTED, RUNNING, run_status
-from espalier.settings.evaluation import OWN_TEXT
 from espalier.settings.keys import default_values
 from espalier.settings.run import NOT_PART_OF_THE_RESULT
+from espalier.settings.tables.evaluation import OWN_TEXT
 
 DEFAULTS = default_values()
 HASH = 12

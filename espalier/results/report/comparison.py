@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from espalier.results.finished_run import FinishedRun
-from espalier.settings.evaluation import OWN_TEXT
+from espalier.settings.tables.evaluation import OWN_TEXT
 
 COLUMNS = {
     "dense": "dense",

@@ -8,7 +8,7 @@ from espalier.data.tasks.encoding import Encoded
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.task import TEXT
+from espalier.settings.tables.task import TEXT
 from espalier.training.sequences import Sequences, client_sequences, encoded_sequences
 
 Records = list[list[int]]

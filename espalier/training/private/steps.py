@@ -28,7 +28,7 @@ from espalier.errors import InputError
 from espalier.privacy.noise import RandomBits
 from espalier.progress import beats
 from espalier.seeds import derive_seed
-from espalier.settings.training import BETAS, TrainingSettings
+from espalier.settings.tables.training import BETAS, TrainingSettings
 from espalier.training.loop import Parameters, in_training, seeded
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.optimizer import learning_rate

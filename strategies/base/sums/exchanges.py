@@ -34,8 +34,8 @@ from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
 from espalier.secure_sum.neighbours import neighbours, two_thirds
 from espalier.settings.combinations import LEAST_OF_A_SUM
-from espalier.settings.noise_share import NoiseShare
 from espalier.settings.run import RunSettings
+from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import BlobStore
 from strategies.base.inbox import Inbox
 from strategies.base.rounds import Rounds, RunFailed

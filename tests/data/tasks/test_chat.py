@@ -20,7 +20,7 @@ from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
-from espalier.settings.task import CHAT_TEMPLATES
+from espalier.settings.tables.task import CHAT_TEMPLATES
 from espalier.training.packing import packed
 from espalier.training.sequences import client_sequences, sequence_groups
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from espalier.settings.noise_share import NoiseShare
 from espalier.settings.table import Table
+from espalier.settings.tables.noise_share import NoiseShare
 
 if TYPE_CHECKING:
     from espalier.settings.method import MethodSettings

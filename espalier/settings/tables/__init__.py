@@ -1,0 +1,1 @@
+"""Tables of a run's settings that several methods read."""
