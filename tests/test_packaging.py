@@ -182,8 +182,11 @@ def test_code_hash_equals_that_of_the_checkout(installed: Path, empty: Path) -> 
 # ----- constraints --------------------------------------------------------------------------------
 
 
-def pinned() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+CONSTRAINTS = ("constraints.txt", "constraints-flower-1.42.txt")
+
+
+def pinned(name: str = CONSTRAINTS[0]) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert [name for name, _ in pairs] == sorted((name for name, _ in pairs), key=str.lower)
     return {name.lower().replace("_", "-"): number for name, number in pairs}
@@ -206,11 +209,10 @@ def requirements() -> list[Requirement]:
     return [requirement for requirement in found if requirement.name != "espalier"]
 
 
+@pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_every_requirement_is_pinned_in_range(
-    requirement: Requirement,
-) -> None:
-    assert requirement.specifier.contains(pinned()[requirement.name.lower()])
+def test_every_requirement_is_pinned_in_range(requirement: Requirement, name: str) -> None:
+    assert requirement.specifier.contains(pinned(name)[requirement.name.lower()])
 
 
 def test_constraints_name_no_local_build() -> None:

@@ -63,6 +63,11 @@ CONFIRMATIONS = ("confirmed", "tags")
 """Fields of an ``unmask`` by which the client verifies that others have its list of the sum."""
 DOCUMENT = "secure-sum"
 """Name of a per-round document: secrets, requests and answers of the last session."""
+UNMASKED = "unmasked"
+"""Name of a lasting document: rounds of which this client has helped to unmask a sum.
+
+It outlasts the documents of the rounds, which are deleted when a later round begins.
+"""
 
 
 class ToSummands(Protocol):
@@ -99,7 +104,7 @@ def advertise(
     with state.locked():
         kept = state.load(header.server_round, DOCUMENT)
         if kept is None or kept["session"] != session:
-            if kept is not None and "unmask" in kept:
+            if header.server_round in _unmasked(state):
                 raise InputError(
                     f"train: this client has helped to unmask a sum of round"
                     f" {header.server_round}; a second one could show a single client's tensors;"
@@ -111,6 +116,12 @@ def advertise(
     withheld = {name: 0 for name in WITHHELD if name in report}
     told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
     return reply_to(request, validate(site.contract.up.fields, told))
+
+
+def _unmasked(state: PrivateState) -> list[int]:
+    """Return the rounds of which this client has helped to unmask a sum."""
+    rounds: list[int] = (state.load_lasting(UNMASKED) or {"rounds": []})["rounds"]
+    return rounds
 
 
 def _new_keys(site: Site, header: Header, number: str) -> dict[str, Any]:
@@ -266,6 +277,8 @@ class _Step:
         """Store the answer; after that to ``unmask``, no secrets of the session are kept."""
         self.kept[self._kind] = {"asked": self._asked, "answer": answer}
         if self._kind == "unmask":
+            rounds = sorted({*_unmasked(self._state), self._round})
+            self._state.save_lasting(UNMASKED, {"rounds": rounds})
             needed = ("session", "advertised", "sites", "confirm", "unmask")
             self.kept = {name: self.kept[name] for name in needed}
         self._state.save(self._round, DOCUMENT, self.kept)

@@ -9,9 +9,9 @@ for Differential Privacy").
 The accounting is that of the continuous Gaussian. Its Rényi moments bound those of the discrete one
 (Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy", theorem 14).
 The bound by privacy random variables holds for a continuous Gaussian that is rounded to the grid,
-which is post-processing. With a deviation of at least 2^34 steps, which all noise has, the
-probabilities of its integers are those of the discrete one up to a factor of 1 +- 2^-65 within 12
-deviations.
+which is post-processing. With a deviation of at least 2^29 steps, which all noise has, also that of
+one site which shares it, the probabilities of its integers are those of the discrete one up to a
+factor of 1 +- 2^-65 within 12 deviations.
 
 Covers: with ``SecureBits`` noise and sampling come from the operating system's generator, so that
 nobody can compute them again, neither the server nor the site. With ``SeededBits`` everybody who

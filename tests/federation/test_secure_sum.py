@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from bench import Bench, Home, home, model_files, summary
+from bench import LOCAL_ONLY, Bench, Home, home, model_files, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 from secure_sum_promises import SECURE, SecureSumPromises, silent_from
+from test_summands import TUNED
 
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read, write
@@ -262,6 +263,38 @@ def test_a_client_answers_each_step_once(bench: Bench) -> None:
     grid.before_push = note
     bench.run(grid)
     assert set(answers) == set(LIES)
+
+
+def test_an_old_round_is_not_summed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of old rounds are deleted; a second sum of such a round is refused all the same.
+
+    A message on the last round makes the client delete them early.
+    """
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    equal = {"federation.client-weights": "equal", "federation.rounds": 3}
+    bench = Bench(tmp_path, "fedpetuning", TUNED | LOCAL_ONLY | SECURE | equal)
+    grid = bench.grid()
+    first = list[MessageBody]()
+
+    def ask(message: Message) -> None:
+        body = read(message.content)
+        if body.header.kind == "train" and not body.header.client:
+            first.append(copied(body))
+        if body.header.server_round < 2:
+            return
+        header = body.header.model_copy(
+            update={"kind": "alone", "client": 0, "server_round": 3, "part": 0}
+        )
+        assert asked(grid, MessageBody(header, {})).header.status == "ok"
+        assert not list(tmp_path.glob("state/*/node-00000/r001"))
+        again = copied(first[0])
+        again.fields["session"] = "1" * 32
+        assert "has helped to unmask a sum of round 1" in _reason(grid, again)
+        raise _EndError
+
+    grid.before_push = ask
+    with pytest.raises(_EndError):
+        bench.run(grid)
 
 
 def _reason(grid: InProcessGrid, body: MessageBody) -> str:

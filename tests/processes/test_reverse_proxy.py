@@ -6,6 +6,8 @@ Sites reach it, and strangers do not.
 import json
 import shlex
 import shutil
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -153,3 +155,25 @@ def test_stranger_has_no_control_access(proxied: Proxied, words: list[str]) -> N
     done = CliRunner(env={**environment(home), "COLUMNS": "200"}).invoke(flwr_command, given)
     assert done.exit_code != 0
     assert "403" in done.output
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/list-runs",
+        "/v1/control/list-runs%3f/../../fleet/x",
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "//v1/fleet/../control/list-runs",
+    ],
+)
+def test_detours_have_no_control_access(proxied: Proxied, path: str) -> None:
+    """The request is sent as written; most clients would shorten the path."""
+    context = ssl.create_default_context(cafile=str(proxied.authority))
+    with (
+        socket.create_connection(("127.0.0.1", proxied.proxy), 60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        request = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+        secure.sendall(request.encode())
+        assert secure.recv(64).split()[1] == b"403"
