@@ -232,6 +232,8 @@ CASES = {
         "new",
     ),
     "hetlora": Case(TUNED, OF_SOME_UPDATES, "new"),
+    "flora": Case(TUNED, OF_SOME_UPDATES, "new"),
+    "fed-sb": Case(TUNED, OF_SOME_UPDATES, "new"),
     "fedsoda": Case(
         TUNED
         | {
@@ -281,6 +283,8 @@ SLOW = (
     "fedpetuning",
     "fedpetuning svd",
     "fedsoda",
+    "fed-sb",
+    "flora",
     "hetlora",
     "sft-p",
 )

@@ -44,6 +44,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
     "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
+    "stacked adapters": ("flora", TRAINED),
+    "small matrices": ("fed-sb", TRAINED),
     "a sub-model": (
         "fedsoda",
         TRAINED | {

@@ -67,7 +67,7 @@ def test_a_preset_that_is_none_gets_a_suggestion(
 ) -> None:
     assert main(["run", name]) == 2
     said = capsys.readouterr().err
-    assert f"did you mean '{meant}'? known presets are fedbiot, " in said
+    assert f"did you mean '{meant}'? known presets are fed-sb, " in said
 
 
 def test_unrelated_name_lists_all_presets(
@@ -76,4 +76,4 @@ def test_unrelated_name_lists_all_presets(
     assert main(["run", "wikipedia"]) == 2
     said = capsys.readouterr().err
     assert "did you mean" not in said
-    assert "known presets are fedbiot, " in said
+    assert "known presets are fed-sb, " in said

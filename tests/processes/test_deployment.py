@@ -152,6 +152,25 @@ METHODS = {
         ),
         ["enrol", "train"],
     ),
+    "flora": (
+        (
+            "federation.rounds=2",
+            "flora.ranks=2,8",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "train"],
+    ),
+    "fed-sb": (
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-baseline=false",
+        ),
+        ["enrol", "train", "train"],
+    ),
 }
 """Settings, and the kinds of messages that leave the first site in order, by method."""
 SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
