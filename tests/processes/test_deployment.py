@@ -160,7 +160,7 @@ METHODS = {
             "lora.merge=true",
             "evaluation.local-baseline=false",
         ),
-        ["enrol", "train", "train"],
+        ["enrol", "train", "deliver", "train", "fetch"],
     ),
     "fed-sb": (
         (
