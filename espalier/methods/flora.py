@@ -50,7 +50,7 @@ class FloraSettings(AdapterAveraging):
 
     @property
     def sent_factors(self) -> tuple[str, ...]:
-        """None: the server sends the stacked updates, and clients make new adapters."""
+        """Factors that the server sends: none, because clients make new adapters in each round."""
         return ()
 
     def trained_factors(self, server_round: int) -> tuple[str, ...]:

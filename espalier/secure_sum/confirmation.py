@@ -1,4 +1,4 @@
-"""Confirmations: codes by which clients tell each other what they were told of a sum's clients.
+"""Codes by which clients confirm to each other that they have the same list of a sum's clients.
 
 A client unmasks only a list of clients that it confirmed itself, once in a session, and that at
 least the threshold of clients confirmed to it (consistency check of Bonawitz et al. 2017, figure 4,
@@ -31,7 +31,7 @@ LIST_TAG_BYTES = 32
 
 @dataclass(frozen=True)
 class ListOfSum:
-    """Clients of a secure sum, as one client was told."""
+    """List of the clients of a secure sum that one client received."""
 
     members: Sequence[int]
     """Clients that sent shares."""
