@@ -81,6 +81,7 @@ def test_compose_file_is_short_and_portable() -> None:
 def test_nothing_is_pulled_and_servers_restart() -> None:
     for name, service in SERVICES.items():
         assert service["build"] == {"context": "..", "dockerfile": "docker/Dockerfile"}
+        assert service["pull_policy"] == "never"
         assert service["init"] is True
         assert service.get("restart") == (None if name == "run" else "unless-stopped")
 
