@@ -56,15 +56,6 @@ def complete_words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> li
     return [*presets, *(f"{key}=" for key in keys)]
 
 
-def add_root_certificates(parser: argparse.ArgumentParser) -> None:
-    """Add ``--root-certificates``."""
-    parser.add_argument(
-        "--root-certificates",
-        metavar="FILE",
-        help="root certificates of that SuperLink; default: no TLS",
-    )
-
-
 def add_app_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this module to the parser."""
     app = commands.add_parser(
@@ -234,7 +225,6 @@ def _add_check_node(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         metavar="HOST:PORT",
         help="address to which the node connects; warn if runs can be started there",
     )
-    add_root_certificates(parser)
     parser.set_defaults(execute=_check_node)
 
 
@@ -243,7 +233,7 @@ def _check_node(given: argparse.Namespace) -> int:
     try:
         if given.superlink is not None:
             require_address(given.superlink)
-            warn_of_answering_control_api(given.superlink, given.root_certificates)
+            warn_of_answering_control_api(given.superlink)
         # By default the installed app: it is the program that the node would run.
         app = find_app(given.app) if given.app else installed_app()
         run, _ = configuration(app, given.words, on_this_machine=False)

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 
-from espalier.cli.app_commands import add_root_certificates, add_words
+from espalier.cli.app_commands import add_words
 from espalier.errors import RefusedError, RunError, RunInterrupted, tell
 from espalier.launch.addresses import require_address
 from espalier.launch.app import find_app
@@ -31,7 +31,11 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="HOST:PORT",
         help="Control API of a running SuperLink; default: a simulation",
     )
-    add_root_certificates(parser)
+    parser.add_argument(
+        "--root-certificates",
+        metavar="FILE",
+        help="root certificates of that SuperLink; default: no TLS",
+    )
     parser.set_defaults(execute=run)
 
 

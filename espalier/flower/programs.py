@@ -12,7 +12,6 @@ from typing import Any
 from espalier.errors import InputError
 
 SUPERLINK = "flower-superlink"
-COMMAND = "flwr"
 SUPERNODE_MODULE = "espalier.flower.supernode"
 """Module that runs ``flower-supernode`` with shorter waits."""
 PORT_VARIABLE = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"

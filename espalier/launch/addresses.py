@@ -22,6 +22,7 @@ from random import SystemRandom
 import psutil
 
 from espalier.errors import InputError, tell
+from espalier.flower import control_api
 from espalier.flower.programs import sites_share_port
 
 PORTS = range(20000, 32768)
@@ -36,9 +37,6 @@ ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
 MAX_PORT = 65535
 SECONDS = 2.0
 """Seconds for a connection; after that it counts as refused."""
-PATH = "/v1/control/list-runs"
-REFUSED = (403, 404)
-"""Status codes of a reverse proxy, or of a server without this API."""
 
 
 def free_port(avoid: Collection[int] = ()) -> int:
@@ -157,30 +155,7 @@ def listens_elsewhere(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     if not _is_loopback(host):
         return [host]
-    return [own for own in _own_addresses() if listens(f"{own}:{port}", SECONDS)]
-
-
-def answers(superlink: str, root_certificates: str | None) -> bool:
-    """Return whether a Control API answers at the address ``host:port`` that sites use.
-
-    Its certificate is verified with ``root_certificates``. None: with or without TLS, and no
-    certificate is verified, because nothing but an empty request is sent.
-    """
-    schemes = ("https",) if root_certificates else ("http", "https")
-    return any(_answers(scheme, superlink, root_certificates) for scheme in schemes)
-
-
-def _answers(scheme: str, superlink: str, root_certificates: str | None) -> bool:
-    import httpx
-
-    verify = root_certificates or False
-    try:
-        with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:
-            status = client.post(f"{scheme}://{superlink}{PATH}", content=b"").status_code
-    except (httpx.HTTPError, OSError):
-        # The server speaks gRPC, or there is none.
-        return False
-    return status not in REFUSED
+    return [own for own in _own_addresses() if listens(f"{own}:{port}", control_api.SECONDS)]
 
 
 def warn_of_open_control_api(address: str) -> None:
@@ -193,9 +168,9 @@ def warn_of_open_control_api(address: str) -> None:
         )
 
 
-def warn_of_answering_control_api(superlink: str, root_certificates: str | None) -> None:
+def warn_of_answering_control_api(superlink: str) -> None:
     """Print a warning if runs can be started at the address that a site uses."""
-    if answers(superlink, root_certificates):
+    if control_api.answers(superlink):
         tell(
             f"warning: {superlink}, to which this site connects, also accepts runs"
             " from everyone who can reach it. Ask the operator of the federation to make the"
@@ -209,13 +184,14 @@ def _proxy_remedy() -> str:
 
 
 def _own_addresses() -> list[str]:
-    found = [
-        one.address
+    """Return this machine's addresses except loopback; those of IPv6 in brackets."""
+    found = {
+        one.address: f"[{one.address}]" if one.family == socket.AF_INET6 else one.address
         for of in psutil.net_if_addrs().values()
         for one in of
-        if one.family == socket.AF_INET
-    ]
-    return [own for own in dict.fromkeys(found) if not _is_loopback(own)]
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return [written for address, written in found.items() if not _is_loopback(address)]
 
 
 def _is_loopback(host: str) -> bool:

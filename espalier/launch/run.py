@@ -24,12 +24,12 @@ from espalier.errors import (
     tell,
 )
 from espalier.flower.load_faults import is_incomplete, unshared_app, where_to_mend
+from espalier.flower.run_command import COMPLETED, RAY_DID_NOT_START, has_ended
 from espalier.launch.addresses import warn_of_open_control_api
 from espalier.launch.app import run_in_app
 from espalier.launch.child_processes import interrupted_later, uninterrupted
 from espalier.launch.run_output import Say, be_silent, show
 from espalier.launch.superlink import (
-    RAY_DID_NOT_START,
     SuperLink,
     SuperLinkLost,
     own_superlink,
@@ -41,7 +41,6 @@ BEFORE_START = "server_app.preflight"
 """Module of the app that opens all that a simulation reads."""
 RAY_STARTS = 3
 """Maximum number of starts of a simulation, if Ray fails to start."""
-COMPLETED = "finished:completed"
 NO_RAY = (
     "Ray is not installed here, and simulated clients need it: `pip install -e .` installs it"
     " (README, 'Set up and run'); container images do not contain it. With espalier run --superlink"
@@ -278,7 +277,7 @@ def _run(
                 watched.note(line)
                 if not watched.said_why:
                     watched.say(line)
-        while not (status := superlink.status(run_id))[0].startswith("finished"):
+        while not has_ended((status := superlink.status(run_id))[0]):
             time.sleep(0.2)
         watched.status = status[0]
     except KeyboardInterrupt:

@@ -5,9 +5,7 @@ on the clients' import path, so a SuperLink started in another copy of the proje
 copy's clients.
 """
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +15,16 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from espalier.environment.loopback import keep_on_loopback
-from espalier.errors import EspalierError, InputError
-from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
+from espalier.errors import InputError
+from espalier.flower.programs import SUPERLINK, simulating_superlink
+from espalier.flower.run_command import (
+    NoAnswerError,
+    RunCommand,
+    installed_program,
+    write_connection,
+)
 from espalier.launch.addresses import (
     await_superlink,
     free_port,
@@ -30,7 +33,6 @@ from espalier.launch.addresses import (
 )
 from espalier.launch.child_processes import kept
 
-CONNECTION = "espalier"
 LOG = "superlink.log"
 START_SECONDS = 600
 """Maximum wait for the start on a busy machine; a SuperLink that fails to start ends earlier."""
@@ -51,13 +53,6 @@ CERTIFICATES = (
     " SuperLink's certificate contains."
 )
 """Hint that is added to Flower's error if a Control API cannot be reached."""
-
-RAY_DID_NOT_START = re.compile(r"raybackend\.py\W+line \d+, in init_ray")
-"""Pattern in the log of a run in which Ray itself failed to start.
-
-Ray waits half a minute for its own processes, which occasionally do not start, and reports that in
-several ways. Flower starts Ray in this one function, so it is in the traceback of all of them.
-"""
 
 
 class SuperLinkLost(RuntimeError):
@@ -85,15 +80,14 @@ class SuperLink:
         """
         if self.process is not None:
             self._await_start(self.process)
-        run_config = ("--run-config", str(config_file))
-        answer = self._flwr("run", str(app), CONNECTION, *run_config, *options)
-        if not answer.get("success"):
-            said = " ".join(str(answer.get("error-message", answer)).split())
-            raise InputError(
-                "Flower did not start the run:"
-                f" {said}{CERTIFICATES if 'unavailable' in said else ''}"
-            )
-        return str(answer["run-id"])
+        try:
+            return self._command.start(app, config_file, *options)
+        except NoAnswerError as error:
+            raise InputError(f"{error}{CERTIFICATES}") from None
+
+    @property
+    def _command(self) -> RunCommand:
+        return RunCommand(self.environment, self.folder)
 
     def _await_start(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until our own SuperLink listens."""
@@ -108,8 +102,8 @@ class SuperLink:
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log line by line until the run ends."""
         with kept(
-            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder,
-            self.environment, self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            self._command.log_words(run_id), self.folder, self.environment, self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             encoding="utf-8", errors="replace", bufsize=1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
@@ -120,15 +114,10 @@ class SuperLink:
 
         Raises SuperLinkLost if the SuperLink does not answer or does not know the run.
         """
-        answer: dict[str, Any] = {}
         try:
-            answer = self._flwr("ls", CONNECTION, "--run-id", run_id)
-            run = answer["runs"][0]
-        except (EspalierError, KeyError, IndexError) as error:
-            raise SuperLinkLost(
-                self._what_became_of_it(str(answer.get("error-message", error)))
-            ) from None
-        return str(run["status"]), str(run.get("status-details", ""))
+            return self._command.status(run_id)
+        except NoAnswerError as error:
+            raise SuperLinkLost(self._what_became_of_it(str(error))) from None
 
     def _what_became_of_it(self, answer: str) -> str:
         reason = " ".join(answer.split())
@@ -160,23 +149,7 @@ class SuperLink:
 
     def stop_run(self, run_id: str) -> None:
         """Stop a run."""
-        self._flwr("stop", run_id, CONNECTION)
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [_program(COMMAND), *arguments, "--format", "json"],
-            env=self.environment, cwd=self.folder, capture_output=True,
-            encoding="utf-8", errors="replace",
-            # Ctrl-C reaches only the command, which decides what to stop.
-            start_new_session=True,
-        )  # fmt: skip
-        # Flower may print other lines before its JSON answer.
-        start = done.stdout.find("{")
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout[start:])
-        except ValueError:
-            raise InputError(f"flwr {arguments[0]} failed:\n{done.stdout}{done.stderr}") from None
-        return answer
+        self._command.stop(run_id)
 
 
 @contextmanager
@@ -187,12 +160,7 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
     """
     await_superlink(address)
     require_own_superlink(address, root_certificates)
-    secure = (
-        f'root-certificates = "{Path(root_certificates).absolute()}"'
-        if root_certificates
-        else "insecure = true"
-    )
-    folder = _flower_home(f'address = "{address}"\n{secure}\n')
+    folder = _flower_home(address, root_certificates)
     try:
         yield SuperLink(_environment(folder), folder, address)
     finally:
@@ -206,12 +174,12 @@ def own_superlink() -> Iterator[SuperLink]:
     It is waited for only when a run is submitted.
     """
     control = free_port()
-    folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
+    folder = _flower_home(f"127.0.0.1:{control}", None)
     empty = folder / "empty"
     empty.mkdir()
     # ``--app`` may name another checkout than the installed one, which the ServerApp would refuse.
     environment = {**_environment(folder), SHARED: "1"}
-    command = [_program(SUPERLINK), *simulating_superlink(control)]
+    command = [installed_program(SUPERLINK), *simulating_superlink(control)]
     try:
         with (
             open(folder / LOG, "wb") as output,
@@ -222,7 +190,7 @@ def own_superlink() -> Iterator[SuperLink]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _flower_home(connection: str) -> Path:
+def _flower_home(address: str, root_certificates: str | None) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
     except OSError as error:
@@ -230,9 +198,7 @@ def _flower_home(connection: str) -> Path:
             f"no temporary directory can be created ({error.strerror}); set TMPDIR to a writable"
             " directory"
         ) from None
-    (folder / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
-    )
+    write_connection(folder, address, root_certificates)
     return folder
 
 
@@ -260,15 +226,3 @@ def _environment(flower_home: Path) -> dict[str, str]:
         environment.setdefault("RAY_TMPDIR", "/tmp")
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
-
-
-def _program(name: str) -> str:
-    """Return the path of a program, preferably of the one next to this Python."""
-    installed = Path(sys.executable).parent / name
-    found = str(installed) if installed.exists() else shutil.which(name)
-    if found is None:
-        raise InputError(
-            f"{name} is not installed; install Espalier again, which also installs Flower"
-            " (README, 'Set up and run')"
-        )
-    return found

@@ -10,10 +10,11 @@ from huggingface_hub import close_session
 import espalier
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
+from espalier.flower.run_command import RAY_DID_NOT_START, RunCommand
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app import default_config, find_app, read_preset
 from espalier.launch.configuration import configuration, flatten
-from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
+from espalier.launch.superlink import running_superlink
 from espalier.methods.fedprllm import FedPrLLMSettings
 from espalier.methods.fedspallm import FedSpaLLMSettings
 from espalier.settings.keys import changed
@@ -444,7 +445,7 @@ def test_unreachable_superlink_hints_certificates(
         "\nConnection to the SuperLink is unavailable. Please check your network connection and"
         " 'address' in the ..."
     )
-    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": said})
+    monkeypatch.setattr(RunCommand, "_ask", lambda *_: {"success": False, "error-message": said})
     with (
         running_superlink("127.0.0.1:1", None) as superlink,
         pytest.raises(EspalierError, match="with --root-certificates"),

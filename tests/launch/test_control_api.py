@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from espalier.cli.keys import make_keys
 from espalier.errors import InputError
+from espalier.flower.control_api import PATH, answers
 from espalier.launch import addresses
 from espalier.launch.addresses import (
-    PATH,
-    answers,
     listens_elsewhere,
     require_own_superlink,
     warn_of_open_control_api,
@@ -56,20 +57,16 @@ def serving(status: int, certificate: Path | None = None) -> Iterator[str]:
 )
 def test_server_refusing_nobody_is_a_control_api(status: int, found: bool) -> None:
     with serving(status) as address:
-        assert answers(address, None) == found
+        assert answers(address) == found
 
 
 @pytest.mark.parametrize(("status", "found"), [(200, True), (403, False)])
-def test_server_with_tls_is_asked_with_and_without_its_authority(
+def test_server_with_tls_is_found_whoever_signed_its_certificate(
     tmp_path: Path, status: int, found: bool
 ) -> None:
     list(make_keys(tmp_path, ["localhost"], ["a"], 30))
     with serving(status, tmp_path / "server") as address:
-        assert answers(address, None) == found
-        assert (
-            answers(address.replace("127.0.0.1", "localhost"), str(tmp_path / "server" / "ca.crt"))
-            == found
-        )
+        assert answers(address) == found
 
 
 def test_silent_and_non_http_are_no_control_api() -> None:
@@ -85,9 +82,9 @@ def test_silent_and_non_http_are_no_control_api() -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        assert not answers(f"127.0.0.1:{port}", None)
+        assert not answers(f"127.0.0.1:{port}")
         thread.join()
-    assert not answers(f"127.0.0.1:{port}", None)
+    assert not answers(f"127.0.0.1:{port}")
 
 
 def test_other_addresses_of_machine_are_tried(
@@ -108,6 +105,36 @@ def test_other_addresses_of_machine_are_tried(
             "other machines can reach the SuperLink's Control API at 127.0.0.2."
             in capsys.readouterr().err
         )
+
+
+def test_addresses_of_both_ip_versions_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
+        "eth0": [
+            (socket.AF_INET, "192.0.2.7"),
+            (socket.AF_INET6, "2001:db8::7"),
+            (socket.AF_INET6, "fe80::7%eth0"),
+            (psutil.AF_LINK, "00:00:5e:00:53:07"),
+        ],
+    }
+    monkeypatch.setattr(
+        psutil,
+        "net_if_addrs",
+        lambda: {
+            card: [SimpleNamespace(family=family, address=address) for family, address in all_of]
+            for card, all_of in found.items()
+        },
+    )
+    tried = []
+    monkeypatch.setattr(addresses, "listens", lambda address, _: tried.append(address))
+    assert listens_elsewhere("127.0.0.1:9093") == []
+    assert tried == ["192.0.2.7:9093", "[2001:db8::7]:9093", "[fe80::7%eth0]:9093"]
+
+
+def test_port_open_at_an_ipv6_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_own_addresses", lambda: ["[::1]"])
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        assert listens_elsewhere(f"127.0.0.1:{server.getsockname()[1]}") == ["[::1]"]
 
 
 def test_remote_superlink_is_reachable() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from espalier.cli.command import main
 from espalier.errors import FLOWER_REPORTS_IT_TOO
+from espalier.flower.run_command import RunCommand
 from espalier.launch.addresses import free_port
 from espalier.launch.run import WatchedRun
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
@@ -229,7 +230,7 @@ def test_what_became_of_one_s_own_superlink(
     (tmp_path / "superlink.log").write_text("no port\n")
     superlink = SuperLink({}, tmp_path, f"127.0.0.1:{free_port()}", Ended(code))  # type: ignore[arg-type]
     monkeypatch.setattr(
-        SuperLink, "_flwr", lambda *_: {"success": False, "error-message": "unavailable"}
+        RunCommand, "_ask", lambda *_: {"success": False, "error-message": "unavailable"}
     )
     with pytest.raises(SuperLinkLost, match=told):
         superlink.status("1")

@@ -18,8 +18,8 @@ from tiny_model import save_tiny_llama
 
 from espalier.flower.load_faults import unshared_app
 from espalier.flower.programs import PORT_VARIABLE, SUPERLINK, simulating_superlink
+from espalier.flower.run_command import RAY_DID_NOT_START
 from espalier.launch.run import RAY_STARTS
-from espalier.launch.superlink import RAY_DID_NOT_START
 
 pytestmark = pytest.mark.processes
 
