@@ -1,0 +1,27 @@
+"""Check whether a SuperLink's Control API answers at an address."""
+
+PATH = "/v1/control/list-runs"
+REFUSED = (403, 404)
+"""Status codes of a reverse proxy, or of a server without this API."""
+SECONDS = 2.0
+"""Seconds for a connection; after that it counts as refused."""
+
+
+def answers(superlink: str) -> bool:
+    """Return whether a Control API answers at the address ``host:port`` that sites use.
+
+    With or without TLS. No certificate is verified, because nothing but an empty request is sent.
+    """
+    return any(_answers(f"{scheme}://{superlink}{PATH}") for scheme in ("http", "https"))
+
+
+def _answers(url: str) -> bool:
+    import httpx
+
+    try:
+        with httpx.Client(verify=False, timeout=SECONDS, trust_env=False) as client:
+            status = client.post(url, content=b"").status_code
+    except (httpx.HTTPError, OSError):
+        # The server speaks gRPC, or there is none.
+        return False
+    return status not in REFUSED
