@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.flower.programs import (
-    COMMAND,
     DEFAULT_HOST,
     DEFAULT_PORT,
     HOST,
@@ -21,6 +20,7 @@ from espalier.flower.programs import (
     SUPERLINK,
     value_of,
 )
+from espalier.flower.run_command import PROGRAM
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation", "--format")
@@ -87,7 +87,7 @@ def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
     """Yield the ``flwr run`` processes of this user that have one of these sockets open."""
     for entry in PROC.glob("[0-9]*"):
         words = _words(int(entry.name))
-        if COMMAND not in [Path(word).name for word in words[:2]] or "run" not in words:
+        if PROGRAM not in [Path(word).name for word in words[:2]] or "run" not in words:
             continue
         with suppress(OSError):
             if inodes.isdisjoint(_sockets(entry)):
@@ -112,7 +112,7 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
 
 def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
     """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
-    installed = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(
+    installed = next(Path(word) for word in words[:2] if Path(word).name == PROGRAM).with_name(
         SUPERLINK
     )
     if installed.is_absolute() and installed.exists():
