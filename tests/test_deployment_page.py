@@ -159,3 +159,8 @@ def test_the_stanza_is_one_that_flower_reads() -> None:
         command[:3] == ["flwr", "supernode", "register"] and command[-1] == name
         for command in OF_FLOWER
     )
+
+
+def test_page_shows_the_proxy_s_configuration() -> None:
+    (shown,) = blocks("docs/deployment.md", "nginx")
+    assert (ROOT / "docker" / "reverse-proxy.conf").read_text().endswith(f"\n{shown}")

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import tomli_w
 from bench import private_text
@@ -35,6 +36,7 @@ from espalier.flower.programs import sites_share_port
 
 ROOT = Path(__file__).parent.parent.parent
 SITE = "hospital-a"
+LARGE_BODY = 64 * 1024**2
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 pytestmark = [
@@ -143,6 +145,17 @@ def test_authenticated_site_runs_through_proxy(proxied: Proxied, tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = proxied.folder.glob("runs/*/summary.json")
     assert [client["site"] for client in json.loads(summary.read_text())["clients"]] == [SITE]
+
+
+def test_large_body_reaches_superlink(proxied: Proxied) -> None:
+    """The SuperLink refuses the unsigned request itself; nginx's own limit would be 1 MiB."""
+    url = f"https://localhost:{proxied.proxy}/v1/fleet/push-object"
+    context = ssl.create_default_context(cafile=str(proxied.authority))
+    with httpx.Client(verify=context, timeout=600, trust_env=False) as client:
+        answers = [client.post(url, content=bytes(size)) for size in (16, LARGE_BODY)]
+    assert {answer.status_code for answer in answers} == {answers[0].status_code}
+    assert answers[0].text == answers[1].text
+    assert "nginx" not in answers[0].text
 
 
 @pytest.mark.parametrize(
