@@ -40,7 +40,7 @@ def _add_eval(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--client", action="append", default=[], metavar="CLIENT",
         help="evaluate the own model of this client, by number or name (SFT-P, FedSpine)",
     )  # fmt: skip
-    parser.add_argument("--dense", action="store_true", help="evaluate the base model too")
+    parser.add_argument("--with-base", action="store_true", help="evaluate the base model too")
     parser.add_argument(
         "--data", action="append", default=[], metavar="TASK=FILE",
         help="JSON Lines with the records of a task, instead of its data on the hub",
@@ -71,7 +71,7 @@ def _eval(given: argparse.Namespace) -> int:
         "base": given.base,
         "device": given.device,
         "clients": given.client,
-        "dense": given.dense,
+        "with_base": given.with_base,
         "tasks": tasks,
         "include": given.include_path,
         "data": dict(_data_file(text) for text in given.data),

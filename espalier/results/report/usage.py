@@ -110,7 +110,7 @@ def _commands(run: FinishedRun) -> Iterator[Snippet]:
     )
     yield Snippet(
         "Evaluate it on a public benchmark",
-        f"espalier eval {path} --tasks arc_easy,hellaswag --dense",
+        f"espalier eval {path} --tasks arc_easy,hellaswag --with-base",
         "This needs lm-evaluation-harness (extra lm-eval), which downloads the tasks.",
     )
     yield Snippet(

@@ -19,8 +19,8 @@ from espalier.results.use.conversation import NO_TEMPLATE, Answering, Conversati
 from espalier.results.use.loading import load_model, load_source_tokenizer
 from espalier.results.use.sources import (
     Source,
+    base_model_of,
     client_of,
-    dense_of,
     require_text_model,
     result_of,
 )
@@ -30,7 +30,7 @@ QUIT = "/quit"
 
 
 def conversations(document: Mapping[str, Any]) -> list[Conversation]:
-    """Load the models of a request and return a conversation with each, the dense model first.
+    """Load the models of a request and return a conversation with each, the base model first.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def conversations(document: Mapping[str, Any]) -> list[Conversation]:
     base = document["base"]
     client = document["client"]
     asked = client_of(run, client) if client is not None else result_of(run, base)
-    sources = [dense_of(run, base), asked] if document["compare"] else [asked]
+    sources = [base_model_of(run, base), asked] if document["compare"] else [asked]
     for source in sources:
         require_text_model(source)
     answering = Answering(document["max_new_tokens"], document["temperature"], document["system"])

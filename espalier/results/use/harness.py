@@ -197,7 +197,7 @@ def main(document: Mapping[str, Any]) -> int:
 
     Parameters
     ----------
-    document : ``run``, ``clients``, ``dense``, ``base``, ``device``, and the fields of ``Question``
+    document : ``run``, ``clients``, ``with_base``, ``base``, ``device``, and the fields of ``Question``
 
     Returns
     -------
@@ -211,7 +211,7 @@ def main(document: Mapping[str, Any]) -> int:
         require_harness()
         run = open_run(document["run"])
         sources = sources_of(
-            run, document["clients"], dense=document["dense"], base=document["base"]
+            run, document["clients"], with_base=document["with_base"], base=document["base"]
         )
         question = Question(**{name: document[name] for name in fields})
         show_table(evaluate(run, sources, question, document["device"]))

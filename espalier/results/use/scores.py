@@ -17,7 +17,7 @@ class Score:
 
     Parameters
     ----------
-    model : ``result``, ``dense`` or the name of a client
+    model : ``result``, ``base`` or the name of a client
     task : name of the task
     metric : name of the metric, such as ``acc``
     value : the score

@@ -1,4 +1,4 @@
-"""Models that a run directory offers: its result, the clients' models, and the dense base."""
+"""Models that a run directory offers: its result, the clients' models, and the base model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from espalier.results.finished_run import FinishedRun
 
 RESULT = "result"
 """Name of the federated result."""
-DENSE = "dense"
+BASE = "base"
 """Name of the base model."""
 
 
@@ -20,7 +20,7 @@ class Source:
 
     Parameters
     ----------
-    name : ``result``, ``dense``, or the name of a client
+    name : ``result``, ``base``, or the name of a client
     directory : directory of the model, in Hugging Face format
     adapter : directory of the adapter, in PEFT's format; None if there is none
     """
@@ -69,9 +69,9 @@ def adapter_of(run: FinishedRun, base: str | None = None) -> Source:
     return Source(RESULT, base_of(run, base).directory, run.adapter)
 
 
-def dense_of(run: FinishedRun, base: str | None = None) -> Source:
+def base_model_of(run: FinishedRun, base: str | None = None) -> Source:
     """Return the base model; parameters and errors as for ``result_of``."""
-    return Source(DENSE, base_of(run, base).directory)
+    return Source(BASE, base_of(run, base).directory)
 
 
 def client_of(run: FinishedRun, name: str) -> Source:
@@ -96,22 +96,22 @@ def client_of(run: FinishedRun, name: str) -> Source:
 
 
 def sources_of(
-    run: FinishedRun, clients: Sequence[str], *, dense: bool, base: str | None = None
+    run: FinishedRun, clients: Sequence[str], *, with_base: bool, base: str | None = None
 ) -> list[Source]:
-    """Return the models to look at: the dense one first, then the result or clients' models.
+    """Return the models to look at: the base model first, then the result or clients' models.
 
     Parameters
     ----------
     clients : clients by number or name; empty takes the result, or the models of all clients if
         each has its own
-    dense : whether the base model is one of them
+    with_base : whether the base model is one of them
 
     Raises
     ------
     InputError
         As for ``result_of`` and ``client_of``.
     """
-    found = [dense_of(run, base)] if dense else []
+    found = [base_model_of(run, base)] if with_base else []
     if clients:
         return found + [client_of(run, name) for name in clients]
     if run.model is None and run.client_models:

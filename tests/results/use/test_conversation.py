@@ -141,21 +141,21 @@ def test_one_prompt_is_answered_alone(run: Path, capsys: pytest.CaptureFixture[s
 
 def test_comparison_in_a_pipe(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(document(run, prompt="oak", compare=True)) == 0
-    dense = expected(folder, "oak")
+    base = expected(folder, "oak")
     result = expected(run / "model", "[user]oak[assistant]")
-    assert capsys.readouterr().out == f"dense:\n{dense}\nresult:\n{result}\n"
+    assert capsys.readouterr().out == f"base:\n{base}\nresult:\n{result}\n"
 
 
 def test_comparison_on_a_terminal_has_two_columns() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=60, color_system=None)
-    screen = Screen(console, ["dense", "result"])
+    screen = Screen(console, ["base", "result"])
     with screen.turn():
-        for name, text in (("dense", "birch"), ("result", "cedar")):
+        for name, text in (("base", "birch"), ("result", "cedar")):
             with screen.answer(name) as write:
                 write(text)
     lines = file.getvalue().splitlines()
-    assert any("dense" in line and "result" in line for line in lines)
+    assert any("base" in line and "result" in line for line in lines)
     assert any("birch" in line and "cedar" in line for line in lines)
 
 

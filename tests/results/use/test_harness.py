@@ -50,7 +50,7 @@ def records(tmp_path: Path) -> Path:
 
 def document(run: Path, records: Path, **changes: Any) -> dict[str, Any]:
     return {
-        "run": str(run), "base": None, "device": "cpu", "clients": [], "dense": True,
+        "run": str(run), "base": None, "device": "cpu", "clients": [], "with_base": True,
         "tasks": ["arc_easy"], "include": [], "data": {"arc_easy": str(records)}, "limit": None,
         "num_fewshot": None, "batch_size": 2,
     } | changes  # fmt: skip
@@ -83,7 +83,7 @@ def test_scores_of_result_and_base(
     out = capsys.readouterr().out
     stored = json.loads((run / "lm_eval.json").read_text())["scores"]
     found = {score["model"]: score for score in stored if score["metric"] == "acc"}
-    assert found["dense"]["value"] == pytest.approx(accuracy(tmp_path / "base", records))
+    assert found["base"]["value"] == pytest.approx(accuracy(tmp_path / "base", records))
     assert found["result"]["value"] == pytest.approx(accuracy(run / "model", records))
     assert found["result"]["items"] == 6
     assert f"{found['result']['value']:.4f}" in out
@@ -127,12 +127,12 @@ def test_missing_harness_is_told(
 def test_repeated_evaluation_replaces_the_earlier_one(run: Path) -> None:
     old = Score("result", "arc_easy", "acc", 0.25, 0.1, 6, 0)
     finished = open_run(run)
-    store(finished, [old, replace(old, model="dense")], "0.4.13", None)
+    store(finished, [old, replace(old, model="base")], "0.4.13", None)
     store(finished, [replace(old, value=0.5)], "0.4.13", None)
     store(finished, [replace(old, value=0.75)], "0.4.13", 3)
     stored = json.loads((run / "lm_eval.json").read_text())["scores"]
     found = [(score["model"], score["value"], score["limit"]) for score in stored]
-    assert found == [("dense", 0.25, None), ("result", 0.5, None), ("result", 0.75, 3)]
+    assert found == [("base", 0.25, None), ("result", 0.5, None), ("result", 0.75, 3)]
 
 
 def test_published_records_take_the_hubs_form(tmp_path: Path) -> None:

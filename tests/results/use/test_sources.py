@@ -13,7 +13,7 @@ import espalier
 from espalier.errors import InputError
 from espalier.results.finished_run import open_run
 from espalier.results.use.loading import device_named, load_model
-from espalier.results.use.sources import dense_of, require_text_model, result_of, sources_of
+from espalier.results.use.sources import base_model_of, require_text_model, result_of, sources_of
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def test_model_of_a_client_by_number_or_name(tmp_path: Path, base: Path) -> None
     for seed, name in enumerate(["clinic-a", "clinic-b"], 1):
         save_tiny_llama(path / "clients" / name, seed=seed, dtype=torch.float32)
     run = open_run(path)
-    assert [source.name for source in sources_of(run, [], dense=True)] == [
-        "dense",
+    assert [source.name for source in sources_of(run, [], with_base=True)] == [
+        "base",
         "clinic-a",
         "clinic-b",
     ]
-    assert [source.name for source in sources_of(run, ["0"], dense=False)] == ["clinic-b"]
+    assert [source.name for source in sources_of(run, ["0"], with_base=False)] == ["clinic-b"]
     with pytest.raises(InputError, match=r"no model of client '7'; it has models of clinic-a, cl"):
-        sources_of(run, ["7"], dense=False)
+        sources_of(run, ["7"], with_base=False)
     with pytest.raises(InputError, match="each client has its own model; name one of clinic-a"):
         result_of(run)
     expected = AutoModelForCausalLM.from_pretrained(path / "clients" / "clinic-a")
@@ -92,7 +92,7 @@ def test_a_run_without_result_is_refused(tmp_path: Path, base: Path) -> None:
     with pytest.raises(InputError, match="has neither model/ nor adapter/"):
         result_of(run)
     with pytest.raises(InputError, match="has no models of single clients"):
-        sources_of(run, ["0"], dense=False)
+        sources_of(run, ["0"], with_base=False)
 
 
 def test_directories_elsewhere_are_explained(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_directories_elsewhere_are_explained(tmp_path: Path) -> None:
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
     run = open_run(save_run(tmp_path / "run", str(save_tiny_roberta(tmp_path / "base"))))
     with pytest.raises(InputError, match="is an encoder"):
-        require_text_model(dense_of(run))
+        require_text_model(base_model_of(run))
 
 
 def test_devices(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +115,4 @@ def test_devices(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         device_named("cuda")
     run = open_run(save_run(tmp_path / "run", str(base)))
     with pytest.raises(InputError, match="choose auto, cpu or cuda"):
-        load_model(dense_of(run), "tpu")
+        load_model(base_model_of(run), "tpu")
