@@ -5,6 +5,7 @@ import struct
 import tomllib
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from benchmarks.reporting.looks import look_of_arm
@@ -25,6 +26,9 @@ from espalier.results.style import METHODS, OTHER, STUDY_WIDTH
 STUDIES = Path(__file__).parents[2] / "docs" / "studies"
 FIGURES = sorted(file.name.removesuffix(".png") for file in STUDIES.glob("*.png"))
 NAMES = studies_in(STUDIES)
+PINNED = f"matplotlib=={matplotlib.__version__}"
+DRAWN_BY_THIS = PINNED in (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+"""Whether the figures were drawn by this matplotlib; others place text a little differently."""
 
 
 def study_of(figure: str) -> str:
@@ -58,7 +62,7 @@ def test_documented_reports_match_their_measurements(study: str, tmp_path: Path)
     written = write_again(tmp_path / study)
     drawn = sorted(file.name.removesuffix(".svg") for file in tmp_path.glob("*.svg"))
     assert drawn == [figure for figure in FIGURES if study_of(figure) == study]
-    for made in (*tmp_path.glob("*.md"), *tmp_path.glob("*.svg")):
+    for made in (*tmp_path.glob("*.md"), *(tmp_path.glob("*.svg") if DRAWN_BY_THIS else ())):
         assert made.read_bytes() == (STUDIES / made.name).read_bytes(), made.name
     assert written or not drawn
 
