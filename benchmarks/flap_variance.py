@@ -18,7 +18,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import read_cut
-from espalier.methods.flap import FlapSettings
+from espalier.methods.pruning.flap import FlapSettings
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.node import simulated_node

@@ -34,10 +34,10 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import dense_sums
-from espalier.messages.masked_summands import apply_mask, mask_summand, places_in_mask
 from espalier.messages.message import Header, request_header
-from espalier.messages.secure_sum import ShareOrder, Shares, UnmaskOrder, summand_specs
-from espalier.messages.summands import SumSpecs, Words, add_to, clear_padding
+from espalier.messages.sums.masked_summands import apply_mask, mask_summand, places_in_mask
+from espalier.messages.sums.secure_sum import ShareOrder, Shares, UnmaskOrder, summand_specs
+from espalier.messages.sums.summands import SumSpecs, Words, add_to, clear_padding
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import Session, new_seed, private_key, public_bytes
 from espalier.secure_sum.neighbours import two_thirds

@@ -40,7 +40,7 @@ from strategies.base.inbox import Inbox
 from strategies.base.roster import Seat
 from strategies.base.run import Run
 from strategies.base.run_folder import RunFolder
-from strategies.fedprllm import FedPrLLM
+from strategies.pruning.fedprllm import FedPrLLM
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = 1024

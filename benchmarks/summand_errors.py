@@ -30,12 +30,18 @@ from espalier.hf.sliced.signals import basis_of, mean_moments
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics
 from espalier.messages.blobs.cuts import read_cut
-from espalier.messages.summands import Numbers, add_to, pack, unpack
+from espalier.messages.sums.summands import Numbers, add_to, pack, unpack
 from espalier.messages.tensor_blobs import views
-from espalier.methods.flap import FlapSettings
-from espalier.methods.llm_pruner import LlmPrunerSettings, score_name, score_scale
-from espalier.methods.pooled_pruning import COUNT
-from espalier.methods.slicegpt import MOMENTS, SliceGptSettings, dense_width, moment_scale, places
+from espalier.methods.pruning.flap import FlapSettings
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings, score_name, score_scale
+from espalier.methods.pruning.pooled_pruning import COUNT
+from espalier.methods.pruning.slicegpt import (
+    MOMENTS,
+    SliceGptSettings,
+    dense_width,
+    moment_scale,
+    places,
+)
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES, GROUP_KINDS

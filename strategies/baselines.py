@@ -30,14 +30,14 @@ from espalier.hf.stream.pooled_sums import pooled_masks
 from espalier.hf.structured.selection import open_cut
 from espalier.hf.whole.inner_matrices import plain_tensors
 from espalier.messages.blobs.mask_tensors import pack_kept, pack_masks, unpack_kept, unpack_masks
-from espalier.methods.fedpetuning import of_all_rounds, trained
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.fedspallm import FedSpaLLMSettings
-from espalier.methods.flap import FlapSettings, biases
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.llm_streamline import LlmStreamlineSettings
-from espalier.methods.pooled_pruning import PooledPruningSettings
-from espalier.methods.slicegpt import SliceGptSettings, dense_width, places
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
+from espalier.methods.pruning.flap import FlapSettings, biases
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_streamline import LlmStreamlineSettings
+from espalier.methods.pruning.pooled_pruning import PooledPruningSettings
+from espalier.methods.pruning.slicegpt import SliceGptSettings, dense_width, places
+from espalier.methods.tuning.fedpetuning import of_all_rounds, trained
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore

@@ -11,7 +11,7 @@ from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
 from espalier.errors import InputError
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS
 

@@ -152,7 +152,7 @@ def test_importing_espalier_gives_other_rooms(installed: Path, empty: Path) -> N
     """``espalier`` needs ``pruning_kernels``; authors of strategies need ``strategies``."""
     program = """
 import espalier, espalier.messages.blobs.masks, espalier.launch, espalier_assets
-import strategies.fedspallm.strategy, pruning_kernels.votes.bitmask
+import strategies.pruning.fedspallm.strategy, pruning_kernels.votes.bitmask
 for module in (espalier, pruning_kernels, strategies, espalier_assets): print(module.__path__[0])
 print(espalier_assets.DEMO_MODEL.is_dir())
 """

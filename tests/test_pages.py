@@ -13,7 +13,7 @@ import pytest
 from markdown import markdown
 from markdown_it import MarkdownIt
 
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import KINDS, is_sent
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS, settings_of

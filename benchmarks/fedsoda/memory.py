@@ -19,14 +19,14 @@ from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import open_model
-from espalier.methods.fedpetuning import trained
-from espalier.methods.fedsoda import FedSodaSettings
+from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 from espalier.training.sequences import client_sequences
-from strategies.fedsoda.sub_model import write_sub_model
+from strategies.tuning.fedsoda.sub_model import write_sub_model
 
 KEYS = ("method",)
 FIGURES = ("interpreter_mib", "peak_mib", "client_mib")

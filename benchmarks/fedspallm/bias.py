@@ -26,7 +26,7 @@ from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.mask_tensors import unpack_kept
 from espalier.settings.run import parse
-from strategies.fedspallm.strategy import layers_per_client, sample_layers
+from strategies.pruning.fedspallm.strategy import layers_per_client, sample_layers
 
 CLIENTS = 8
 CAPABILITIES: dict[str, list[float]] = {

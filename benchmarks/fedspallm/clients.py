@@ -18,7 +18,7 @@ from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, replaced
 from espalier.messages.blobs.mask_tensors import pack_kept, unpack_kept
 from espalier.messages.blobs.masks import kept_name, mask_name
-from espalier.methods.fedspallm import FedSpaLLMSettings
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
@@ -26,7 +26,7 @@ from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.kept_mean import KeptMean, kept_mean
 from pruning_kernels.votes.votes import VoteCounter, vote_counter
-from strategies.fedspallm.global_model import KeptResult
+from strategies.pruning.fedspallm.global_model import KeptResult
 
 
 class Clients:

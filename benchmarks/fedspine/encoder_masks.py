@@ -22,7 +22,7 @@ from espalier.hf.group_scores.mask_tuning import scales_or_none
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.adapters import module_path
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS, READERS, group_size
 from espalier.settings.node import simulated_node

@@ -9,7 +9,7 @@ again.
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.fleet import Conditions, Fleet
 from strategies.fleet import DeviceTime, RoundTime, sending_seconds

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.fedspine.surfaces import SURFACES, Points, Surface, grid
 from benchmarks.reporting.rows import Rows
 from espalier.seeds import derive_seed
-from strategies.fedspine.bandit import Bandit, Exploration
+from strategies.tuning.fedspine.bandit import Bandit, Exploration
 
 ROUNDS = 200
 MARKS = (50, 100, 150, 200)

@@ -32,7 +32,7 @@ from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining

@@ -18,7 +18,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
 from espalier.errors import EspalierError
-from espalier.messages import secure_sum
 from espalier.messages.contract import Contract, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import Enrolment, SignedEnrolment
@@ -27,6 +26,7 @@ from espalier.messages.ledger import Ledger
 from espalier.messages.message import Header, Kind, MessageBody, validate
 from espalier.messages.records import STYPE, num_bytes, read, write
 from espalier.messages.signed_name import is_signed, statement
+from espalier.messages.sums import secure_sum
 from espalier.messages.tensor_blobs import TensorSpec
 from espalier.methods.examples import (
     HASH,

@@ -19,7 +19,7 @@ from espalier.hf.tokenizer.rules import KNOWN_PATTERNS, require_known_parts
 from espalier.identity.code_hash import bundle_sha256
 from espalier.messages.tensor_blobs import tensor_specs, views
 from espalier.methods.examples import PLAN
-from espalier.methods.fedspallm import FedSpaLLMSettings
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
 from espalier.models.adapters import adapter_plan
 from espalier.settings.keys import default_values, tables
 from espalier.settings.methods import METHODS

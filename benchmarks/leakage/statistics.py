@@ -21,9 +21,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.stream.pooled_sums import dense_sums, pack_sums, unpack_sums
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.llm_streamline import COSINES, LlmStreamlineSettings
-from espalier.methods.pooled_pruning import PooledPruningSettings
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_streamline import COSINES, LlmStreamlineSettings
+from espalier.methods.pruning.pooled_pruning import PooledPruningSettings
 from espalier.settings.run import RunSettings, parse
 
 MOST_NUMBERS = 1 << 14

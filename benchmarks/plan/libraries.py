@@ -26,16 +26,16 @@ LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones
 """
 """Code that compiles kernels, or reads them from their cache."""
 IMPORTS = {
-    "client": "import client_app.methods.slicegpt",
-    "pruning client": f"import client_app.methods.fedprllm\n{COMPILE}",
-    "tuning client": "import peft, client_app.methods.fedpetuning",
-    "nf4 client": "import peft, bitsandbytes, client_app.methods.fedpetuning",
-    "server": "import server_app.app, strategies.slicegpt, server_app.artifacts.structured_model",
+    "client": "import client_app.methods.pruning.slicegpt",
+    "pruning client": f"import client_app.methods.pruning.fedprllm\n{COMPILE}",
+    "tuning client": "import peft, client_app.methods.tuning.fedpetuning",
+    "nf4 client": "import peft, bitsandbytes, client_app.methods.tuning.fedpetuning",
+    "server": "import server_app.app, strategies.pruning.slicegpt, server_app.artifacts.structured_model",
     "pruning server": (
-        f"import server_app.app, strategies.fedprllm, server_app.artifacts.pruned_model\n{COMPILE}"
+        f"import server_app.app, strategies.pruning.fedprllm, server_app.artifacts.pruned_model\n{COMPILE}"
     ),
     "tuning server": (
-        "import peft, server_app.app, strategies.fedpetuning, server_app.artifacts.adapters"
+        "import peft, server_app.app, strategies.tuning.fedpetuning, server_app.artifacts.adapters"
     ),
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'

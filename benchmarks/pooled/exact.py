@@ -19,7 +19,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, apply_prune_masks, samples_per_batch
 from espalier.hf.stream.pooled_sums import dense_sums, masks_by_sums, pack_sums, sums_in_block
 from espalier.messages.tensor_blobs import views
-from espalier.methods.pooled_pruning import PooledPruningSettings, squares_name
+from espalier.methods.pruning.pooled_pruning import PooledPruningSettings, squares_name
 from espalier.models.plan import BlockPlan
 from pruning_kernels.fixed_point import from_words, summed
 from tests.plain_sums import matrices_of, plain_mask, plain_masks, plain_model, pooled

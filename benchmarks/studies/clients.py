@@ -20,7 +20,7 @@ from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.tensor_blobs import unpack_tensors
-from espalier.methods.fedprllm import FedPrLLMSettings
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.models.plan import BlockPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
@@ -28,7 +28,7 @@ from espalier.storage.blobs import BlobStore
 from pruning_kernels.selection.local import LocalPruning
 from pruning_kernels.votes.bitmask import Words, pack
 from pruning_kernels.votes.votes import VoteCounter, vote_counter
-from strategies.fedprllm import VoteResult
+from strategies.pruning.fedprllm import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
 """Tie rules of the paper's code by comparison group.

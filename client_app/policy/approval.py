@@ -28,7 +28,7 @@ from client_app.site import Site
 from espalier.errors import EspalierError, NoAnswerError
 from espalier.messages.ledger import seconds_of
 from espalier.messages.message import Header, MessageBody
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.messages.tensor_blobs import tensor_specs
 from espalier.storage.blobs import BlobStore
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies

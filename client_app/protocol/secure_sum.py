@@ -27,9 +27,10 @@ from espalier.errors import InputError
 from espalier.identity.site_keys import private_key as site_private_key
 from espalier.identity.site_keys import public_keys
 from espalier.messages.contracts import plain_contract
-from espalier.messages.masked_summands import mask_summand, places_in_mask
 from espalier.messages.message import Header, MessageBody, NoFields, validate
-from espalier.messages.secure_sum import (
+from espalier.messages.signed_name import is_signed, sign
+from espalier.messages.sums.masked_summands import mask_summand, places_in_mask
+from espalier.messages.sums.secure_sum import (
     Confirmed,
     ConfirmOrder,
     Masked,
@@ -42,9 +43,8 @@ from espalier.messages.secure_sum import (
     key_statement,
     summand_specs,
 )
-from espalier.messages.signed_name import is_signed, sign
-from espalier.messages.summands import Numbers, pack
-from espalier.messages.summed_weights import WITHHELD
+from espalier.messages.sums.summands import Numbers, pack
+from espalier.messages.sums.summed_weights import WITHHELD
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.models.plan import ModelPlan
 from espalier.secure_sum.keys import (

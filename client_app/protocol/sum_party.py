@@ -5,7 +5,7 @@ from typing import Any
 
 from espalier.errors import InputError
 from espalier.messages.message import Header, validate
-from espalier.messages.secure_sum import MaskOrder, ShareOrder, Shares, Unmask, UnmaskOrder
+from espalier.messages.sums.secure_sum import MaskOrder, ShareOrder, Shares, Unmask, UnmaskOrder
 from espalier.secure_sum.confirmation import ListOfSum
 from espalier.secure_sum.keys import (
     SEED_BYTES,

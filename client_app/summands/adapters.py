@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from espalier.messages.summands import Numbers
-from espalier.messages.summed_weights import WEIGHT, own_weight, weight_summand
+from espalier.messages.sums.summands import Numbers
+from espalier.messages.sums.summed_weights import WEIGHT, own_weight, weight_summand
 from espalier.messages.tensor_blobs import views
-from espalier.methods.fedpetuning import value_scale
+from espalier.methods.tuning.fedpetuning import value_scale
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from espalier.messages.summands import Numbers
-from espalier.messages.summed_weights import WEIGHT, own_weight, weight_summand
+from espalier.messages.sums.summands import Numbers
+from espalier.messages.sums.summed_weights import WEIGHT, own_weight, weight_summand
 from espalier.messages.tensor_blobs import views
-from espalier.methods.llm_pruner import score_scale
-from espalier.methods.pooled_pruning import COUNT
-from espalier.methods.slicegpt import MOMENTS, moment_scale
+from espalier.methods.pruning.llm_pruner import score_scale
+from espalier.methods.pruning.pooled_pruning import COUNT
+from espalier.methods.pruning.slicegpt import MOMENTS, moment_scale
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from pruning_kernels.wide_integers import to_wide

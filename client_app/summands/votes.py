@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
-from espalier.messages.summands import Numbers
+from espalier.messages.sums.summands import Numbers
 from espalier.messages.tensor_blobs import views
-from espalier.methods.fedspallm import FedSpaLLMSettings, kept_scale
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, kept_scale
 from espalier.models.plan import BlockPlan, ModelPlan
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import unpack

@@ -4,10 +4,11 @@ from dataclasses import replace
 from types import ModuleType
 
 from espalier.errors import ProtocolError
-from espalier.messages import enrolment, evaluation, local_baseline, secure_sum
+from espalier.messages import enrolment, evaluation, local_baseline
 from espalier.messages.contract import Contract
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import last_rounds, require_round
+from espalier.messages.sums import secure_sum
 from espalier.models.plan import PlanOf
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings

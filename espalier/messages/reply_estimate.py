@@ -21,7 +21,7 @@ from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind, MessageBody, request_header
 from espalier.messages.parts import last_rounds, parts_of
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT

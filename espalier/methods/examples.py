@@ -13,8 +13,8 @@ from typing import Any, get_args
 from espalier.messages.contracts import contract_for, of_method
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Fields, Kind, MessageBody, request_header
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
-from espalier.messages.secure_sum import ConfirmOrder, MaskOrder, ShareOrder, UnmaskOrder
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import ConfirmOrder, MaskOrder, ShareOrder, UnmaskOrder
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.secure_sum.keys import SEALED_BYTES
 from espalier.settings.methods import METHODS, settings_of

@@ -10,7 +10,7 @@ from espalier.messages.blobs.cuts import CUT
 from espalier.messages.contract import FAILED, Contract, Side
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Kind
-from espalier.messages.secure_sum import KINDS as SECURE_KINDS
+from espalier.messages.sums.secure_sum import KINDS as SECURE_KINDS
 from espalier.methods.examples import (
     KINDS,
     PART_BYTES,

@@ -17,7 +17,7 @@ from torch import Tensor
 from espalier.errors import InputError
 from espalier.hf.files.checkpoint import write_shard
 from espalier.messages.tensor_blobs import TensorSpec
-from espalier.methods.pooled_pruning import shared_inputs
+from espalier.methods.pruning.pooled_pruning import shared_inputs
 from espalier.models.plan import ModelPlan
 from espalier.results.finished_run import FinishedRun
 

@@ -6,7 +6,7 @@ Shamir's scheme of the library, whose secrets have 16 bytes, can share the mask 
 are derived by HKDF with SHA-256 (RFC 5869) and are bound to the session and to the two clients.
 
 Covers: whoever lacks both private keys of a pair cannot derive its keys (128 bits of security).
-Does not cover: whose public key it is. Signatures (``espalier.messages.secure_sum``) say that.
+Does not cover: whose public key it is. Signatures (``espalier.messages.sums.secure_sum``) say that.
 """
 
 import json

@@ -61,7 +61,7 @@ class Row:
     summands: str = ""
     """Function of round, plan and settings that returns the specs of a reply's summands.
 
-    Its result is a ``SumSpecs`` of ``espalier.messages.summands``. Empty if clients' tensors cannot
+    Its result is a ``SumSpecs`` of ``espalier.messages.sums.summands``. Empty if clients' tensors cannot
     be summed secretly (``federation.secure-sum``).
     """
     to_summands: str = ""
@@ -80,10 +80,10 @@ class Row:
 METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.methods.fedpetuning:FedPETuningSettings",
-        strategy="strategies.fedpetuning:FedPETuning",
-        job="client_app.methods.fedpetuning",
-        summands="espalier.methods.fedpetuning:summands",
+        settings="espalier.methods.tuning.fedpetuning:FedPETuningSettings",
+        strategy="strategies.tuning.fedpetuning:FedPETuning",
+        job="client_app.methods.tuning.fedpetuning",
+        summands="espalier.methods.tuning.fedpetuning:summands",
         to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Tuned",
@@ -93,10 +93,10 @@ METHODS: dict[str, Row] = {
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
-        settings="espalier.methods.fedprllm:FedPrLLMSettings",
-        strategy="strategies.fedprllm:FedPrLLM",
-        job="client_app.methods.fedprllm",
-        summands="espalier.methods.fedprllm:summands",
+        settings="espalier.methods.pruning.fedprllm:FedPrLLMSettings",
+        strategy="strategies.pruning.fedprllm:FedPrLLM",
+        job="client_app.methods.pruning.fedprllm",
+        summands="espalier.methods.pruning.fedprllm:summands",
         to_summands="client_app.summands.votes:of_masks",
         dry_run="server_app.estimate.pruning:DryFedPrLLM",
         work="server_app.estimate.pruning:Masking",
@@ -108,12 +108,12 @@ METHODS: dict[str, Row] = {
             "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
             " keep)"
         ),
-        settings="espalier.methods.fedspallm:FedSpaLLMSettings",
-        strategy="strategies.fedspallm.strategy:FedSpaLLM",
-        job="client_app.methods.fedspallm",
-        summands="espalier.methods.fedspallm:summands",
+        settings="espalier.methods.pruning.fedspallm:FedSpaLLMSettings",
+        strategy="strategies.pruning.fedspallm.strategy:FedSpaLLM",
+        job="client_app.methods.pruning.fedspallm",
+        summands="espalier.methods.pruning.fedspallm:summands",
         to_summands="client_app.summands.votes:of_kept",
-        delivery="client_app.methods.fedspallm_layers:take_layers",
+        delivery="client_app.methods.pruning.fedspallm_layers:take_layers",
         dry_run="server_app.estimate.pruning:DryFedSpaLLM",
         work="server_app.estimate.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -121,10 +121,10 @@ METHODS: dict[str, Row] = {
     ),
     "fed-sb": Row(
         title="Fed-SB (only a small square matrix between the frozen factors of LoRA is trained)",
-        settings="espalier.methods.fed_sb:FedSbSettings",
-        strategy="strategies.fed_sb:FedSb",
-        job="client_app.methods.fedpetuning",
-        summands="espalier.methods.fedpetuning:summands",
+        settings="espalier.methods.tuning.fed_sb:FedSbSettings",
+        strategy="strategies.tuning.fed_sb:FedSb",
+        job="client_app.methods.tuning.fedpetuning",
+        summands="espalier.methods.tuning.fedpetuning:summands",
         to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Tuned",
@@ -137,12 +137,12 @@ METHODS: dict[str, Row] = {
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
             " server keeps aligned)"
         ),
-        settings="espalier.methods.fedsoda:FedSodaSettings",
-        strategy="strategies.fedsoda.strategy:FedSoda",
-        job="client_app.methods.fedsoda",
-        summands="espalier.methods.fedpetuning:summands",
+        settings="espalier.methods.tuning.fedsoda:FedSodaSettings",
+        strategy="strategies.tuning.fedsoda.strategy:FedSoda",
+        job="client_app.methods.tuning.fedsoda",
+        summands="espalier.methods.tuning.fedpetuning:summands",
         to_summands="client_app.summands.adapters:of_adapters",
-        delivery="client_app.methods.fedsoda:take_any",
+        delivery="client_app.methods.tuning.fedsoda:take_any",
         dry_run="server_app.estimate.tuning:DryFedSoda",
         work="server_app.estimate.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
@@ -154,14 +154,14 @@ METHODS: dict[str, Row] = {
             "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
             " chooses for each)"
         ),
-        settings="espalier.methods.fedspine:FedSpineSettings",
-        strategy="strategies.fedspine.strategy:FedSpine",
-        job="client_app.methods.fedspine",
+        settings="espalier.methods.tuning.fedspine:FedSpineSettings",
+        strategy="strategies.tuning.fedspine.strategy:FedSpine",
+        job="client_app.methods.tuning.fedspine",
         summands_reason=(
             "chooses a ratio and a rank for each client by its losses, and averages each row"
             " over the clients that kept it, weighted by the importance of each"
         ),
-        delivery="client_app.methods.fedspine_cut:take_or_cut",
+        delivery="client_app.methods.tuning.fedspine_cut:take_or_cut",
         dry_run="server_app.estimate.tuning:DryFedSpine",
         work="server_app.estimate.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
@@ -172,10 +172,10 @@ METHODS: dict[str, Row] = {
             "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
             " statistics)"
         ),
-        settings="espalier.methods.flap:FlapSettings",
-        strategy="strategies.flap:Flap",
-        job="client_app.methods.flap",
-        summands="espalier.methods.flap:summands",
+        settings="espalier.methods.pruning.flap:FlapSettings",
+        strategy="strategies.pruning.flap:Flap",
+        job="client_app.methods.pruning.flap",
+        summands="espalier.methods.pruning.flap:summands",
         to_summands="client_app.summands.statistics:of_input_sums",
         dry_run="server_app.estimate.pruning:DryCutting",
         work="server_app.estimate.pruning:Cut",
@@ -184,9 +184,9 @@ METHODS: dict[str, Row] = {
     ),
     "flora": Row(
         title="FLoRA (LoRA adapters of any rank are stacked, and folded into the base)",
-        settings="espalier.methods.flora:FloraSettings",
-        strategy="strategies.flora:Flora",
-        job="client_app.methods.fedpetuning",
+        settings="espalier.methods.tuning.flora:FloraSettings",
+        strategy="strategies.tuning.flora:Flora",
+        job="client_app.methods.tuning.fedpetuning",
         summands_reason="stacks the clients' adapters, which do not follow from their sum",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Tuned",
@@ -196,9 +196,9 @@ METHODS: dict[str, Row] = {
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
-        settings="espalier.methods.hetlora:HetLoRASettings",
-        strategy="strategies.hetlora:HetLoRA",
-        job="client_app.methods.fedpetuning",
+        settings="espalier.methods.tuning.hetlora:HetLoRASettings",
+        strategy="strategies.tuning.hetlora:HetLoRA",
+        job="client_app.methods.tuning.fedpetuning",
         summands_reason=(
             "weights clients by the norm of each one's update, and they have ranks of their"
             " own and give some up"
@@ -214,10 +214,10 @@ METHODS: dict[str, Row] = {
             "LLM-Pruner (groups by what the loss would change without them, scores summed over"
             " clients)"
         ),
-        settings="espalier.methods.llm_pruner:LlmPrunerSettings",
-        strategy="strategies.llm_pruner:LlmPruner",
-        job="client_app.methods.llm_pruner",
-        summands="espalier.methods.llm_pruner:summands",
+        settings="espalier.methods.pruning.llm_pruner:LlmPrunerSettings",
+        strategy="strategies.pruning.llm_pruner:LlmPruner",
+        job="client_app.methods.pruning.llm_pruner",
+        summands="espalier.methods.pruning.llm_pruner:summands",
         to_summands="client_app.summands.statistics:of_scores",
         dry_run="server_app.estimate.pruning:DryLlmPruner",
         work="server_app.estimate.pruning:WholeGradient",
@@ -229,9 +229,9 @@ METHODS: dict[str, Row] = {
             "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
             " weights are averaged)"
         ),
-        settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
-        strategy="strategies.llm_streamline:LlmStreamline",
-        job="client_app.methods.llm_streamline",
+        settings="espalier.methods.pruning.llm_streamline:LlmStreamlineSettings",
+        strategy="strategies.pruning.llm_streamline:LlmStreamline",
+        job="client_app.methods.pruning.llm_streamline",
         summands_reason=("has no fixed point with a bound for similarities and layers"),
         dry_run="server_app.estimate.pruning:DryLlmStreamline",
         work="server_app.estimate.pruning:OneLayer",
@@ -243,14 +243,14 @@ METHODS: dict[str, Row] = {
             "Pooled pruning (Wanda or RIA on the sum of the clients' squared inputs, as if all text"
             " were in one place)"
         ),
-        settings="espalier.methods.pooled_pruning:PooledPruningSettings",
-        strategy="strategies.pooled_pruning:PooledPruning",
-        job="client_app.methods.pooled_pruning",
+        settings="espalier.methods.pruning.pooled_pruning:PooledPruningSettings",
+        strategy="strategies.pruning.pooled_pruning:PooledPruning",
+        job="client_app.methods.pruning.pooled_pruning",
         dry_run="server_app.estimate.pruning:DryPooledPruning",
         work="server_app.estimate.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
-        summands="espalier.methods.pooled_pruning:summands",
+        summands="espalier.methods.pruning.pooled_pruning:summands",
         to_summands="client_app.summands.statistics:of_input_sums",
     ),
     "sft-p": Row(
@@ -258,10 +258,10 @@ METHODS: dict[str, Row] = {
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
             " together with LoRA)"
         ),
-        settings="espalier.methods.sft_p:SftPSettings",
-        strategy="strategies.sft_p:SftP",
-        job="client_app.methods.sft_p",
-        summands="espalier.methods.sft_p:summands",
+        settings="espalier.methods.tuning.sft_p:SftPSettings",
+        strategy="strategies.tuning.sft_p:SftP",
+        job="client_app.methods.tuning.sft_p",
+        summands="espalier.methods.tuning.sft_p:summands",
         to_summands="client_app.summands.adapters:of_adapters",
         dry_run="server_app.estimate.tuning:DryTuning",
         work="server_app.estimate.tuning:Masked",
@@ -273,10 +273,10 @@ METHODS: dict[str, Row] = {
             "SliceGPT (principal components of the residual stream, by pooled second moments, of"
             " which the minor go)"
         ),
-        settings="espalier.methods.slicegpt:SliceGptSettings",
-        strategy="strategies.slicegpt:SliceGpt",
-        job="client_app.methods.slicegpt",
-        summands="espalier.methods.slicegpt:summands",
+        settings="espalier.methods.pruning.slicegpt:SliceGptSettings",
+        strategy="strategies.pruning.slicegpt:SliceGpt",
+        job="client_app.methods.pruning.slicegpt",
+        summands="espalier.methods.pruning.slicegpt:summands",
         to_summands="client_app.summands.statistics:of_moments",
         dry_run="server_app.estimate.pruning:DrySliceGpt",
         work="server_app.estimate.pruning:Components",

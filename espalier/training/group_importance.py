@@ -18,7 +18,7 @@ from torch import Tensor
 from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import GROUP_KINDS, READERS, group_size, kind_of, lines_of_groups

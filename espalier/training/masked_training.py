@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from espalier.data.tasks.item import Batch
 from espalier.hf.structured.residual_gates import Gate, ResidualGates, Routing
-from espalier.methods.sft_p import BIAS, WEIGHT_DECAY, SftPSettings, lora_plan, shape_of, trained
+from espalier.methods.tuning.sft_p import (
+    BIAS,
+    WEIGHT_DECAY,
+    SftPSettings,
+    lora_plan,
+    shape_of,
+    trained,
+)
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import (
     CODES,

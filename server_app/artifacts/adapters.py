@@ -22,8 +22,8 @@ from server_app.artifacts.task_scores import measure_items, scores_of
 from server_app.report.model_card import adapter_card, merged_card
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.written_adapters import WrittenAdapters
-from strategies.fedsoda.sub_model import Plugged, SubModelResult
 from strategies.fleet import seconds_of_all
+from strategies.tuning.fedsoda.sub_model import Plugged, SubModelResult
 
 Adapters = AdapterResult | WrittenAdapters | Plugged
 

@@ -12,15 +12,15 @@ from espalier.hf.export.adapter import export_adapter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import merged
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.tuning.fedspine import FedSpineSettings
 from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.outcome import perplexities
 from server_app.artifacts.personal_models import PersonalOutcome, where_models_are
 from server_app.artifacts.task_scores import scores_of
 from server_app.report.model_card import adapter_card
-from strategies.fedspine.result import RefinedResult
 from strategies.fleet import seconds_of_all
+from strategies.tuning.fedspine.result import RefinedResult
 
 
 class RefinedOutcome(PersonalOutcome[RefinedResult]):

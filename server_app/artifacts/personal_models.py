@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.residual_gates import ResidualGates
-from espalier.methods.sft_p import SftPSettings, lora_plan
+from espalier.methods.tuning.sft_p import SftPSettings, lora_plan
 from espalier.models.adapters import head_plan
 from espalier.models.mask_generator import PREFIX
 from espalier.settings.node import NodeSettings

@@ -23,12 +23,12 @@ from flwr.serverapp import Grid
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.names import NO_LINEAGE
-from espalier.messages import secure_sum
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.contracts import contract_for
 from espalier.messages.evaluation import OWN_TEXT_MODELS, Texts
 from espalier.messages.message import Fields, Header, Kind, MessageBody
 from espalier.messages.records import num_bytes, write
+from espalier.messages.sums import secure_sum
 from espalier.messages.tensor_blobs import packed_bytes
 from espalier.settings.run import RunSettings
 from server_app.public_tests import PublicTests

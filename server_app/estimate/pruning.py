@@ -7,12 +7,12 @@ from torch import Tensor
 
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.messages.blobs.cuts import pack_cut
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.llm_streamline import LlmStreamlineSettings, layer_shapes
-from espalier.methods.pooled_pruning import shared_inputs
-from espalier.methods.slicegpt import SliceGptSettings, places
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_streamline import LlmStreamlineSettings, layer_shapes
+from espalier.methods.pruning.pooled_pruning import shared_inputs
+from espalier.methods.pruning.slicegpt import SliceGptSettings, places
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan
 from espalier.models.structure import COLUMNS
@@ -28,12 +28,12 @@ from server_app.estimate.traffic import RunTraffic
 from server_app.estimate.work import GRADIENT_AND_MOMENTS, KEPT_ROUNDS, Work, smaller
 from strategies.base.inbox import Inbox
 from strategies.cuts import CutResult, Editing
-from strategies.fedprllm import FedPrLLM
-from strategies.fedspallm.strategy import FedSpaLLM
-from strategies.llm_pruner import LlmPruner
-from strategies.llm_streamline import LlmStreamline, StreamlinedResult
-from strategies.pooled_pruning import PooledPruning
-from strategies.slicegpt import SliceGpt
+from strategies.pruning.fedprllm import FedPrLLM
+from strategies.pruning.fedspallm.strategy import FedSpaLLM
+from strategies.pruning.llm_pruner import LlmPruner
+from strategies.pruning.llm_streamline import LlmStreamline, StreamlinedResult
+from strategies.pruning.pooled_pruning import PooledPruning
+from strategies.pruning.slicegpt import SliceGpt
 
 NO_BLOB = ""
 """Hash under which a store of a dry run has empty bytes."""

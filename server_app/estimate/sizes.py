@@ -23,7 +23,7 @@ from espalier.hf.stream.block_stream import samples_per_batch, tokens_at_once
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.tensor_blobs import DTYPE_BYTES, TensorSpec
-from espalier.methods.fedsoda import FedSodaSettings
+from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
 from server_app.estimate.memory import Moment
 

@@ -15,11 +15,11 @@ from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
-from espalier.methods.fedpetuning import before_round, of_all_rounds, parts
-from espalier.methods.fedsoda import FedSodaSettings
-from espalier.methods.fedspine import STRUCTURE, FedSpineSettings
-from espalier.methods.hetlora import HetLoRASettings
-from espalier.methods.sft_p import SftPSettings
+from espalier.methods.tuning.fedpetuning import before_round, of_all_rounds, parts
+from espalier.methods.tuning.fedsoda import FedSodaSettings
+from espalier.methods.tuning.fedspine import STRUCTURE, FedSpineSettings
+from espalier.methods.tuning.hetlora import HetLoRASettings
+from espalier.methods.tuning.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import GROUP_KINDS, group_size, kind_of
@@ -38,13 +38,13 @@ from server_app.estimate.work import EXPORT_SAMPLES, GRADIENT_AND_MOMENTS, Work,
 from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.inbox import Inbox
-from strategies.fedsoda.strategy import FedSoda
-from strategies.fedsoda.sub_model import SubModelResult, sub_model_of
-from strategies.fedspine.choice import Arm
-from strategies.fedspine.result import RefinedResult
-from strategies.fedspine.strategy import FedSpine
 from strategies.fleet import FROZEN, TRAINED
-from strategies.hetlora import HetLoRA
+from strategies.tuning.fedsoda.strategy import FedSoda
+from strategies.tuning.fedsoda.sub_model import SubModelResult, sub_model_of
+from strategies.tuning.fedspine.choice import Arm
+from strategies.tuning.fedspine.result import RefinedResult
+from strategies.tuning.fedspine.strategy import FedSpine
+from strategies.tuning.hetlora import HetLoRA
 
 AROUND_PART = 1024
 ROUND_TRIPS = 2

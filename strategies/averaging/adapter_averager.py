@@ -18,7 +18,7 @@ from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import tells_samples
-from espalier.methods.fedpetuning import (
+from espalier.methods.tuning.fedpetuning import (
     AdapterAveraging,
     Order,
     PartOrder,

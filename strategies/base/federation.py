@@ -13,7 +13,7 @@ from espalier.amounts import duration
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import public_keys
 from espalier.messages.message import MessageBody, NoFields
-from espalier.messages.secure_sum import report_of
+from espalier.messages.sums.secure_sum import report_of
 from strategies.base.enrolment import Enroller
 from strategies.base.evaluation import in_words
 from strategies.base.inbox import Inbox

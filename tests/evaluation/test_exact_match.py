@@ -9,8 +9,8 @@ from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from espalier.data.tasks.item import Item
+from espalier.data.tasks.kinds.written import NUMBERS
 from espalier.data.tasks.task import Generation
-from espalier.data.tasks.written import NUMBERS
 from espalier.errors import EspalierError
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
 

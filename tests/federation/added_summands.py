@@ -17,7 +17,7 @@ from bench import Bench
 
 from client_app.site import Site
 from espalier.messages.message import MessageBody
-from espalier.messages.summands import Numbers, SumSpecs, add_to, pack
+from espalier.messages.sums.summands import Numbers, SumSpecs, add_to, pack
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.settings.methods import METHODS, part
 from espalier.storage.blobs import BlobStore

@@ -12,7 +12,7 @@ from bench import EVALUATED, Bench, events
 from flwr.app import Message
 from in_process import InProcessGrid
 
-import client_app.methods.fedprllm
+import client_app.methods.pruning.fedprllm
 from espalier.launch.run_view import RunView
 from espalier.messages.records import read
 from espalier.progress import Pace
@@ -165,9 +165,9 @@ def test_client_is_at_work_only_while_working(
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
-    real = client_app.methods.fedprllm._own_masks
+    real = client_app.methods.pruning.fedprllm._own_masks
     monkeypatch.setattr(
-        client_app.methods.fedprllm,
+        client_app.methods.pruning.fedprllm,
         "_own_masks",
         lambda *given: (work("during"), real(*given))[1],
     )

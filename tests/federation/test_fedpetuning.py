@@ -156,7 +156,7 @@ class TestFedPETuning(Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.methods.fedpetuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.derive_seed", lambda *_, **__: 5)
         changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -408,7 +408,7 @@ class TestFedPETuning(Promises):
             owed.append(bool(residuals))
             return pack_adapters(tensors, wire_dtype, residuals)
 
-        monkeypatch.setattr("client_app.methods.fedpetuning.pack_adapters", pack)
+        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.pack_adapters", pack)
         monkeypatch.setattr("strategies.averaging.adapters.pack_adapters", pack)
         bench.run(federation__wire_dtype="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")

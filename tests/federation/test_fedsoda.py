@@ -24,15 +24,15 @@ from safetensors.torch import load, load_file
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import client_app.methods.fedsoda
-from client_app.methods import fedpetuning as tuning
+import client_app.methods.tuning.fedsoda
+from client_app.methods.tuning import fedpetuning as tuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.fedpetuning import trained
+from espalier.methods.tuning.fedpetuning import trained
 from espalier.models.adapters import Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.run import parse
@@ -40,7 +40,7 @@ from espalier.training.alignment import Alignment, Places, Teacher
 from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
 from strategies.base.rounds import RunFailed
-from strategies.fedsoda import sub_model
+from strategies.tuning.fedsoda import sub_model
 
 SMALL: dict[str, Any] = {
     "federation.rounds": 2,
@@ -242,7 +242,7 @@ class TestFedSoda(Promises):
     ) -> None:
         """A server that sends other bytes, or files that are no part of a model, gets no work."""
         if spoil == "piece":
-            zeros = "strategies.fedsoda.sub_model.SubModelResult.piece"
+            zeros = "strategies.tuning.fedsoda.sub_model.SubModelResult.piece"
             monkeypatch.setattr(
                 zeros, lambda result, index: bytes(result.manifest.piece_size(index))
             )
@@ -674,14 +674,14 @@ class TestFedSoda(Promises):
     ) -> None:
         """The client's emulator LoRA is close to what the server aligned, and not zero."""
         beside = list[Tensors]()
-        make = client_app.methods.fedsoda._emulator
+        make = client_app.methods.tuning.fedsoda._emulator
 
         def noted(*arguments: Any) -> Any:
             plan, values = make(*arguments)
             beside.append(values)
             return plan, values
 
-        monkeypatch.setattr(client_app.methods.fedsoda, "_emulator", noted)
+        monkeypatch.setattr(client_app.methods.tuning.fedsoda, "_emulator", noted)
         aligned = list[dict[str, dict[str, torch.Tensor]]]()
         run = Alignment.run
 
@@ -858,7 +858,7 @@ def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
     settings = parse({"method": "fedpetuning", "training.proximal": 0.5, "lora.rank": 2})
     plan = trained(model.plan, settings)
     first = initial_values(model, plan, settings.seed)
-    pull = client_app.methods.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
+    pull = client_app.methods.tuning.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
     assert float(pull(plan, first)) == 0
     moved = {
         key: {name: value.clone() for name, value in own.items()} for key, own in first.items()

@@ -19,16 +19,16 @@ from safetensors.torch import load, save
 from spoiled_replies import spoiled
 from tiny_model import save_tiny_llama
 
-import client_app.methods.fedspallm_layers
+import client_app.methods.pruning.fedspallm_layers
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
-from espalier.methods.fedspallm import sparsity_of
+from espalier.methods.pruning.fedspallm import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from strategies.base.rounds import RunFailed
-from strategies.fedspallm.global_model import HeldLayers
+from strategies.pruning.fedspallm.global_model import HeldLayers
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:
@@ -569,7 +569,7 @@ class TestRounds(SpaLLMPromises):
         def refuse(site: Any, request: Any) -> Any:
             raise InputError("the disk is full")
 
-        monkeypatch.setattr("client_app.methods.fedspallm_layers.take_layers", refuse)
+        monkeypatch.setattr("client_app.methods.pruning.fedspallm_layers.take_layers", refuse)
         with pytest.raises(
             RunFailed,
             match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full",
@@ -735,8 +735,8 @@ class TestRounds(SpaLLMPromises):
                 raise InputError("the disk is full")
             return deliver(site, request)
 
-        deliver = client_app.methods.fedspallm_layers.take_layers
-        monkeypatch.setattr(client_app.methods.fedspallm_layers, "take_layers", refuse)
+        deliver = client_app.methods.pruning.fedspallm_layers.take_layers
+        monkeypatch.setattr(client_app.methods.pruning.fedspallm_layers, "take_layers", refuse)
         document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == [
             "completed",

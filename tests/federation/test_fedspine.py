@@ -33,7 +33,7 @@ from espalier.messages.tensor_blobs import pack_tensors, tensor_specs, unpack_te
 from espalier.models.structure import Structure
 from espalier.settings.tables.fleet import read_fleet
 from strategies.base.rounds import RunFailed
-from strategies.fedspine.strategy import FedSpine
+from strategies.tuning.fedspine.strategy import FedSpine
 
 GROUP = 384
 CHANNEL = 48

@@ -30,7 +30,7 @@ from in_process import InProcessGrid
 from promises import Promises, third_order_of
 from safetensors.torch import load, save
 
-import client_app.methods.fedpetuning
+import client_app.methods.tuning.fedpetuning
 from espalier.errors import EspalierError
 from espalier.hf.opening.opened import open_model
 from espalier.messages.message import MessageBody
@@ -158,13 +158,13 @@ class TestHetLoRA(Promises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks = {}
-        alone = client_app.methods.fedpetuning._train_local_baseline
+        alone = client_app.methods.tuning.fedpetuning._train_local_baseline
 
         def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters, *beside)
 
-        monkeypatch.setattr(client_app.methods.fedpetuning, "_train_local_baseline", noted)
+        monkeypatch.setattr(client_app.methods.tuning.fedpetuning, "_train_local_baseline", noted)
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
         changes = {"hetlora__ranks": "", **drawn, "evaluation__local_baseline": True}
         grid = bench.grid(**changes)
@@ -235,7 +235,7 @@ class TestHetLoRA(Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.methods.fedpetuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr("client_app.methods.tuning.fedpetuning.derive_seed", lambda *_, **__: 5)
         grid, folder = self._last(bench, hetlora__ranks="8")
         sent = sent_adapters(grid, 1)
         for matrix in PATHS:
@@ -548,7 +548,7 @@ class TestHetLoRA(Promises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "client_app.methods.fedpetuning.cut_to_rank", lambda tensors, _: dict(tensors)
+            "client_app.methods.tuning.fedpetuning.cut_to_rank", lambda tensors, _: dict(tensors)
         )
         with pytest.raises(RunFailed, match="egress check: blobs: not zero beyond rank"):
             bench.run(**PRUNED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.methods.hetlora import SelfPruning
+from client_app.methods.tuning.hetlora import SelfPruning
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import LinearPlan
 from pruning_kernels.lora.factors import Factors

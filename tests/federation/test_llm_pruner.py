@@ -18,7 +18,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.storage.blobs import sha256
 
 ROWS = {

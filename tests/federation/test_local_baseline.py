@@ -17,9 +17,9 @@ from bench import LOCAL_ONLY, Bench, events, model_files, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
-import client_app.methods.fedpetuning
-import client_app.methods.fedprllm
-import client_app.methods.pooled_pruning
+import client_app.methods.pruning.fedprllm
+import client_app.methods.pruning.pooled_pruning
+import client_app.methods.tuning.fedpetuning
 import client_app.protocol.evaluation
 from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
@@ -79,8 +79,8 @@ def test_baseline_has_a_message_of_its_own(bench: Bench, monkeypatch: pytest.Mon
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
     for module, name in (
-        (client_app.methods.fedprllm, "prune_by_block"),
-        (client_app.methods.pooled_pruning, "pooled_masks"),
+        (client_app.methods.pruning.fedprllm, "prune_by_block"),
+        (client_app.methods.pruning.pooled_pruning, "pooled_masks"),
     ):
         monkeypatch.setattr(module, name, counted(getattr(module, name), working_on))
     grid = bench.grid()
@@ -383,8 +383,8 @@ def test_another_result_is_not_evaluated_any_more(bench: Bench) -> None:
 
 
 WORK = {
-    "train": (client_app.methods.fedpetuning, "_train"),
-    "alone": (client_app.methods.fedpetuning, "_train_local_baseline"),
+    "train": (client_app.methods.tuning.fedpetuning, "_train"),
+    "alone": (client_app.methods.tuning.fedpetuning, "_train_local_baseline"),
     "evaluate": (client_app.protocol.evaluation, "_losses"),
 }
 """Function that does the work of each message kind."""

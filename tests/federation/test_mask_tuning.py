@@ -24,7 +24,7 @@ from espalier.messages.blobs.cuts import scales_of
 from espalier.messages.message import MessageBody
 from espalier.messages.records import STYPE, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings, require_sendable
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings, require_sendable
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256

@@ -32,7 +32,7 @@ from safetensors.torch import load, save
 
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
-from espalier.methods.pooled_pruning import COUNT, FRACTION_BITS
+from espalier.methods.pruning.pooled_pruning import COUNT, FRACTION_BITS
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse

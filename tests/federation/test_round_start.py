@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.methods.fedpetuning import begins_with
+from client_app.methods.tuning.fedpetuning import begins_with
 from espalier.errors import EspalierError
 from espalier.messages.tensor_blobs import NUMPY_DTYPES, pack_tensors
 from espalier.methods.examples import PLAN
-from espalier.methods.fedpetuning import blob_specs, trained
+from espalier.methods.tuning.fedpetuning import blob_specs, trained
 from espalier.settings.run import parse
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from client_app.methods.sft_p import OUTWARD, own_target
+from client_app.methods.tuning.sft_p import OUTWARD, own_target
 from client_app.protocol import client_state
 from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
@@ -32,7 +32,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.messages.message import SCHEMA_VERSION, Header
 from espalier.messages.records import read
-from espalier.methods.sft_p import shape_of, trained
+from espalier.methods.tuning.sft_p import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.mask_history import steps_to_budget
@@ -358,7 +358,7 @@ class TestSftP(PersonalPromises):
                 else kept
             )
 
-        monkeypatch.setattr("client_app.methods.sft_p.client_state.before", without_moments)
+        monkeypatch.setattr("client_app.methods.tuning.sft_p.client_state.before", without_moments)
         shutil.rmtree(bench.folder / "state")
         found.append(private(Uninterrupted(bench, bench.run(), [], [], ""), 0))
         assert found[1]["step"].item() == 3

@@ -14,17 +14,17 @@ from bench import Bench, Home, home, private_text
 from tiny_model import save_tiny_llama
 
 from client_app.summands.adapters import of_adapters
-from espalier.messages.summed_weights import MAX_WEIGHT, WEIGHT
+from espalier.messages.sums.summed_weights import MAX_WEIGHT, WEIGHT
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.examples import plan_of, settings_for
-from espalier.methods.fedpetuning import VALUE_EXPONENT, value_scale
-from espalier.methods.slicegpt import moment_scale
+from espalier.methods.pruning.slicegpt import moment_scale
+from espalier.methods.tuning.fedpetuning import VALUE_EXPONENT, value_scale
 from espalier.models.plan import ModelPlan
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import parse
 from pruning_kernels.bounded_fixed_point import signed_bits
 from server_app.artifacts import personal_models
-from strategies.slicegpt import SliceGpt
+from strategies.pruning.slicegpt import SliceGpt
 
 MEAN = {"federation.aggregation-rule": "mean"}
 TUNED = {

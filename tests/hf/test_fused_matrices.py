@@ -9,7 +9,7 @@ from tiny_models import CPU, save_model, tiny_config, token_sequences, whole_mod
 
 from espalier.hf.group_scores.taylor import taylor_scores
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS
 

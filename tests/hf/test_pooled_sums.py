@@ -20,7 +20,7 @@ from espalier.hf.stream.pooled_sums import (
     unpack_sums,
 )
 from espalier.messages.tensor_blobs import tensor_specs
-from espalier.methods.pooled_pruning import PooledPruningSettings, shared_inputs, sum_specs
+from espalier.methods.pruning.pooled_pruning import PooledPruningSettings, shared_inputs, sum_specs
 
 PARTIES = [torch.arange(rows * 16).view(rows, 16) for rows in (2, 5, 1)]
 

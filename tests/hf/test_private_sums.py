@@ -14,7 +14,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.pooled_sums import dense_sums
 from espalier.hf.stream.private_sums import PrivateSums
 from espalier.messages.tensor_blobs import views
-from espalier.methods.pooled_pruning import num_inputs, squares_name
+from espalier.methods.pruning.pooled_pruning import num_inputs, squares_name
 from espalier.privacy.noise import Integers, SeededBits
 from pruning_kernels.fixed_point import from_words
 from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model

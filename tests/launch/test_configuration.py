@@ -15,8 +15,8 @@ from espalier.hf.opening.opened import open_model
 from espalier.launch.app import default_config, find_app, read_preset
 from espalier.launch.configuration import configuration, flatten
 from espalier.launch.superlink import running_superlink
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.fedspallm import FedSpaLLMSettings
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
 from espalier.settings.keys import changed
 from espalier.settings.run import parse
 

@@ -15,7 +15,7 @@ from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import UNREAD, Header, MessageBody, failure, request_header
-from espalier.methods.fedprllm import decided_parts, decided_specs
+from espalier.methods.pruning.fedprllm import decided_parts, decided_specs
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256

@@ -14,7 +14,7 @@ from espalier.messages.blobs.cuts import pack_bits
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import MessageBody, request_header
-from espalier.methods.fedspine import STRUCTURE, shortened, trained
+from espalier.methods.tuning.fedspine import STRUCTURE, shortened, trained
 from espalier.models.groups import Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse

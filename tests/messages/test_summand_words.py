@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from espalier.messages.summands import (
+from espalier.messages.sums.summands import (
     SumSpec,
     add_to,
     bits_for,
@@ -58,7 +58,7 @@ def test_words_hold_the_numbers_without_gaps(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", ALL_BITS)
 def test_sums_and_differences_are_modular(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from espalier.messages import summands
+    from espalier.messages.sums import summands
 
     # Several chunks.
     monkeypatch.setattr(summands, "CHUNK_WORDS", 64)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from espalier.messages.summands import SumSpec, add_to, pack, unpack
+from espalier.messages.sums.summands import SumSpec, add_to, pack, unpack
 from pruning_kernels.fixed_point import from_words, summed, to_words
 from pruning_kernels.wide_integers import from_wide, to_wide
 

@@ -25,7 +25,7 @@ from test_export_command import export
 from tiny_model import save_tiny_llama
 
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.pooled_pruning import shared_inputs
+from espalier.methods.pruning.pooled_pruning import shared_inputs
 from espalier.results.finished_run import open_run
 from espalier.results.input_sums import read_sums, write_sums
 

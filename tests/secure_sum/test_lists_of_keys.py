@@ -6,7 +6,7 @@ import pytest
 
 from client_app.protocol.sum_party import Party
 from espalier.messages.message import Header, request_header
-from espalier.messages.secure_sum import MaskOrder, ShareOrder
+from espalier.messages.sums.secure_sum import MaskOrder, ShareOrder
 from espalier.secure_sum.keys import Session, new_seed, private_key, public_bytes
 from espalier.secure_sum.neighbours import two_thirds
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from espalier.messages import masked_summands
-from espalier.messages.masked_summands import apply_mask, mask_summand, places_in_mask
-from espalier.messages.summands import SumSpec, add_to, clear_padding, pack, unpack
+from espalier.messages.sums import masked_summands
+from espalier.messages.sums.masked_summands import apply_mask, mask_summand, places_in_mask
+from espalier.messages.sums.summands import SumSpec, add_to, clear_padding, pack, unpack
 from espalier.secure_sum.masks import first_blocks, mask, num_blocks
 
 KEY = bytes(range(32))

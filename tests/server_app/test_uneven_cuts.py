@@ -13,7 +13,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.cuts import pack_bits
 from espalier.messages.tensor_blobs import packed_bytes, wire_specs
-from espalier.methods.fedspine import FedSpineSettings, trained
+from espalier.methods.tuning.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse

@@ -9,9 +9,9 @@ from toy_method import ROW
 
 import espalier
 from espalier.errors import EspalierError
-from espalier.methods.fedpetuning import AdapterAveraging
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.hetlora import HetLoRASettings
+from espalier.methods.pruning.fedprllm import FedPrLLMSettings
+from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
@@ -168,7 +168,7 @@ def test_unchosen_method_s_table_is_not_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The additional method has only a row in the table of methods."""
-    settings = "espalier.methods.fedprllm:FedPrLLMSettings"
+    settings = "espalier.methods.pruning.fedprllm:FedPrLLMSettings"
     other = Row("Other", settings, strategy="", job="", tunes=True)
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})

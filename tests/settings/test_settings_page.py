@@ -10,7 +10,7 @@ from toy_method import ROW
 
 from espalier.flower.programs import read_node_config
 from espalier.launch.configuration import _pair
-from espalier.methods.hetlora import HetLoRASettings
+from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import as_text, default_values
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings

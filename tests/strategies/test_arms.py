@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.fedspine.bandit import ArmSpace, Bandit, Exploration, Kind, Refinement, step_for
+from strategies.tuning.fedspine.bandit import (
+    ArmSpace,
+    Bandit,
+    Exploration,
+    Kind,
+    Refinement,
+    step_for,
+)
 
 
 def test_relative_on_paper() -> None:

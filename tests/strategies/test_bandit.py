@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.seeds import derive_seed
-from strategies.fedspine.bandit import Bandit, Cell, Exploration, Pull
+from strategies.tuning.fedspine.bandit import Bandit, Cell, Exploration, Pull
 
 HALVES = (Cell(0.0, 0.5, 0.0, 1.0), Cell(0.5, 1.0, 0.0, 1.0))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from espalier.settings.run import parse
-from strategies.fedspine.choice import Choices
-from strategies.fedspine.reward import Outcome
+from strategies.tuning.fedspine.choice import Choices
+from strategies.tuning.fedspine.reward import Outcome
 
 
 def choices(target: float = 0.3, rounds: int = 8, **changes: Any) -> Choices:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from espalier.errors import EspalierError
 from espalier.settings.run import parse
 from strategies.averaging.client_weights import limited_weights, up_to_median
-from strategies.fedspallm.strategy import layers_per_client
+from strategies.pruning.fedspallm.strategy import layers_per_client
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError
-from espalier.methods.fedspallm import FedSpaLLMSettings
-from strategies.fedspallm.strategy import layers_per_client, require_places, sample_layers
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings
+from strategies.pruning.fedspallm.strategy import layers_per_client, require_places, sample_layers
 
 
 def test_places_by_hand() -> None:

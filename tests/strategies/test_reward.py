@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.fedspine.reward import (
+from strategies.tuning.fedspine.reward import (
     GAIN_ROUNDS,
     LARGEST_REWARD,
     Outcome,

@@ -10,7 +10,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places
-from strategies.fedsoda.sub_model import SubModelResult
+from strategies.tuning.fedsoda.sub_model import SubModelResult
 
 SETTINGS = {
     "method": "fedsoda",

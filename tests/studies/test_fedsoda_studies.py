@@ -22,7 +22,7 @@ from benchmarks.reporting.rows import Rows
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import items_in
 from espalier.errors import EspalierError
-from espalier.methods.fedsoda import FedSodaSettings
+from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings, parse
 
 CONDITIONS: dict[str, Any] = {

@@ -20,7 +20,7 @@ from benchmarks.fedspine.surfaces import (
 )
 from benchmarks.reporting.rows import Rows
 from benchmarks.reports import write_again
-from strategies.fedspine.bandit import Exploration
+from strategies.tuning.fedspine.bandit import Exploration
 
 
 def at(u: float, v: float) -> tuple[Points, Points]:

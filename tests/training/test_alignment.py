@@ -14,8 +14,8 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
-from espalier.methods.fedpetuning import trained
-from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
+from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse

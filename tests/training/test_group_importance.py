@@ -18,7 +18,7 @@ from espalier.data.tasks.item import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.selection import cut_trained
 from espalier.messages.blobs.cuts import pack_bits
-from espalier.methods.fedspine import FedSpineSettings, trained
+from espalier.methods.tuning.fedspine import FedSpineSettings, trained
 from espalier.models.groups import Groups
 from espalier.models.structure import GROUP_KINDS
 from espalier.settings.run import parse

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.sft_p import lora_plan, shape_of
+from espalier.methods.tuning.sft_p import lora_plan, shape_of
 from espalier.settings.run import parse
 from espalier.training.masked_training import (
     EMBEDDING,

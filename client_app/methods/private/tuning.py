@@ -5,14 +5,14 @@ Fields that could tell more are constants: the number of sequences is not sent (
 no step is skipped, and the duration is reported as 0.
 """
 
-from client_app.methods.fedpetuning import begins_with, cache_of, keep_blobs
+from client_app.methods.tuning.fedpetuning import begins_with, cache_of, keep_blobs
 from client_app.protocol.errors import mistakes_of_kernels
 from client_app.protocol.private_answer import NO_SECONDS, Begin, answer_privately
 from client_app.protocol.push import brought, pushed_hashes
 from client_app.site import Site
 from espalier.hf.whole.folded_updates import folded_in
 from espalier.messages.message import MessageBody, validate
-from espalier.methods.fedpetuning import Order, TuningReport, of_round, trained
+from espalier.methods.tuning.fedpetuning import Order, TuningReport, of_round, trained
 from espalier.models.adapters import FACTORS, AdapterPlan
 from espalier.privacy.accounting import Draw
 from espalier.privacy.guarantee import Guarantee

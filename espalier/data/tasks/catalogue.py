@@ -1,6 +1,6 @@
 """All tasks by name. A new task goes into ``TASKS`` of the module of its kind."""
 
-from espalier.data.tasks import chat, classification, endings, lettered, own, written
+from espalier.data.tasks.kinds import chat, classification, endings, lettered, own, written
 from espalier.data.tasks.task import Task
 from espalier.errors import InputError
 from espalier.settings.run import RunSettings

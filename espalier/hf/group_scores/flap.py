@@ -19,8 +19,8 @@ from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.tensor_blobs import pack_tensors, views
-from espalier.methods.flap import FRACTION_BITS, FlapSettings, sums_name
-from espalier.methods.pooled_pruning import COUNT, squares_name
+from espalier.methods.pruning.flap import FRACTION_BITS, FlapSettings, sums_name
+from espalier.methods.pruning.pooled_pruning import COUNT, squares_name
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, group_size

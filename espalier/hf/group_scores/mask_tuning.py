@@ -19,7 +19,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MAX_SCALE, pack_cut
-from espalier.methods.llm_pruner import LlmPrunerSettings, equation_places
+from espalier.methods.pruning.llm_pruner import LlmPrunerSettings, equation_places
 from espalier.models.groups import Cut, Groups
 from espalier.models.structure import READERS, group_size
 from espalier.progress import beats

@@ -18,7 +18,7 @@ from espalier.hf.files.tensor_pieces import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.full_tensors import stored_values
-from espalier.methods.llm_streamline import layer_shapes
+from espalier.methods.pruning.llm_streamline import layer_shapes
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.progress import beats

@@ -19,7 +19,12 @@ from espalier.hf.stream.input_statistics import pack_statistics, read_statistics
 from espalier.hf.structured.selection import in_sequence, lowest
 from espalier.hf.whole.adapters import module_path
 from espalier.hf.whole.model import load_whole
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, fisher_name, score_name
+from espalier.methods.pruning.llm_pruner import (
+    LlmPrunerSettings,
+    cut_blocks,
+    fisher_name,
+    score_name,
+)
 from espalier.models.groups import Cut, Groups
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import (

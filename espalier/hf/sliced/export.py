@@ -19,7 +19,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced import modeling_sliced
 from espalier.hf.stream.edits import dense
 from espalier.hf.structured.export import specs_of, write_shards
-from espalier.methods.slicegpt import dense_width
+from espalier.methods.pruning.slicegpt import dense_width
 from espalier.models.plan import ModelPlan
 from espalier.storage.atomic import write_json
 

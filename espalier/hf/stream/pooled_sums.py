@@ -22,7 +22,7 @@ from espalier.hf.stream.block_stream import (
 from espalier.hf.stream.calibration import watched_pass
 from espalier.hf.stream.input_statistics import InputSquareSums, Watch
 from espalier.messages.tensor_blobs import pack_tensors, views
-from espalier.methods.pooled_pruning import (
+from espalier.methods.pruning.pooled_pruning import (
     COUNT,
     PooledPruningSettings,
     shared_inputs,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.input_statistics import Watched
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.methods.pooled_pruning import COUNT, num_inputs, shared_inputs, squares_name
+from espalier.methods.pruning.pooled_pruning import COUNT, num_inputs, shared_inputs, squares_name
 from espalier.models.plan import BlockPlan
 from espalier.privacy.noise import RandomBits
 from espalier.progress import beats

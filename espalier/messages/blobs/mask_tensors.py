@@ -1,6 +1,6 @@
 """Conversion between blobs and torch tensors of prune masks, votes and pruned matrices.
 
-``espalier.messages.blobs.masks`` and ``espalier.methods.fedprllm`` describe the blobs.
+``espalier.messages.blobs.masks`` and ``espalier.methods.pruning.fedprllm`` describe the blobs.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from espalier import amounts
 from espalier.errors import ProtocolError
-from espalier.messages.summands import SumSpec, bits_for
+from espalier.messages.sums.summands import SumSpec, bits_for
 from espalier.messages.tensor_blobs import TensorSpec, views
 from espalier.models.plan import BlockPlan, LinearPlan
 from pruning_kernels.selection.comparison_groups import (

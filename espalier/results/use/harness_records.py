@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from espalier.data.tasks.classification import ENTAILMENTS
+from espalier.data.tasks.kinds.classification import ENTAILMENTS
 from espalier.errors import InputError
 
 Json = dict[str, Any]

@@ -19,7 +19,8 @@ from espalier.amounts import count
 from espalier.identity.site_keys import PublicKeys
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import MessageBody, validate
-from espalier.messages.secure_sum import (
+from espalier.messages.signed_name import is_signed
+from espalier.messages.sums.secure_sum import (
     ConfirmOrder,
     MaskOrder,
     SessionOrder,
@@ -28,8 +29,7 @@ from espalier.messages.secure_sum import (
     key_statement,
     summand_specs,
 )
-from espalier.messages.signed_name import is_signed
-from espalier.messages.summands import SumSpecs, Words, add_to
+from espalier.messages.sums.summands import SumSpecs, Words, add_to
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.secure_sum.keys import is_usable
 from espalier.secure_sum.neighbours import neighbours, two_thirds

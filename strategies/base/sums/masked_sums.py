@@ -14,7 +14,7 @@ from typing import Any
 
 from espalier.errors import InputError
 from espalier.messages.message import validate
-from espalier.messages.secure_sum import ShareOrder, UnmaskOrder
+from espalier.messages.sums.secure_sum import ShareOrder, UnmaskOrder
 from espalier.secure_sum.neighbours import neighbours
 from espalier.storage.atomic import Damaged, read_sealed, sealed, write_bytes
 from espalier.storage.blobs import BlobStore

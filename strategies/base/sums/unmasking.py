@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from espalier.messages.masked_summands import apply_mask, places_in_mask
 from espalier.messages.message import validate
-from espalier.messages.secure_sum import Shares, Unmask
-from espalier.messages.summands import Numbers, SumSpecs, unpack
+from espalier.messages.sums.masked_summands import apply_mask, places_in_mask
+from espalier.messages.sums.secure_sum import Shares, Unmask
+from espalier.messages.sums.summands import Numbers, SumSpecs, unpack
 from espalier.messages.tensor_blobs import views
 from espalier.secure_sum.keys import (
     Session,

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from espalier.messages.summed_weights import WEIGHT, most_weight
+from espalier.messages.sums.summed_weights import WEIGHT, most_weight
 from espalier.settings.run import RunSettings
 from strategies.base.sums.unmasking import Sums
 

@@ -1,0 +1,1 @@
+"""Client's work of the methods that prune without training."""

@@ -1,0 +1,123 @@
+"""FedSpaLLM at a client (algorithm 1, lines 8 to 14): prune the sampled layers with own text.
+
+Masks and kept weights of the sampled layers are sent; calibration tokens, activations and Gram
+matrices never leave. The layers of the global model that the server pushed stay in the client state
+until newer versions replace them.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from client_app.methods.pruning.fedspallm_layers import Held, held_in, hold, holds
+from client_app.protocol.answer_once import answer_once, kept_report
+from client_app.protocol.calibration import samples_of
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.evaluation import Evaluation, prepare_evaluation, require_own_text
+from client_app.site import Site
+from espalier.errors import InputError, StateLost
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_layers
+from espalier.hf.stream.edits import Edits, WeightEdit, replaced
+from espalier.messages.blobs.mask_tensors import pack_kept, unpack_kept
+from espalier.messages.message import MessageBody, validate
+from espalier.methods.pruning.fedspallm import (
+    FedSpaLLMSettings,
+    PruneReport,
+    SampledBlocks,
+    sparsity_of,
+)
+from espalier.storage.client_state import PrivateState
+from pruning_kernels.selection.local import LocalPruning
+
+
+def train(site: Site, request: MessageBody) -> MessageBody:
+    """Prune the sampled layers and reply with the first part. Each round is answered once."""
+    header = request.header
+    sampled = validate(SampledBlocks, request.fields)
+
+    def prune(state: PrivateState) -> PruneReport:
+        require_own_text(site, header)
+        return _prune(site, state, request, sampled)
+
+    def goes_through(state: PrivateState) -> dict[str, str]:
+        held = held_in(state, header.server_round).items()
+        last = sampled.blocks[-1]
+        return {index: layer["blob"] for index, layer in held if int(index) <= last}
+
+    def require_layers(state: PrivateState) -> None:
+        held = held_in(state, header.server_round)
+        if not holds(state, held, sampled.versions, range(sampled.blocks[-1] + 1)):
+            raise StateLost("this client no longer holds the layers that the server sent")
+
+    return answer_once(site, request, prune, goes_through, require_layers)
+
+
+def _prune(
+    site: Site, state: PrivateState, request: MessageBody, sampled: SampledBlocks
+) -> PruneReport:
+    """Prune the sampled layers of the global model, and store each as soon as it is pruned."""
+    started = time.monotonic()
+    server_round = request.header.server_round
+    held = held_in(state, server_round)
+    hold(state, server_round, held)
+    samples = samples_of(site, request.header)
+    job = site.settings.of(FedSpaLLMSettings)
+    store = state.blobs(server_round)
+    hashes = []
+    damping = 0.0
+    sparsity = sparsity_of(site.settings, server_round)
+    pruning = LocalPruning(job.local_method, sparsity, job.local_group, job.damping_mean)
+    with mistakes_of_kernels():
+        stream = BlockStream(site.model, site.computing)
+        edits = _global(site, state, held)
+        for layer in prune_layers(stream, samples, pruning, sampled.blocks, edits):
+            hashes.append(store.put(pack_kept(layer.matrices)))
+            damping = max(damping, layer.damping)
+    weighed = site.settings.federation.client_weights == "samples"
+    return PruneReport(
+        seconds=time.monotonic() - started,
+        calibration_samples=len(samples) if weighed else 0,
+        damping=damping,
+        blob_sha256=hashes,
+    )
+
+
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
+    """Prepare to evaluate the client's own model (equation 9), and all models on own text."""
+    header = request.header
+    state = site.state(header)
+    kept = kept_report(site, header, "layers")
+    sampled = validate(SampledBlocks, kept["order"])
+    hashes = dict(zip(sampled.blocks, kept["report"]["blob_sha256"], strict=True))
+    held = held_in(state, header.server_round)
+    others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
+    if not holds(state, held, sampled.versions, others):
+        raise InputError(
+            "evaluate: this client does not hold the layers that the server sent; run the round"
+            " again"
+        )
+    before = _global(site, state, held)
+    pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
+
+    def alone(index: int) -> Mapping[str, WeightEdit]:
+        return pruned(index) if index in hashes else before(index)
+
+    # The result of the last round is pushed as if for one more round.
+    return prepare_evaluation(
+        site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
+    )
+
+
+def _global(site: Site, state: PrivateState, held: Held) -> Edits:
+    """Return the edits that turn the base model into the global one, for the layers stored here."""
+    stored = _stored(site, lambda index: state.lasting().get(held[str(index)]["blob"]))
+    return lambda index: stored(index) if str(index) in held else {}
+
+
+def _stored(site: Site, blob: Callable[[int], bytes]) -> Edits:
+    plan = site.model.plan
+    return replaced(
+        lambda index: {
+            name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()
+        }
+    )

@@ -1,0 +1,71 @@
+"""Layers of the global model at a FedSpaLLM client, stored until newer versions replace them."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from client_app.site import Site, reply_to
+from espalier.errors import EspalierError
+from espalier.messages.message import MessageBody, NoFields, validate
+from espalier.methods.pruning.fedspallm import Update
+from espalier.models.plan import block_key
+from espalier.storage.client_state import PrivateState
+
+Held = dict[str, dict[str, Any]]
+"""Stored layers of the global model: index -> version and blob hash. Other layers are dense."""
+
+
+def take_layers(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``deliver``: store layers that replace the base model's from this round on."""
+    update = validate(Update, request.fields)
+    state = site.state(request.header)
+    server_round = request.header.server_round
+    with state.locked():
+        held = held_in(state, server_round)
+        for index, version in zip(update.blocks, update.versions, strict=True):
+            held[str(index)] = {
+                "version": version,
+                "blob": state.lasting().put(request.blobs[block_key(index)]),
+            }
+        hold(state, server_round, held)
+    return reply_to(request, NoFields())
+
+
+def held_in(state: PrivateState, server_round: int) -> Held:
+    """Return the layers for a round: those pushed for it, else those of the previous round."""
+    return _document(state, server_round) or _document(state, server_round - 1)
+
+
+def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
+    """Return whether ``layers`` are stored undamaged in the versions of the global model.
+
+    ``versions`` has the current version of each layer, 0 for a dense one.
+    """
+    store = state.lasting()
+    for index in layers:
+        layer = held.get(str(index))
+        if versions[index] != (layer["version"] if layer else 0):
+            return False
+        if layer and not store.is_whole(layer["blob"]):
+            return False
+    return True
+
+
+def hold(state: PrivateState, server_round: int, held: Held) -> None:
+    """Record the layers of a round, and delete those that no adjacent round needs.
+
+    The document of the next round exists if the final result was pushed before this message was
+    repeated.
+    """
+    state.save(server_round, "held", held)
+    beside = [_document(state, server_round + step) for step in (-1, 1)]
+    state.lasting().keep_only(
+        {layer["blob"] for document in (held, *beside) for layer in document.values()}
+    )
+
+
+def _document(state: PrivateState, server_round: int) -> Held:
+    """Return the recorded layers of a round; a damaged document counts as lost."""
+    with suppress(EspalierError):
+        return dict(state.load(server_round, "held") or {})
+    return {}

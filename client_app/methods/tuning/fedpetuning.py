@@ -1,0 +1,402 @@
+"""Tuning at a client, the same for every method that averages adapters.
+
+A client trains the round's adapters on its own text. Adapters are sent; text, gradients and
+optimizer state never leave. The client state keeps what later messages need: the trained adapters,
+for further parts, and the quantization errors of their payload.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from client_app.methods.tuning.hetlora import SelfPruning
+from client_app.protocol import client_state
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.client_state import FEEDBACK
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    prepare_task_evaluation,
+    require_own_data,
+)
+from client_app.protocol.local_baseline import make_local_baseline, stored_local_baseline
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
+from client_app.site import Site
+from espalier.data.data_protection import require_tokens
+from espalier.errors import InputError
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import merged
+from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
+from espalier.hf.whole.inner_matrices import plain_tensors
+from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
+from espalier.messages.local_baseline import Alone
+from espalier.messages.message import Header, MessageBody, validate
+from espalier.messages.tensor_blobs import tensor_specs
+from espalier.methods.tuning.fedpetuning import (
+    AdapterAveraging,
+    Order,
+    TuningReport,
+    before_round,
+    blob_specs,
+    of_all_rounds,
+    of_round,
+    parts,
+    trained,
+)
+from espalier.models.adapters import FACTORS, AdapterPlan, Tensors, cut_to_rank
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
+from espalier.settings.tables.task import TEXT
+from espalier.storage.client_state import PrivateState, private_folder
+from espalier.training.adapted_model import AdaptedModel
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial_values import initial_values
+from espalier.training.loop import Trained
+from espalier.training.sequences import client_sequences
+
+FIRST_ORDER = "first-order"
+"""Name of the document with the first order of the run."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Additions of a method to the model (next to the trained adapters) and to the loss."""
+
+    plan: AdapterPlan | None = None
+    """Adapters of other blocks, which are not trained."""
+    values: Tensors = field(default_factory=dict)
+    """Values of the adapters of ``plan``."""
+    rests_on: Mapping[str, str] = field(default_factory=dict)
+    """Inputs of an answer that come from these additions, by name."""
+    penalty: Callable[[AdapterPlan, Tensors], Tensor] | None = None
+    """Penalty on the trained tensors that replaces ``training.proximal``."""
+    order: type[Order] = Order
+    """Type of the fields of ``train``."""
+
+
+NOTHING = Beside()
+
+
+def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
+    if site.settings.privacy.on:
+        # The module imports this one.
+        from client_app.methods.private import tuning
+
+        return tuning.train(site, request)
+    header = request.header
+    order = validate(beside.order, request.fields)
+    adapters = trained(site.model.plan, site.settings, order.rank_limit)
+
+    def tune(state: PrivateState) -> TuningReport:
+        require_own_data(site, header)
+        report = _train(site, state, request, adapters, order.rank_limit, beside)
+        if state.load_lasting(FIRST_ORDER) is None:
+            state.save_lasting(FIRST_ORDER, order.model_dump())
+        return report
+
+    return answer_once(
+        site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
+    )
+
+
+def require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
+    """Raise InputError if these steps use fewer tokens or groups than the site policy requires."""
+    tokens = training.rests_on(steps, site.node.fewest_tokens())
+    remedy = (
+        "give the site more data, raise training.steps, training.batch-size or"
+        " training.accumulation"
+    )
+    require_tokens(site.node, tokens, remedy)
+    site.require_groups_of(training.used(steps), remedy)
+
+
+def _train(
+    site: Site,
+    state: PrivateState,
+    request: MessageBody,
+    adapters: AdapterPlan,
+    rank_limit: int,
+    beside: Beside,
+) -> TuningReport:
+    """Train, store all blobs, and return the report."""
+    started = time.monotonic()
+    server_round = request.header.server_round
+    start = begins_with(site, adapters, brought(site, request), server_round=server_round)
+    sent = of_round(adapters, site.settings, server_round)
+    first_step = (server_round - 1) * site.settings.training.steps
+    training = _training(site, sent, beside, request.header.client, first_step)
+    pruning = SelfPruning.of(site.settings, adapters, rank_limit)
+    steps = site.settings.training.steps
+    if pruning is not None and pruning.regularisation > 0:
+        training.penalty = pruning.penalty
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(start, first_step, steps)
+        # The check is repeated after training: skipped steps contribute no tokens.
+        require_enough(site, training, outcome.weighed)
+        rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
+    seconds = time.monotonic() - started
+    hashes = keep_blobs(site, state, server_round, tensors, start, rank)
+    return TuningReport(**report_of(site, seconds, training, outcome, rank, hashes))
+
+
+def report_of(
+    site: Site,
+    seconds: float,
+    training: AdapterTraining,
+    outcome: Trained,
+    rank: int,
+    hashes: list[str],
+) -> dict[str, Any]:
+    """Return the fields of ``TuningReport`` for a round whose work took ``seconds``."""
+    weighed = site.settings.federation.weighs_samples
+    return {
+        "seconds": seconds,
+        "samples": training.num_sequences if weighed else 0,
+        "skipped_steps": outcome.skipped_steps,
+        "rank": rank,
+        "blob_sha256": hashes,
+    }
+
+
+def _training(
+    site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
+) -> AdapterTraining:
+    """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
+    settings = site.settings
+    penalty = None
+    if beside.penalty is not None:
+        settings = settings.without_proximal()
+        penalty = partial(beside.penalty, adapters)
+    training = AdapterTraining(
+        model=site.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=adapters.joined(beside.plan),
+        frozen=beside.values,
+        penalty=penalty,
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=cache_of(site),
+        load=site.load,
+    )
+    require_enough(site, training, range(first_step, first_step + settings.training.steps))
+    return training
+
+
+def cache_of(site: Site) -> Path:
+    """Return the folder of quantized weights, which are kept between messages."""
+    return private_folder(site.node.state_root(), "quantised")
+
+
+def begins_with(
+    site: Site,
+    adapters: AdapterPlan,
+    blobs: dict[str, bytes],
+    first_values: Callable[[Site], Tensors] | None = None,
+    server_round: int = 1,
+) -> Tensors:
+    """Return the tensors that a round begins with: initial values, or those that the server sent.
+
+    ``first_values`` replaces the initial values that follow from seed and round.
+    """
+    federation = site.settings.federation
+    job = site.settings.of(AdapterAveraging)
+
+    def first() -> Tensors:
+        if first_values is not None:
+            return first_values(site)
+        seed = job.adapter_seed(site.settings.seed, server_round)
+        return initial_values(site.model, adapters, seed)
+
+    if not blobs:
+        return first()
+    received = before_round(adapters, site.settings, server_round)
+    _require_all(received, blobs, site.settings)
+    # The check of the order decoded its own blobs. Other parts come from the client state.
+    decoded = {} if site.request is None else site.request.tensors
+    found = {
+        key: decoded.pop(key, None) or unpack_adapters(shapes, blobs[key], federation.wire_dtype)
+        for key, shapes in received.shapes().items()
+    }
+    differ = job.delivers_differences(federation)
+    if not differ and received.factors == FACTORS and not received.bases:
+        return found
+    begun = first()
+    return {
+        key: {**begun[key], **(sums(begun[key], block) if differ else block)}
+        for key, block in found.items()
+    }
+
+
+def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
+    """Raise InputError if a blob is missing, or contains the tensors of another model."""
+    specs = blob_specs(adapters, settings)
+    begun = "train: of the adapters that the work begins with"
+    if lacking := sorted(specs.keys() - blobs.keys()):
+        raise InputError(f"{begun} {', '.join(lacking)} were not sent to this client")
+    if other := sorted(key for key, own in specs.items() if tensor_specs(blobs[key]) != own):
+        raise InputError(f"{begun} {', '.join(other)} are those of another model")
+
+
+def keep_blobs(
+    site: Site,
+    state: PrivateState,
+    server_round: int,
+    tensors: Tensors,
+    start: Tensors,
+    rank: int,
+) -> list[str]:
+    """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
+
+    Only factors that the round trains are stored: their values, or their differences from ``start``
+    if differences are sent. With error feedback, the errors are added to the blobs of the next round
+    that sends them. Returns the SHA-256 of each blob.
+    """
+    federation = site.settings.federation
+    store = state.blobs(server_round)
+    hashes = []
+    job = site.settings.of(AdapterAveraging)
+    sent = AdapterPlan({}, factors=job.trained_factors(server_round), bases=job.bases)
+    feeds_back = job.feeds_back
+    owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
+    losses = {}
+    for key, whole in tensors.items():
+        block = {name: value for name, value in whole.items() if sent.trains(name)}
+        block = differences(block, start[key]) if federation.sends_differences else block
+        # The rank may have become lower since the errors were stored.
+        residuals = {
+            name: loss[tuple(map(slice, block[name].shape))]
+            for name, loss in owed.get(key, {}).items()
+            if name in block
+        }
+        blob, lost = pack_adapters(
+            cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
+        )
+        hashes.append(store.put(blob))
+        if feeds_back and lost:
+            # Errors of factors that were not sent wait for a later round.
+            losses[key] = {**owed.get(key, {}), **lost}
+    if losses:
+        client_state.keep(state, FEEDBACK, server_round, losses)
+    return hashes
+
+
+def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> MessageBody:
+    """Compute the local baseline: adapters with the rank of this client's first order.
+
+    They stay at this client.
+    """
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        asked = validate(Alone, request.fields).rank_limit
+        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
+            request.header.client, site.settings.lora
+        )
+        # The first order has the rank from before any self-pruning.
+        order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
+        whole = trained(site.model.plan, site.settings, order["rank_limit"])
+        adapters = of_all_rounds(whole, site.settings)
+        blobs = _train_local_baseline(site, state, request.header, adapters, beside)
+        return {"rank_limit": order["rank_limit"], "blobs": blobs}
+
+    return make_local_baseline(site, request, make)
+
+
+def _train_local_baseline(
+    site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
+) -> dict[str, str]:
+    """Train for as many steps as in all rounds, and return the SHA-256 of each stored blob."""
+    training = _training(site, adapters, beside, header.client)
+    store = state.blobs(header.server_round)
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(
+            initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
+        )
+        require_enough(site, training, outcome.weighed)
+    return {
+        key: store.put(save(plain_tensors(adapters, key, block))) for key, block in tensors.items()
+    }
+
+
+def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Evaluation:
+    """Prepare to evaluate the local baseline on evaluation text, and all models on own text.
+
+    The local baseline has the client's own rank. The federated adapters have the full rank.
+    """
+    header = request.header
+    whole = trained(site.model.plan, site.settings)
+    made = stored_local_baseline(site, request.header)
+    adapters = trained(site.model.plan, site.settings, made["rank_limit"])
+    store = site.state(header).blobs(header.server_round)
+    alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
+
+    result = result_plan(whole, site.settings)
+
+    def federated() -> Tensors:
+        end = after(header)
+        num_parts = len(parts(whole, site.settings, end.server_round))
+        blobs = pushed_blobs(site, end, num_parts)
+        found = begins_with(site, whole, blobs, server_round=end.server_round)
+        plain = {key: plain_tensors(whole, key, block) for key, block in found.items()}
+        return {key: joined_tensors(result, key, block) for key, block in plain.items()}
+
+    if site.settings.task.name == TEXT:
+        own = _edits(adapters, alone, beside)
+        before = _edits(result, {}, beside)
+        return prepare_evaluation(
+            site, request, own, lambda: _edits(result, federated(), beside), before
+        )
+    pushed: Tensors = federated() if request.fields["own_text"] else {}
+
+    @cache
+    def loaded() -> tuple[AdaptedModel, Tensors]:
+        """Return the model, and the values with which it is the dense model."""
+        adapted = site.load(
+            site.model,
+            site.computing,
+            site.settings,
+            result.joined(beside.plan),
+            cache_of(site),
+        )
+        adapted.set(beside.values)
+        return adapted, adapted.values()
+
+    def model_of(name: str) -> Any:
+        adapted, base = loaded()
+        tensors = {"dense": base, "local_baseline": _padded(result, alone), "federated": pushed}
+        adapted.set(tensors[name])
+        return adapted.whole
+
+    return prepare_task_evaluation(site, request, model_of)
+
+
+def result_plan(whole: AdapterPlan, settings: RunSettings) -> AdapterPlan:
+    """Return the plan of the run's result, which includes updates that were folded in."""
+    folded = before_round(whole, settings, settings.federation.rounds + 1).folded
+    return joined_plan(replace(whole, bases=""), folded)
+
+
+def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """Return adapters padded with zeros to the full rank, which does not change the update."""
+    padded: dict[str, dict[str, Tensor]] = {}
+    for key, shapes in whole.shapes().items():
+        for name, shape in shapes.items():
+            value = torch.zeros(shape)
+            value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
+            padded.setdefault(key, {})[name] = value
+    return padded
+
+
+def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
+    """Return the edits that merge the adapters and ``beside`` into the blocks with tensors."""
+    plan = adapters.joined(beside.plan)
+    return merged(plan, {**tensors, **beside.values})

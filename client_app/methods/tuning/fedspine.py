@@ -1,0 +1,289 @@
+"""FedSpine at a device: LoRA training in the cut model, and measurement of its prunable groups.
+
+The device also evaluates its own smaller model. Adapters and a few numbers are sent; the
+importances of prunable groups stay in the client state and determine the next cut
+(``fedspine_cut.py``).
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.methods.tuning import fedpetuning
+from client_app.methods.tuning.personal_model import own_folder, write_own, write_own_encoder
+from client_app.protocol import client_state
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    prepare_task_evaluation,
+    require_own_data,
+)
+from client_app.protocol.local_baseline import make_local_baseline
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes, taken
+from client_app.site import Site
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import merged
+from espalier.messages.blobs.cuts import read_bits
+from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
+from espalier.messages.message import Header, MessageBody, validate
+from espalier.methods.tuning.fedpetuning import Order, parts
+from espalier.methods.tuning.fedspine import (
+    STRUCTURE,
+    FedSpineSettings,
+    SpineReport,
+    shortened,
+    trained,
+)
+from espalier.models.adapters import AdapterPlan, Tensors, head_plan
+from espalier.models.groups import Cut, Groups
+from espalier.seeds import derive_seed
+from espalier.settings.tables.task import TEXT
+from espalier.storage.client_state import PrivateState
+from espalier.training.adapted_model import flattened
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.group_importance import GroupImportance
+from espalier.training.loss import num_counted, summed_loss
+from espalier.training.sequences import client_sequences
+
+GROUPS = "groups"
+"""Key of the stored tensors."""
+
+
+def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tensor | None) -> None:
+    """Store the importances of the remaining groups.
+
+    Without values (no step was finite), the importances of earlier rounds are kept. ``cut`` is a
+    mask over the whole model, (groups,), bool; ``values`` are (remaining groups,), float64.
+    """
+    if values is None:
+        return
+    whole = torch.zeros(len(cut), dtype=torch.float64)
+    whole[torch.from_numpy(~cut)] = values
+    kept = {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}}
+    client_state.keep(state, client_state.IMPORTANCE, server_round, kept)
+
+
+def measured_importance(
+    state: PrivateState, server_round: int, cut: Cut
+) -> NDArray[np.float64] | None:
+    """Return the importances measured before a round, (groups,), float64, 0 for cut groups.
+
+    The result is None if there are none, or if they belong to another cut.
+    """
+    kept = client_state.before(state, client_state.IMPORTANCE, server_round).get(GROUPS)
+    if kept is None or not np.array_equal(kept["cut"].numpy(), cut):
+        return None
+    values: NDArray[np.float64] = kept["values"].numpy()
+    return values
+
+
+FIRST_PART = 1
+"""Number of the first part of the global adapters in a round; part 0 asks for a cut."""
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """Smaller model of a device at a rank limit, with the cut that a request contains."""
+
+    site: Site
+    structure: bytes | None
+    """Bit mask of the cut; None if nothing is cut."""
+    rank_limit: int | None = None
+
+    @cached_property
+    def cut(self) -> Cut:
+        """Mask of the cut groups over the whole model, shape (groups,), bool."""
+        groups = Groups.of(self.site.model.plan)
+        return groups.none if self.structure is None else read_bits(groups, self.structure)
+
+    @cached_property
+    def model(self) -> OpenedModel:
+        """Smaller model that remains after the cut."""
+        if not self.cut.any():
+            return self.site.model
+        structure = Groups.of(self.site.model.plan).structure(self.cut)
+        return OpenedModel(self.site.model.directory, structure)
+
+    @cached_property
+    def adapters(self) -> AdapterPlan:
+        """LoRA adapters of the smaller model."""
+        return trained(self.site.model.plan, self.site.settings, self.rank_limit, self.structure)
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Folder for the NF4 copy of the model; None for a cut model, which changes every round."""
+        return None if self.cut.any() else fedpetuning.cache_of(self.site)
+
+
+# ----- a round -----
+
+
+def train(site: Site, request: MessageBody) -> MessageBody:
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
+    order = validate(Order, request.fields)
+    own = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
+
+    def work(state: PrivateState) -> SpineReport:
+        require_own_data(site, request.header)
+        return _train(site, state, request, own)
+
+    return answer_once(
+        site, request, work, lambda _: pushed_hashes(site, request, first=FIRST_PART)
+    )
+
+
+def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel) -> SpineReport:
+    """Train, store all blobs and the measured importances, and return the report."""
+    started = time.monotonic()
+    server_round = request.header.server_round
+    start = fedpetuning.begins_with(site, own.adapters, brought(site, request, first=FIRST_PART))
+    training, watch = _training(site, own, request.header.client)
+    steps = site.settings.training.steps
+    first_step = (server_round - 1) * steps
+    # The check is repeated after training: skipped steps contribute no tokens.
+    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    numbers = measured_sequences(site, training, range(first_step, first_step + steps))
+    with mistakes_of_kernels():
+        loss_before = loss_of(training, start, numbers)
+        with watch.watching():
+            tensors, outcome = training.run(start, first_step, steps)
+        loss_after = loss_of(training, tensors, numbers)
+    fedpetuning.require_enough(site, training, outcome.weighed)
+    keep_measured(state, server_round, own.cut, watch.importance)
+    limit = validate(Order, request.fields).rank_limit
+    seconds = time.monotonic() - started
+    hashes = fedpetuning.keep_blobs(site, state, server_round, tensors, start, limit)
+    return SpineReport(
+        **fedpetuning.report_of(site, seconds, training, outcome, limit, hashes),
+        loss_before=loss_before,
+        loss_after=loss_after,
+        taylor=shortened(watch.taylor),
+    )
+
+
+def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, GroupImportance]:
+    """Return a device's training, and the observer that measures its prunable groups."""
+    settings = site.settings
+    training = AdapterTraining(
+        model=own.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=own.adapters,
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=own.cache_folder,
+        load=site.load,
+    )
+    watch = GroupImportance(
+        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
+    training.observer = watch
+    return training, watch
+
+
+MEASURED = 8
+"""Number of sequences on which the loss is measured, if ``min-tokens`` does not demand more."""
+
+
+def measured_sequences(site: Site, training: AdapterTraining, steps: Sequence[int]) -> list[int]:
+    """Return the numbers of the sequences on which the round's progress is measured.
+
+    They are the first ones of the round, and enough of them for the site policy: the losses are
+    means over all of them. With ``min-groups`` they are all sequences of the round.
+    """
+    numbers = list(training.used(steps))
+    if site.node.fewest_groups():
+        return numbers
+    enough = site.node.fewest_tokens()
+    tokens = 0
+    for place, found in enumerate(training.sequences.tokens(numbers), start=1):
+        tokens += found
+        if place >= MEASURED and tokens >= enough:
+            return numbers[:place]
+    return numbers
+
+
+@torch.no_grad()
+def loss_of(training: AdapterTraining, tensors: Tensors, numbers: Sequence[int]) -> float:
+    """Return the mean loss of some sequences in nats, rounded, with these trained values."""
+    adapted = training.adapted
+    adapted.set(tensors)
+    device = next(iter(flattened(adapted.parameters).values())).device
+    size = training.settings.training.batch_size
+    total = 0.0
+    counted = 0
+    for first in range(0, len(numbers), size):
+        batch = training.sequences.batch(numbers[first : first + size])
+        total += summed_loss(adapted.whole, batch, device).item()
+        counted += num_counted(batch)
+    mean = total / counted
+    return round(min(mean, MAX_LOSS) if math.isfinite(mean) else MAX_LOSS, LOSS_DIGITS)
+
+
+# ----- the device's own model -----
+
+
+def alone(site: Site, request: MessageBody) -> MessageBody:
+    """Write the device's smaller model, as the rounds left it, if its owner wants it."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        if (target := own_folder(site, state)) is not None:
+            own, tensors = _delivered(site, request.header)
+            if own.adapters.head:
+                write_own_encoder(site, own.model, own.adapters, tensors, target)
+            else:
+                write_own(site, own.model, _edits(own, tensors), target)
+        return {}
+
+    return make_local_baseline(site, request, make)
+
+
+def _edits(own: CutModel, tensors: Tensors) -> Edits:
+    """Return the edits that merge LoRA into the smaller model."""
+    return merged(own.adapters, tensors)
+
+
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
+    """Prepare to evaluate the device's own smaller model on evaluation text or items.
+
+    With ``own_text`` it is also compared with the dense model on the device's own held-out data.
+    """
+    own, tensors = _delivered(site, request.header)
+    if site.settings.task.name == TEXT:
+        edits = _edits(own, tensors)
+        return prepare_evaluation(site, request, (own.model, edits), lambda: (own.model, edits))
+
+    def model_of(name: str) -> Any:
+        if name == "dense":
+            untrained = head_plan(site.model.plan, site.settings.num_classes)
+            return site.load(
+                site.model, site.computing, site.settings, untrained, fedpetuning.cache_of(site)
+            ).whole
+        adapted = site.load(
+            own.model, site.computing, site.settings, own.adapters, own.cache_folder
+        )
+        adapted.set(tensors)
+        return adapted.whole
+
+    return prepare_task_evaluation(site, request, model_of)
+
+
+def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
+    """Return the final cut and adapters of this device."""
+    # The first part contains the cut, and the number of parts follows from the cut.
+    store, hashes, _ = taken(site, after(header), 1)
+    own = CutModel(site, store.get(hashes[STRUCTURE]))
+    blobs = pushed_blobs(site, after(header), len(parts(own.adapters, site.settings)))
+    return own, fedpetuning.begins_with(site, own.adapters, blobs)

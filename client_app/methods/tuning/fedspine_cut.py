@@ -1,0 +1,68 @@
+"""Agreement between a FedSpine device and the server on what the device cuts in a round.
+
+Before a round's training, the server asks the device once which prunable groups to cut. The device
+answers with a bit mask and keeps that answer.
+
+The importances from the last round in which the device trained are in its client state, together
+with the cut that they were measured on. If they are missing, or were measured on another cut than
+the server knows, the device cuts nothing, and training continues with the cut of the request.
+"""
+
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.push import take
+from client_app.site import Site
+from espalier.messages.blobs.cuts import pack_bits, read_bits
+from espalier.messages.message import MessageBody, NoFields, validate
+from espalier.methods.tuning.fedspine import STRUCTURE, CutOrder, FedSpineSettings
+from espalier.models.groups import Groups
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import PrivateState
+
+AGREED = "agreed-cut"
+"""Name of a per-round document: hash of the blob with the cut."""
+MEASURED = "measured-units"
+"""Name of a document that outlives rounds: hash of the importances behind each cut, by round."""
+
+
+def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
+    """Answer a ``deliver``: the question of what to cut, or a part of the global adapters."""
+    header = request.header
+    if header.part > 0 or header.server_round > site.settings.federation.rounds:
+        # Only part 0 asks for a cut. After the last round, every part belongs to the final result.
+        return take(site, request)
+
+    state = site.state(header)
+    store = state.blobs(header.server_round)
+
+    def agree(state: PrivateState) -> NoFields:
+        agreed = {"blob": store.put(_cut(site, state, request))}
+        state.save(header.server_round, AGREED, agreed)
+        return NoFields()
+
+    answer = answer_once(site, request, agree)
+    kept = state.load(header.server_round, AGREED)
+    assert kept is not None
+    answer.blobs = {STRUCTURE: store.get(kept["blob"])}
+    return answer
+
+
+def _cut(site: Site, state: PrivateState, request: MessageBody) -> bytes:
+    """Return the bits of the cut; those of the request if nothing new was measured on it."""
+    import torch
+
+    from client_app.methods.tuning.fedspine import measured_importance
+    from espalier.hf.structured.selection import lowest
+
+    number = request.header.server_round
+    groups = Groups.of(site.model.plan)
+    before = read_bits(groups, request.blobs[STRUCTURE])
+    values = measured_importance(state, number, before)
+    used: dict[str, str] = state.load_lasting(MEASURED) or {}
+    earlier = [int(one) for one in used if int(one) < number]
+    measured = "" if values is None else sha256(values.tobytes())
+    if values is None or (earlier and measured == used[str(max(earlier))]):
+        return request.blobs[STRUCTURE]
+    state.save_lasting(MEASURED, used | {str(number): measured})
+    pruned = validate(CutOrder, request.fields).pruned
+    job = site.settings.of(FedSpineSettings)
+    return pack_bits(lowest(groups, torch.from_numpy(values), job, pruned, before))

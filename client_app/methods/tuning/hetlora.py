@@ -1,0 +1,78 @@
+"""HetLoRA's rank self-pruning at a client (Cho et al. 2024), after a round's training.
+
+The paper considers one matrix and one rank per client. Here all matrices of a client share its
+rank, and the criterion is the sum over them: ``sum ||B[:, gamma r:]|| ||A[gamma r:, :]||``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.hetlora import HetLoRASettings
+from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.plan import block_key
+from espalier.settings.run import RunSettings
+from pruning_kernels.lora.factors import Factors, kept_rank, self_prune_rank, tail_norm
+
+
+@dataclass(frozen=True)
+class SelfPruning:
+    """Self-pruning of one client in one round."""
+
+    adapters: AdapterPlan
+    """Adapters of the client, with a rank of at most ``rank``."""
+    rank: int
+    """Rank at the start of the round."""
+    gamma: float
+    regularisation: float
+    """Regularization strength, the paper's lambda."""
+
+    @staticmethod
+    def of(settings: RunSettings, adapters: AdapterPlan, rank: int) -> "SelfPruning | None":
+        """Return the self-pruning that the settings define.
+
+        The result is None without self-pruning, and if no matrix has a rank that could be removed.
+        """
+        if not settings.of(AdapterAveraging).lowers_ranks:
+            return None
+        job = settings.of(HetLoRASettings)
+        pruning = SelfPruning(adapters, rank, job.gamma, job.regularisation)
+        return pruning if any(adapter.rank > pruning.kept for _, adapter in adapters) else None
+
+    @property
+    def kept(self) -> int:
+        """Rank that remains if the client prunes; it is also the index of the first tail rank."""
+        return kept_rank(self.rank, self.gamma)
+
+    def tail(self, tensors: Tensors) -> Tensor:
+        """Return the sum of the tail norms of all matrices, a float32 scalar.
+
+        It has a gradient if the tensors have one.
+        """
+        found = []
+        for index, adapter in self.adapters:
+            block = tensors[block_key(index)]
+            if adapter.rank > self.kept:
+                found.append(
+                    tail_norm(
+                        Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling),
+                        self.kept,
+                    )
+                )
+        return torch.stack(found).sum()
+
+    def penalty(self, tensors: Tensors) -> Tensor:
+        """Return the regularization term of the training loss: lambda times the tail."""
+        return self.regularisation * self.tail(tensors)
+
+    def rank_after(self, before: Tensors, after: Tensors) -> int:
+        """Return the rank for the next round: the lower one if training made the tail smaller.
+
+        In the first round nothing is pruned, because B is zero at the start and no tail is smaller
+        than that. Raises NotFiniteError if a tail contains NaN or infinity.
+        """
+        return self_prune_rank(
+            self.rank, self.gamma, float(self.tail(before)), float(self.tail(after))
+        )

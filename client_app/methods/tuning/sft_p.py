@@ -1,0 +1,346 @@
+"""SFT-P at a client: joint training of masks and LoRA, and evaluation of the smaller dense model.
+
+Mask generator and LoRA are sent. The client's embedding, AdamW's moments for it, the masks and the
+budget stay in its client state. A client that joins after the last round fits its embedding to the
+final generator and LoRA.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client_app.methods.tuning import fedpetuning
+from client_app.methods.tuning.personal_model import own_folder, write_own
+from client_app.protocol import client_state
+from client_app.protocol.answer_once import answer_once
+from client_app.protocol.errors import mistakes_of_kernels
+from client_app.protocol.evaluation import (
+    Evaluation,
+    prepare_evaluation,
+    prepare_task_evaluation,
+    require_many_at_a_site,
+    require_own_data,
+)
+from client_app.protocol.local_baseline import make_local_baseline
+from client_app.protocol.push import after, brought, pushed_blobs, pushed_hashes
+from client_app.site import Site
+from espalier.data.client_text import validation_samples
+from espalier.errors import EspalierError, InputError, StateLost
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits
+from espalier.hf.structured.residual_gates import Gate, ResidualGates
+from espalier.hf.structured.selection import cut_adapter_plan, cut_trained
+from espalier.hf.whole.adapters import merged
+from espalier.messages.evaluation import Losses
+from espalier.messages.local_baseline import Alone
+from espalier.messages.message import Header, MessageBody, validate
+from espalier.methods.tuning.fedpetuning import Order, TuningReport, parts
+from espalier.methods.tuning.sft_p import BIAS, SftPSettings, lora_plan, shape_of, trained
+from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.seeds import derive_seed
+from espalier.settings.tables.task import TEXT
+from espalier.storage.client_state import PrivateState
+from espalier.training import mask_history
+from espalier.training.adapted_model import flat_name
+from espalier.training.masked_training import (
+    EMBEDDING,
+    MaskedTraining,
+    first_embedding,
+    first_shared,
+    gate_logits,
+    of_generator,
+)
+from espalier.training.sequences import client_sequences
+
+
+@dataclass(frozen=True)
+class SmallerModel:
+    """Smaller dense model, given by a generator and an embedding, with LoRA cut to its shape."""
+
+    chosen: Mapping[Gate, Tensor]
+    """Mask of what each gate keeps (residual dimensions, heads or channels), (size,), bool."""
+    model: OpenedModel
+    adapters: AdapterPlan
+    tensors: Tensors
+    """Values of LoRA."""
+
+    @staticmethod
+    def of(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> "SmallerModel":
+        """Build the smaller model."""
+        job = site.settings.of(SftPSettings)
+        plan = site.model.plan
+        gates = ResidualGates(plan)
+        logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
+        biased = {gate: own + BIAS for gate, own in logits.items()}
+        chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
+        structure = gates.structure(chosen, norm_of_read=job.norm == "read")
+        adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
+        smaller = OpenedModel(site.model.directory, structure)
+        return SmallerModel(
+            chosen, smaller, adapters, cut_trained(_lora_of(tensors), plan, structure)
+        )
+
+    @property
+    def edits(self) -> Edits:
+        """Edits that merge LoRA into the smaller model."""
+        return merged(self.adapters, self.tensors)
+
+    def validated(self, site: Site, header: Header) -> float | None:
+        """Return its perplexity on own held-out text, which is not sent; None without such text."""
+        number = site.settings.of(SftPSettings).validation_samples
+        if not number:
+            return None
+        try:
+            samples = validation_samples(
+                site.settings, site.node, site.model.encode, header.client, number
+            )
+        # The perplexity is only informative, so a missing one must not cost a round.
+        except EspalierError as error:
+            logging.getLogger("espalier").warning("no validation: %s", error)
+            return None
+        return perplexity(
+            mean_losses(BlockStream(self.model, site.computing), {"": samples}, self.edits)[""]
+        )
+
+    def loaded(self, site: Site) -> Any:
+        """Return the whole model in memory, with LoRA."""
+        settings = site.settings
+        if settings.training.base == "nf4":
+            # The shapes after the cut need not be multiples of the NF4 block size.
+            dtype = "bfloat16" if site.computing.dtype == torch.bfloat16 else "float32"
+            training = settings.training.model_copy(update={"base": dtype})
+            settings = settings.model_copy(update={"training": training})
+        adapted = site.load(self.model, site.computing, settings, self.adapters, None)
+        adapted.set(self.tensors)
+        return adapted.whole
+
+
+def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    found = {
+        key: {name: value for name, value in own.items() if ".lora_" in name}
+        for key, own in tensors.items()
+    }
+    return {key: own for key, own in found.items() if own}
+
+
+def own_target(site: Site, header: Header | None) -> int:
+    """Return the maximum number of block weights in this client's model.
+
+    Without a header, the target of an individual simulated client is not used. Raises InputError if
+    the pruning ratio is too large; a ratio that the site's owner chose is not sent to the server.
+    """
+    job = site.settings.of(SftPSettings)
+    own = site.node.pruned_share
+    run_s = (
+        job.pruning_ratio_of_client(header.client)
+        if header is not None and site.node.simulated
+        else job.pruning_ratio
+    )
+    try:
+        return ResidualGates(site.model.plan).target(own or run_s, job.pruning_ratio_of)
+    except EspalierError as error:
+        if own:
+            raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
+        raise InputError(f"{site.settings.method}.{error}") from None
+
+
+OUTWARD = (
+    "pruned-share in --node-config: this site's model cannot lose what its owner chose; the node's"
+    " log says more"
+)
+
+
+OWN = "own"
+"""Key of the tensors that a client never sends: its embedding and AdamW's moments for it."""
+
+
+def require_ready(site: Site) -> None:
+    """Raise InputError before enrolment if the owner's pruning ratio is impossible here.
+
+    The text that is sent to the server does not contain the ratio.
+    """
+    if site.node.pruned_share:
+        own_target(site, None)
+
+
+def train(site: Site, request: MessageBody) -> MessageBody:
+    """Train the round's generator and LoRA, and reply with the first part, once per round."""
+    order = validate(Order, request.fields)
+
+    def work(state: PrivateState) -> TuningReport:
+        require_own_data(site, request.header)
+        return _train(site, state, request, order.rank_limit)
+
+    return answer_once(site, request, work, lambda _: pushed_hashes(site, request))
+
+
+def _first(site: Site) -> Tensors:
+    return first_shared(site.model.plan, site.settings)
+
+
+def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: int) -> TuningReport:
+    started = time.monotonic()
+    header = request.header
+    settings = site.settings
+    plan = trained(site.model.plan, settings, rank_limit)
+    steps = settings.training.steps
+    start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
+    training = _training(site, state, header)
+    first_step = (header.server_round - 1) * settings.training.steps
+    fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    own = _conditioning(state, header)
+    moments = {}
+    # Only the embedding's moments continue; those of shared tensors begin anew in every round.
+    if "step" in own:
+        moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
+    with mistakes_of_kernels():
+        tensors, outcome = training.masked(start, first_step, steps, moments)
+    fedpetuning.require_enough(site, training, outcome.weighed)
+    kept = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
+    client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: kept})
+    mine = SmallerModel.of(site, header, tensors, training.embedding)
+    mask_history.note_round(
+        state, header.server_round, training.spent, mine.validated(site, header)
+    )
+    mask_history.note_masks(state, mine.chosen)
+    seconds = time.monotonic() - started
+    hashes = fedpetuning.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
+    return TuningReport(
+        **fedpetuning.report_of(site, seconds, training, outcome, rank_limit, hashes)
+    )
+
+
+def alone(site: Site, request: MessageBody) -> MessageBody:
+    """Write the client's smaller model, as the rounds left it, if its owner wants it.
+
+    A client that took part in no round fits its embedding first.
+    """
+    header = request.header
+    job = site.settings.of(SftPSettings)
+    order = validate(Alone, request.fields)
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        if order.fits and EMBEDDING not in _conditioning(state, after(header)):
+            _fit(site, state, header)
+        if job.keep_models and (target := own_folder(site, state)) is not None:
+            mine = SmallerModel.of(site, header, *_own(site, state, header))
+            write_own(site, mine.model, mine.edits, target)
+        return {}
+
+    return make_local_baseline(site, request, make)
+
+
+def _fit(site: Site, state: PrivateState, header: Header) -> None:
+    """Fit the embedding of a client that took part in no round; it stays here."""
+    require_own_data(site, header)
+    training = _training(site, state, header)
+    steps = site.settings.of(SftPSettings).late_steps
+    fedpetuning.require_enough(site, training, range(steps))
+    with mistakes_of_kernels():
+        training.fitted(_delivered(site, header), steps)
+    kept = {OWN: {EMBEDDING: training.embedding}}
+    client_state.keep(state, client_state.CONDITIONING, header.server_round, kept)
+    mask_history.note_fit(state, training.spent)
+
+
+def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
+    """Return the embedding and its moments from earlier rounds, or {} if there are none."""
+    return client_state.before(state, client_state.CONDITIONING, header.server_round).get(OWN, {})
+
+
+def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tensor]:
+    """Return the final generator and LoRA, and the client's embedding after the last round.
+
+    Raises StateLost without the embedding: with another one the model would belong to no client.
+    """
+    job = site.settings.of(SftPSettings)
+    needed = job.conditioned and job.has_local_baseline
+    if needed and EMBEDDING not in _conditioning(state, after(header)):
+        raise StateLost(
+            f"{header.kind}: this client no longer has its embedding, without which it has no model"
+            " of its own"
+        )
+    return _delivered(site, header), own_embedding(site, state, after(header))
+
+
+def _delivered(site: Site, header: Header) -> Tensors:
+    """Return the final generator and LoRA."""
+    plan = trained(site.model.plan, site.settings)
+    blobs = pushed_blobs(site, after(header), len(parts(plan, site.settings)))
+    return fedpetuning.begins_with(site, plan, blobs, _first)
+
+
+def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
+    """Return this client's training, which starts from its own embedding."""
+    settings = site.settings
+    job = settings.of(SftPSettings)
+    client = header.client
+    names = [
+        flat_name(key, name)
+        for key, own in shape_of(settings).shapes(site.model.plan).items()
+        for name in own
+    ]
+    generator = [*names, EMBEDDING] if job.conditioned else names
+    return MaskedTraining(
+        model=site.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=lora_plan(site.model.plan, settings),
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=fedpetuning.cache_of(site),
+        load=site.load,
+        groups=[of_generator(generator, settings)],
+        embedding=own_embedding(site, state, header),
+        target=own_target(site, header),
+    )
+
+
+def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
+    """Return the client's embedding from earlier rounds, or else that of the seed.
+
+    All clients share a constant if embeddings are not personal.
+    """
+    kept = _conditioning(state, header)
+    if EMBEDDING in kept:
+        return kept[EMBEDDING]
+    whose = header.client if site.settings.of(SftPSettings).conditioned else None
+    return first_embedding(shape_of(site.settings), site.settings.seed, whose)
+
+
+def evaluate(site: Site, request: MessageBody) -> Evaluation:
+    """Prepare to evaluate the client's own smaller model on evaluation text or items.
+
+    With ``own_text`` it is also compared with the dense model on the client's own held-out data.
+    """
+    header = request.header
+    settings = site.settings
+    state = site.state(request.header)
+    own = _own(site, state, header)
+    require_many_at_a_site(site, request)
+
+    def evaluation() -> Losses:
+        # The model rests on private state and on what the server pushed, so its errors count.
+        mine = SmallerModel.of(site, header, *own)
+        mask_history.note_masks(state, mine.chosen)
+        if settings.task.name == TEXT:
+            model = (mine.model, mine.edits)
+            return prepare_evaluation(site, request, model, lambda: model)()
+
+        def model_of(name: str) -> Any:
+            if name != "dense":
+                return mine.loaded(site)
+            return site.load(
+                site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
+            ).whole
+
+        return prepare_task_evaluation(site, request, model_of)()
+
+    return evaluation

@@ -1,0 +1,1 @@
+"""Tasks by kind: what is asked, and what an answer looks like."""

@@ -1,0 +1,1 @@
+"""Messages and sizes of secure sums."""

@@ -1,0 +1,1 @@
+"""Methods that prune without training at the clients."""

@@ -1,0 +1,1 @@
+"""Methods whose clients train adapters, some of which prune too."""

@@ -1,0 +1,99 @@
+"""FLoRA: settings, and the contracts of FedPETuning.
+
+Clients train new adapters in every round. What they send is stacked, and folded into the base.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from espalier.methods.tuning import fedpetuning
+from espalier.methods.tuning.fedpetuning import AdapterAveraging, folding_faults
+from espalier.models.adapters import FACTORS
+from espalier.seeds import derive_seed
+from espalier.settings.method import of_client
+from espalier.settings.run import RunSettings
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
+
+
+class FloraSettings(AdapterAveraging):
+    """Table ``[flora]``.
+
+    Source: Wang et al. 2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
+    Low-Rank Adaptations".
+    """
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "fleet",
+    )  # fmt: skip
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "it averages the updates B A, and their coordinates are those of the dense matrix, which the"
+        " server never computes"
+    )
+    PRUNES = False
+
+    ranks: Ranks = Field(
+        "",
+        description=(
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `lora.rank`. Empty: `lora.rank` for all."
+        ),
+    )
+
+    @property
+    def averaged(self) -> str:
+        """Word for what is averaged, for a run's description."""
+        return "updates stacked and"
+
+    @property
+    def sent_factors(self) -> tuple[str, ...]:
+        """Factors that the server sends: none, because clients make new adapters in each round."""
+        return ()
+
+    def trained_factors(self, server_round: int) -> tuple[str, ...]:
+        """Return both factors, which clients train and send in every round."""
+        return FACTORS
+
+    def adapter_seed(self, seed: int, server_round: int) -> int:
+        """Return the seed of the initial adapters of a round, which differ from round to round."""
+        if server_round == 1:
+            return seed
+        return derive_seed(seed, "flora", server_round=server_round)
+
+    def rank_folded_by(self, run: RunSettings) -> int:
+        """Return by how much a round raises the rank of the updates folded into the base.
+
+        It is the sum of the clients' ranks; with sampled clients, of the largest ones.
+        """
+        ranks = [self.rank_limit_of(client, run.lora) for client in range(run.num_clients)]
+        number = run.federation.clients_of_round(run.num_clients)
+        return sum(sorted(ranks)[-number:])
+
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Return the rank of a client's adapters."""
+        return int(of_client(self.ranks, client)) if self.ranks else lora.rank
+
+    @property
+    def limits_differ(self) -> bool:
+        """True if the ranks of clients differ."""
+        return len(set(self.ranks.split(","))) > 1
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables."""
+        return [
+            *super().contradictions(method, federation, lora, num_clients),
+            *folding_faults("method = 'flora'", federation, lora),
+            *largest_rank_faults(method, self.ranks, lora, num_clients),
+        ]
+
+
+contract = fedpetuning.contract
+delivery = fedpetuning.delivery
+largest_orders = fedpetuning.largest_orders
+sizes_vary = fedpetuning.sizes_vary
+EXAMPLES = fedpetuning.EXAMPLES

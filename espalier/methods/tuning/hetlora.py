@@ -1,0 +1,118 @@
+"""HetLoRA: settings, and the contracts of FedPETuning.
+
+LoRA adapters are averaged, with a rank for each client.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from espalier.methods.tuning import fedpetuning
+from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.settings.method import of_client
+from espalier.settings.tables.federation import FederationSettings
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
+from espalier.settings.tables.training import MAX_PULL
+
+
+class HetLoRASettings(AdapterAveraging):
+    """Table ``[hetlora]``.
+
+    Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
+    Models".
+    """
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "aggregation-rule", "max-update-ratio",
+        "wire-dtype", "fleet",
+    )  # fmt: skip
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
+    RULES: ClassVar[tuple[str, ...]] = ("clipped-mean", "mean")
+    WHY_NO_OTHER_RULE = (
+        "clients have different ranks, so that a coordinate of the higher ranks is a number of a few"
+        " clients and zero at the others, and a median would be zero"
+    )
+    PRUNES = False
+
+    ranks: Ranks = Field(
+        "",
+        description=(
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `lora.rank`. Empty: in proportion to the nodes' capability."
+        ),
+    )
+    aggregation: Literal["zero-pad", "svd"] = Field(
+        "zero-pad",
+        description=(
+            "`zero-pad`: means of A and B padded with zeros, as in the paper; `svd`: best"
+            " approximation of the mean of the updates B A, of which each client gets the best one"
+            " of its rank."
+        ),
+    )
+    rank_weights: Literal["all", "holders"] = Field(
+        "all",
+        description=(
+            "Clients among which each rank is averaged. `all`: clients of lower ranks count as zero,"
+            " as in the paper; `holders` (raFLoRA): only the clients that have the rank, so that"
+            " high ranks do not fade. A rank that no client of the round has stays as it is."
+        ),
+    )
+    gamma: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="Self-pruning: fraction of its ranks that a client keeps if training has made its last ranks"
+        " weaker; 1: no self-pruning.",
+    )
+    regularisation: float = Field(
+        0.005,
+        ge=0,
+        le=MAX_PULL,
+        description=(
+            "Self-pruning: weight in the training loss of the penalty on the ranks that may be"
+            " pruned."
+        ),
+    )
+
+    @property
+    def averages_updates(self) -> bool:
+        """True if the updates B A are averaged, and not A and B separately."""
+        return self.aggregation == "svd"
+
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Return the rank with which a client begins.
+
+        Without ``ranks`` it depends on the client's capability, which only the server knows; the
+        result is then the largest rank.
+        """
+        return int(of_client(self.ranks, client)) if self.ranks else lora.rank
+
+    @property
+    def limits_differ(self) -> bool:
+        """True: the ranks of clients differ."""
+        return True
+
+    @property
+    def lowers_ranks(self) -> bool:
+        """True if a client may continue with a lower rank than the server asked for."""
+        return self.gamma < 1
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables.
+
+        In addition to those of all averaging methods: if no client has the largest rank, its last
+        components would stay untrained.
+        """
+        return [
+            *super().contradictions(method, federation, lora, num_clients),
+            *largest_rank_faults(method, self.ranks, lora, num_clients),
+        ]
+
+
+contract = fedpetuning.contract
+delivery = fedpetuning.delivery
+largest_orders = fedpetuning.largest_orders
+sizes_vary = fedpetuning.sizes_vary
+EXAMPLES = fedpetuning.EXAMPLES

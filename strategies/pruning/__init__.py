@@ -1,0 +1,1 @@
+"""Strategies of the methods that prune without training at the clients."""

@@ -1,0 +1,1 @@
+"""Strategies of the methods whose clients train adapters."""
