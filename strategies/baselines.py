@@ -37,7 +37,7 @@ from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.methods.pruning.llm_streamline import LlmStreamlineSettings
 from espalier.methods.pruning.pooled_pruning import PooledPruningSettings
 from espalier.methods.pruning.slicegpt import SliceGptSettings, dense_width, places
-from espalier.methods.tuning.fedpetuning import of_all_rounds, trained
+from espalier.methods.tuning.adapters.tensors import of_all_rounds, trained
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore

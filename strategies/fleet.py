@@ -18,7 +18,7 @@ from espalier.amounts import duration
 from espalier.environment.paths import at_home
 from espalier.errors import EspalierError, InputError
 from espalier.messages.blobs.cuts import bit_specs
-from espalier.methods.tuning.fedpetuning import blob_specs, parts
+from espalier.methods.tuning.adapters.tensors import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.settings.run import RunSettings

@@ -19,7 +19,7 @@ from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.opening.opened import open_model
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse

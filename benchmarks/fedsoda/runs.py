@@ -28,7 +28,7 @@ from espalier.evaluation.scores import chance_of_options, majority_share, score,
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.records import read
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.atomic import write_json

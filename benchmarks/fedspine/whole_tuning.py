@@ -18,7 +18,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import open_model
 from espalier.hf.whole.full_tensors import trained_whole
 from espalier.hf.whole.model import load_whole
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.adapters import HEAD_KEY
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node

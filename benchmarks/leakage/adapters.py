@@ -28,7 +28,7 @@ from espalier.data.passages import is_held_out
 from espalier.hf.machine.computing import Computing
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.adapters import sums, unpack_adapters
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.settings.run import parse
 from espalier.training.initial_values import initial_adapters
 

@@ -22,7 +22,7 @@ from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
 from espalier.messages.tensor_blobs import unpack_tensors
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
 from espalier.methods.pruning.slicegpt import MOMENTS
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.settings.run import RunSettings, parse
 from espalier.training.initial_values import initial_adapters
 from pruning_kernels.groups.slicing import packed

@@ -24,7 +24,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import factors_of
 from espalier.messages.blobs.adapters import unpack_adapters
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.adapters import HEAD_KEY, Adapter, Tensors
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed

@@ -34,7 +34,7 @@ from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint, public_keys
 from espalier.messages.message import UNREAD
 from espalier.messages.reply_estimate import Answer, Outlook, outlook
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.plan import ModelPlan
 from espalier.privacy.guarantee import guarantee_of
 from espalier.progress import Pace, heard_by

@@ -6,7 +6,7 @@ from typing import Any
 from espalier.messages.sums.summands import Numbers
 from espalier.messages.sums.summed_weights import WEIGHT, own_weight, weight_summand
 from espalier.messages.tensor_blobs import views
-from espalier.methods.tuning.fedpetuning import value_scale
+from espalier.methods.tuning.adapters.summands import value_scale
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 

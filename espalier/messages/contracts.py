@@ -15,8 +15,8 @@ from espalier.settings.run import RunSettings
 
 
 def of_method(method: str) -> ModuleType:
-    """Import and return the module with the settings and contracts of a method."""
-    found: ModuleType = part(METHODS[method].settings.partition(":")[0])
+    """Import and return the module with the contracts of a method."""
+    found: ModuleType = part(METHODS[method].contracts_module)
     return found
 
 

@@ -4,7 +4,7 @@ Parts are written as ``module`` or ``module:name`` and imported on first use. So
 transfers bytes does not load torch, and a site does not load the server's packages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,7 @@ class Row:
     settings: str
     """Settings table of the method, a ``MethodSettings`` class.
 
-    Its module also has the contracts: ``contract`` (for train and fetch), ``delivery`` and,
-    optionally, ``EXAMPLES``.
+    Its module also has the contracts, unless ``contracts`` names another one.
     """
     strategy: str
     """Strategy of the method, a ``strategies.base.method.Method`` class."""
@@ -33,6 +32,11 @@ class Row:
 
     It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
     of their own in a message of its own.
+    """
+    contracts: str = ""
+    """Module of the contracts; empty if it is that of ``settings``.
+
+    It has ``contract`` (for train and fetch), ``delivery`` and, optionally, ``EXAMPLES``.
     """
     delivery: str = "client_app.protocol.push:take"
     """Function of site and request that handles a ``deliver`` message at a client.
@@ -72,25 +76,34 @@ class Row:
     summands_reason: str = ""
     """Reason why there are no ``summands``, as the end of a sentence about the method."""
 
+    @property
+    def contracts_module(self) -> str:
+        """Module of the contracts."""
+        return self.contracts or self.settings.partition(":")[0]
+
     def tables(self, own: str) -> tuple[str, ...]:
         """Return the tables that the method reads besides the general ones, its own first."""
         return (own, "federation", *(TUNING_TABLES if self.tunes else ()))
 
 
+FEDPETUNING = Row(
+    title="FedPETuning (federated averaging of LoRA adapters)",
+    settings="espalier.methods.tuning.fedpetuning:FedPETuningSettings",
+    contracts="espalier.methods.tuning.adapters.contract",
+    strategy="strategies.tuning.fedpetuning:FedPETuning",
+    job="client_app.methods.tuning.fedpetuning",
+    summands="espalier.methods.tuning.adapters.summands:summands",
+    to_summands="client_app.summands.adapters:of_adapters",
+    dry_run="server_app.estimate.tuning:DryTuning",
+    work="server_app.estimate.tuning:Tuned",
+    outcome="server_app.artifacts.adapters:AdapterOutcome",
+    baseline="strategies.baselines:tuned",
+    tunes=True,
+)
+"""Row of the method that averages adapters; rows of its variants name only what differs."""
+
 METHODS: dict[str, Row] = {
-    "fedpetuning": Row(
-        title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.methods.tuning.fedpetuning:FedPETuningSettings",
-        strategy="strategies.tuning.fedpetuning:FedPETuning",
-        job="client_app.methods.tuning.fedpetuning",
-        summands="espalier.methods.tuning.fedpetuning:summands",
-        to_summands="client_app.summands.adapters:of_adapters",
-        dry_run="server_app.estimate.tuning:DryTuning",
-        work="server_app.estimate.tuning:Tuned",
-        outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines:tuned",
-        tunes=True,
-    ),
+    "fedpetuning": FEDPETUNING,
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
         settings="espalier.methods.pruning.fedprllm:FedPrLLMSettings",
@@ -119,18 +132,11 @@ METHODS: dict[str, Row] = {
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
-    "fed-sb": Row(
+    "fed-sb": replace(
+        FEDPETUNING,
         title="Fed-SB (only a small square matrix between the frozen factors of LoRA is trained)",
         settings="espalier.methods.tuning.fed_sb:FedSbSettings",
         strategy="strategies.tuning.fed_sb:FedSb",
-        job="client_app.methods.tuning.fedpetuning",
-        summands="espalier.methods.tuning.fedpetuning:summands",
-        to_summands="client_app.summands.adapters:of_adapters",
-        dry_run="server_app.estimate.tuning:DryTuning",
-        work="server_app.estimate.tuning:Tuned",
-        outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines:tuned",
-        tunes=True,
     ),
     "fedsoda": Row(
         title=(
@@ -140,7 +146,7 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.tuning.fedsoda:FedSodaSettings",
         strategy="strategies.tuning.fedsoda.strategy:FedSoda",
         job="client_app.methods.tuning.fedsoda",
-        summands="espalier.methods.tuning.fedpetuning:summands",
+        summands="espalier.methods.tuning.adapters.summands:summands",
         to_summands="client_app.summands.adapters:of_adapters",
         delivery="client_app.methods.tuning.fedsoda:take_any",
         dry_run="server_app.estimate.tuning:DryFedSoda",
@@ -182,32 +188,27 @@ METHODS: dict[str, Row] = {
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
     ),
-    "flora": Row(
+    "flora": replace(
+        FEDPETUNING,
         title="FLoRA (LoRA adapters of any rank are stacked, and folded into the base)",
         settings="espalier.methods.tuning.flora:FloraSettings",
         strategy="strategies.tuning.flora:Flora",
-        job="client_app.methods.tuning.fedpetuning",
+        summands="",
+        to_summands="",
         summands_reason="stacks the clients' adapters, which do not follow from their sum",
-        dry_run="server_app.estimate.tuning:DryTuning",
-        work="server_app.estimate.tuning:Tuned",
-        outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines:tuned",
-        tunes=True,
     ),
-    "hetlora": Row(
+    "hetlora": replace(
+        FEDPETUNING,
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
         settings="espalier.methods.tuning.hetlora:HetLoRASettings",
         strategy="strategies.tuning.hetlora:HetLoRA",
-        job="client_app.methods.tuning.fedpetuning",
+        summands="",
+        to_summands="",
         summands_reason=(
             "weights clients by the norm of each one's update, and they have ranks of their"
             " own and give some up"
         ),
         dry_run="server_app.estimate.tuning:DryHetLoRA",
-        work="server_app.estimate.tuning:Tuned",
-        outcome="server_app.artifacts.adapters:AdapterOutcome",
-        baseline="strategies.baselines:tuned",
-        tunes=True,
     ),
     "llm-pruner": Row(
         title=(

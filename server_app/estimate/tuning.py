@@ -15,7 +15,7 @@ from espalier.hf.structured.selection import lowest
 from espalier.messages.blobs.cuts import pack_bits, read_bits
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
-from espalier.methods.tuning.fedpetuning import before_round, of_all_rounds, parts
+from espalier.methods.tuning.adapters.tensors import before_round, of_all_rounds, parts
 from espalier.methods.tuning.fedsoda import FedSodaSettings
 from espalier.methods.tuning.fedspine import STRUCTURE, FedSpineSettings
 from espalier.methods.tuning.hetlora import HetLoRASettings

@@ -18,18 +18,15 @@ from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody, validate
 from espalier.messages.parts import tells_samples
-from espalier.methods.tuning.fedpetuning import (
-    AdapterAveraging,
-    Order,
-    PartOrder,
-    TuningReport,
+from espalier.methods.tuning.adapters.contract import Order, PartOrder, TuningReport
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.summands import value_scale, value_specs
+from espalier.methods.tuning.adapters.tensors import (
     before_round,
     of_all_rounds,
     of_round,
     parts,
     trained,
-    value_scale,
-    value_specs,
 )
 from espalier.models.adapters import FACTORS, Adapter, AdapterPlan
 from espalier.models.plan import block_of_key

@@ -23,7 +23,8 @@ from espalier.messages.blobs.adapters import (
     sums,
     unpack_adapters,
 )
-from espalier.methods.tuning.fedpetuning import AdapterAveraging, of_all_rounds, trained
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.tensors import of_all_rounds, trained
 from espalier.models.adapters import AdapterPlan, Tensors, is_folded
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings

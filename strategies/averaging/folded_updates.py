@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.hf.whole.folded_updates import joined_plan, joined_tensors
-from espalier.methods.tuning.fedpetuning import before_round
+from espalier.methods.tuning.adapters.tensors import before_round
 from espalier.models.adapters import Adapter
 from pruning_kernels.lora.exact_means import residual_of_means, stacked_update, with_update
 from pruning_kernels.lora.factor_means import zero_padded_mean

@@ -18,7 +18,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import MessageBody
 from espalier.messages.parts import MAX_SAMPLES
 from espalier.messages.records import read, write
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256

@@ -32,7 +32,7 @@ from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import MessageBody
 from espalier.messages.records import address, read
 from espalier.messages.tensor_blobs import pack_tensors, unpack_tensors
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.models.adapters import Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.run import parse

@@ -10,7 +10,7 @@ from client_app.methods.tuning.fedpetuning import begins_with
 from espalier.errors import EspalierError
 from espalier.messages.tensor_blobs import NUMPY_DTYPES, pack_tensors
 from espalier.methods.examples import PLAN
-from espalier.methods.tuning.fedpetuning import blob_specs, trained
+from espalier.methods.tuning.adapters.tensors import blob_specs, trained
 from espalier.settings.run import parse
 
 

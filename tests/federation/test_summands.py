@@ -18,7 +18,7 @@ from espalier.messages.sums.summed_weights import MAX_WEIGHT, WEIGHT
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.examples import plan_of, settings_for
 from espalier.methods.pruning.slicegpt import moment_scale
-from espalier.methods.tuning.fedpetuning import VALUE_EXPONENT, value_scale
+from espalier.methods.tuning.adapters.summands import VALUE_EXPONENT, value_scale
 from espalier.models.plan import ModelPlan
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import parse

@@ -16,7 +16,7 @@ from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Header, MessageBody, request_header
-from espalier.methods.tuning.fedpetuning import parts, trained
+from espalier.methods.tuning.adapters.tensors import parts, trained
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256

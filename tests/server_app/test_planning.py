@@ -19,7 +19,7 @@ from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in
 from espalier.hf.whole.model import load_whole
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.settings.keys import default_values
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse

@@ -10,7 +10,7 @@ from toy_method import ROW
 import espalier
 from espalier.errors import EspalierError
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.settings.keys import changed
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of

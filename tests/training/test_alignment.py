@@ -14,7 +14,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import dense
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.methods.tuning.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import Structure

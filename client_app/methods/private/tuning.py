@@ -12,7 +12,8 @@ from client_app.protocol.push import brought, pushed_hashes
 from client_app.site import Site
 from espalier.hf.whole.folded_updates import folded_in
 from espalier.messages.message import MessageBody, validate
-from espalier.methods.tuning.fedpetuning import Order, TuningReport, of_round, trained
+from espalier.methods.tuning.adapters.contract import Order, TuningReport
+from espalier.methods.tuning.adapters.tensors import of_round, trained
 from espalier.models.adapters import FACTORS, AdapterPlan
 from espalier.privacy.accounting import Draw
 from espalier.privacy.guarantee import Guarantee

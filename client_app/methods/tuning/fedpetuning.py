@@ -40,10 +40,9 @@ from espalier.messages.blobs.adapters import differences, pack_adapters, sums, u
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
 from espalier.messages.tensor_blobs import tensor_specs
-from espalier.methods.tuning.fedpetuning import (
-    AdapterAveraging,
-    Order,
-    TuningReport,
+from espalier.methods.tuning.adapters.contract import Order, TuningReport
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.tensors import (
     before_round,
     blob_specs,
     of_all_rounds,

@@ -38,7 +38,8 @@ from espalier.hf.whole.adapters import merged
 from espalier.messages.blobs.cuts import read_bits
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.tuning.fedpetuning import Order, parts
+from espalier.methods.tuning.adapters.contract import Order
+from espalier.methods.tuning.adapters.tensors import parts
 from espalier.methods.tuning.fedspine import (
     STRUCTURE,
     FedSpineSettings,

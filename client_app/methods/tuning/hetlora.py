@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.methods.tuning.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key

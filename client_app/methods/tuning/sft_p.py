@@ -41,7 +41,8 @@ from espalier.hf.whole.adapters import merged
 from espalier.messages.evaluation import Losses
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, MessageBody, validate
-from espalier.methods.tuning.fedpetuning import Order, TuningReport, parts
+from espalier.methods.tuning.adapters.contract import Order, TuningReport
+from espalier.methods.tuning.adapters.tensors import parts
 from espalier.methods.tuning.sft_p import BIAS, SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed

@@ -1,4 +1,4 @@
-"""Fed-SB: settings, and the contracts of FedPETuning.
+"""Fed-SB: settings.
 
 A and B are frozen, and every party computes them. Only the matrix between them is trained and sent.
 """
@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.methods.tuning import fedpetuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.models.adapters import Bases
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings
@@ -53,10 +52,3 @@ class FedSbSettings(AdapterAveraging):
                 " false, or method to 'fedpetuning'"
             )
         return lines
-
-
-contract = fedpetuning.contract
-delivery = fedpetuning.delivery
-largest_orders = fedpetuning.largest_orders
-sizes_vary = fedpetuning.sizes_vary
-EXAMPLES = fedpetuning.EXAMPLES

@@ -24,8 +24,10 @@ from espalier.messages.blobs.model_pieces import (
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
 from espalier.messages.parts import Delivery, Sha256
-from espalier.methods.tuning import fedpetuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters import contract as averaging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.tensors import blob_specs
+from espalier.methods.tuning.adapters.values import Values
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.plan import ModelPlan, PlanOf
 from espalier.settings.method import PublicTextSettings
@@ -184,7 +186,7 @@ NEVER = 0
 """Version of an emulator without LoRA, that is, one that was never aligned."""
 
 
-class SubModelOrder(fedpetuning.Order):
+class SubModelOrder(averaging.Order):
     """Fields of a request to train on a sub-model."""
 
     model_sha256: Sha256
@@ -221,7 +223,7 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    return fedpetuning.contract(request, plan_of, run, SubModelOrder, observer=TRAINED)
+    return averaging.contract(request, plan_of, run, SubModelOrder, observer=TRAINED)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -261,7 +263,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
             "message: the adapter's LoRA is delivered in round 1, whose first one comes from the"
             " run's seed"
         )
-    return fedpetuning.delivery(request, plan_of, run)
+    return averaging.delivery(request, plan_of, run)
 
 
 def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -277,9 +279,9 @@ def _emulator(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contra
     adapters = emulator_adapters(plan_of(), run, told.blocks)
     delivery = Delivery(
         order=EmulatorPart,
-        specs=fedpetuning.blob_specs(adapters, run),
+        specs=blob_specs(adapters, run),
         observer="That a part of the emulator's LoRA arrived, and nothing else.",
-        check_values=fedpetuning.Values(adapters, run).check,
+        check_values=Values(adapters, run).check,
     )
     return delivery.contract(request, run)
 
@@ -289,7 +291,7 @@ def largest_orders(
 ) -> dict[Kind, dict[str, Any]]:
     """Return the fields of the requests with the largest replies of a round, by kind."""
     order = {
-        **fedpetuning.largest_orders(plan, run, server_round)["train"],
+        **averaging.largest_orders(plan, run, server_round)["train"],
         "model_sha256": _HASH,
         "aligned": NEVER,
     }
@@ -303,7 +305,7 @@ OFFER = {
     "piece_sha256": [_HASH],
 }  # fmt: skip
 """Fields of an offer of the smallest model."""
-TRAINED = fedpetuning.OBSERVER.replace(
+TRAINED = averaging.OBSERVER.replace(
     "The server chooses the initial adapters,",
     "The server chooses the model, its tokenizer and the initial adapters,",
 )
@@ -313,15 +315,15 @@ OFFERED = (
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {
-    "alone": fedpetuning.EXAMPLES["alone"],
-    "fetch": fedpetuning.EXAMPLES["fetch"],
-    "train": {**fedpetuning.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
+    "alone": averaging.EXAMPLES["alone"],
+    "fetch": averaging.EXAMPLES["fetch"],
+    "train": {**averaging.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
     "deliver": [
         OFFER,
         {"what": "piece", "model_sha256": _HASH, "index": 0, "size": 8},
         {"what": "emulator", "blocks": [0], "aligned": 1},
     ],
-    ("deliver", 2): fedpetuning.EXAMPLES["deliver"],
+    ("deliver", 2): averaging.EXAMPLES["deliver"],
 }
 """Example fields by kind, or by kind and round; the contract of the kind depends on them.
 

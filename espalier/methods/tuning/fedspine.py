@@ -22,8 +22,10 @@ from espalier.messages.blobs.cuts import bit_specs, read_bits, require_step
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MAX_LOSS
 from espalier.messages.message import Fields, Kind, MessageBody, NoFields, validate
-from espalier.methods.tuning import fedpetuning as tuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging, Along, TuningReport
+from espalier.methods.tuning.adapters import contract as averaging
+from espalier.methods.tuning.adapters import tensors
+from espalier.methods.tuning.adapters.contract import Along, TuningReport
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.models.plan import ModelPlan, PlanOf
@@ -359,7 +361,7 @@ def trained(
     rank_limit : maximum rank; None for the ranks of the settings
     structure : blob with the device's cut; None for the uncut model
     """
-    adapters = tuning.trained(plan, run, rank_limit)
+    adapters = tensors.trained(plan, run, rank_limit)
     if structure is None:
         return adapters
     blocks = _smaller(plan, structure).blocks
@@ -385,13 +387,13 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    return tuning.contract(
+    return averaging.contract(
         request,
         plan_of,
         run,
         trained=partial(trained, structure=request.blobs.get(STRUCTURE)),
         kind_of_report=SpineReport,
-        beside=_beside(plan_of()) if request.header.server_round > 1 else tuning.NOTHING,
+        beside=_beside(plan_of()) if request.header.server_round > 1 else averaging.NOTHING,
         observer=OBSERVER,
     )
 
@@ -409,7 +411,7 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
     if in_a_round and header.part == 0:
         return _question(request, plan_of(), run)
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
-    return tuning.delivery_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
+    return averaging.delivery_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
 
 
 def _beside(plan: ModelPlan) -> Along:
@@ -457,10 +459,10 @@ def largest_orders(
     An uncut device has the largest replies.
     """
     question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
-    return question | tuning.largest_orders(plan, run, server_round)
+    return question | averaging.largest_orders(plan, run, server_round)
 
 
-sizes_vary = tuning.sizes_vary
+sizes_vary = averaging.sizes_vary
 ASKED = (
     "Which attention groups and feed-forward channels this client removes, one bit each: those"
     " whose weights matter least to its data. Importances never leave it, and it answers once per"
@@ -474,5 +476,5 @@ OBSERVER = (
     " number of training sequences. Also how many steps failed, and how long the training took."
 )
 
-EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}
+EXAMPLES: dict[Kind, Mapping[str, Any]] = {**averaging.EXAMPLES, "deliver": {"pruned": 0.1}}
 """Example fields by kind; the contract of the kind depends on them."""

@@ -1,4 +1,4 @@
-"""FLoRA: settings, and the contracts of FedPETuning.
+"""FLoRA: settings.
 
 Clients train new adapters in every round. What they send is stacked, and folded into the base.
 """
@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from espalier.methods.tuning import fedpetuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging, folding_faults
+from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
 from espalier.models.adapters import FACTORS
 from espalier.seeds import derive_seed
 from espalier.settings.method import of_client
@@ -90,10 +89,3 @@ class FloraSettings(AdapterAveraging):
             *folding_faults("method = 'flora'", federation, lora),
             *largest_rank_faults(method, self.ranks, lora, num_clients),
         ]
-
-
-contract = fedpetuning.contract
-delivery = fedpetuning.delivery
-largest_orders = fedpetuning.largest_orders
-sizes_vary = fedpetuning.sizes_vary
-EXAMPLES = fedpetuning.EXAMPLES

@@ -1,4 +1,4 @@
-"""HetLoRA: settings, and the contracts of FedPETuning.
+"""HetLoRA: settings.
 
 LoRA adapters are averaged, with a rank for each client.
 """
@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.methods.tuning import fedpetuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.settings.method import of_client
 from espalier.settings.tables.federation import FederationSettings
 from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
@@ -109,10 +108,3 @@ class HetLoRASettings(AdapterAveraging):
             *super().contradictions(method, federation, lora, num_clients),
             *largest_rank_faults(method, self.ranks, lora, num_clients),
         ]
-
-
-contract = fedpetuning.contract
-delivery = fedpetuning.delivery
-largest_orders = fedpetuning.largest_orders
-sizes_vary = fedpetuning.sizes_vary
-EXAMPLES = fedpetuning.EXAMPLES

@@ -16,8 +16,9 @@ from espalier.amounts import count
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, MessageBody
 from espalier.messages.sums.summands import SumSpecs
-from espalier.methods.tuning import fedpetuning
-from espalier.methods.tuning.fedpetuning import AdapterAveraging
+from espalier.methods.tuning.adapters import contract as averaging
+from espalier.methods.tuning.adapters.settings import AdapterAveraging
+from espalier.methods.tuning.adapters.summands import value_specs
 from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan, PlanOf
@@ -254,7 +255,7 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 
 def contract(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
-    return fedpetuning.contract(request, plan_of, run, trained=trained, observer=OBSERVER)
+    return averaging.contract(request, plan_of, run, trained=trained, observer=OBSERVER)
 
 
 def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -262,11 +263,11 @@ def delivery(request: MessageBody, plan_of: PlanOf, run: RunSettings) -> Contrac
 
     After the last round, each client makes its personal model from them.
     """
-    return fedpetuning.delivery_of(request, plan_of, run, trained)
+    return averaging.delivery_of(request, plan_of, run, trained)
 
 
-largest_orders = fedpetuning.largest_orders
-sizes_vary = fedpetuning.sizes_vary
+largest_orders = averaging.largest_orders
+sizes_vary = averaging.sizes_vary
 OBSERVER = (
     "A generator of masks, and LoRA if it is trained. Their differences from what was sent to the"
     " client are sums of the optimiser's steps on its data, at its own masks. As with LoRA,"
@@ -279,8 +280,8 @@ OBSERVER = (
 
 def summands(server_round: int, plan: ModelPlan, run: RunSettings) -> SumSpecs:
     """Return the specs of weighted generator and LoRA as summands, and of the weight."""
-    return fedpetuning.value_specs(trained(plan, run), run)
+    return value_specs(trained(plan, run), run)
 
 
-EXAMPLES: dict[Kind, dict[str, Any]] = fedpetuning.EXAMPLES
+EXAMPLES: dict[Kind, dict[str, Any]] = averaging.EXAMPLES
 """Example fields by kind; the contract of the kind depends on them."""

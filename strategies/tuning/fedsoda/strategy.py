@@ -34,7 +34,7 @@ from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Piece
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.methods.tuning.fedpetuning import parts
+from espalier.methods.tuning.adapters.tensors import parts
 from espalier.methods.tuning.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings

@@ -23,7 +23,7 @@ from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
 from espalier.messages.tensor_blobs import MAX_BLOBS
-from espalier.methods.tuning.fedpetuning import trained
+from espalier.methods.tuning.adapters.tensors import trained
 from espalier.methods.tuning.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key

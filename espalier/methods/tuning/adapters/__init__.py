@@ -1,0 +1,1 @@
+"""Settings, tensors and contracts of all methods that average LoRA adapters."""
