@@ -5,6 +5,7 @@ averages the results. The base model is frozen and is not sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from statistics import median_low
 from typing import Any, ClassVar
 
@@ -40,6 +41,7 @@ from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.client_weights import count_claims
 from strategies.averaging.training_bound import Reach
 from strategies.averaging.updates import UpdateLimits, Updates
+from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
 from strategies.base.method import ClientOrder, Method, ProgressWords, Selection
 from strategies.base.roster import Seat
@@ -70,7 +72,8 @@ class AdapterAverager:
     adapters : function that returns the global adapters
     rank_of : function that returns the maximum rank that a client trains in its next round; None
         for the settings' rank
-    brings_result : True if clients receive the result after the last round
+    brings_result : True if clients receive the result after the last round; None: if they evaluate
+        it on text of their own
     report : fields that clients report with their adapters
     training : training settings of tensors whose names begin with a prefix, if they are not those
         of the run
@@ -82,7 +85,7 @@ class AdapterAverager:
         adapters: Callable[[], AdapterResult],
         *,
         rank_of: Callable[[Seat], int] | None = None,
-        brings_result: bool,
+        brings_result: bool | None = None,
         report: type[TuningReport] = TuningReport,
         training: Mapping[str, TrainingSettings] | None = None,
     ) -> None:
@@ -102,7 +105,8 @@ class AdapterAverager:
         self._rank_of = rank_of or (
             lambda seat: self.job.rank_limit_of(seat.client, run.settings.lora)
         )
-        self._brings_result = brings_result
+        own_text = run.settings.evaluation.own_text
+        self._brings_result = own_text if brings_result is None else brings_result
         self._report = report
         self._starts: dict[str, float] = {}
         """Largest magnitude with which clients began, by ``<blob key>/<name>``."""
@@ -322,6 +326,18 @@ class AdapterAverager:
             client: float(self.reports[client].samples) if weighed else 1.0 for client in clients
         }
 
+    def fold(
+        self, server_round: int, inbox: Inbox, clients: list[int], mean: Mean | None = None
+    ) -> None:
+        """Average the adapters of a round's clients, blob by blob, in client order.
+
+        ``mean`` replaces the mean of the settings.
+        """
+        updates = self.updates(server_round, inbox, clients)
+        self.note_times(server_round, updates.clients)
+        weights = self.samples_of(updates.clients)
+        self.average(updates, weights, self.limits_after(server_round), mean)
+
     def average(
         self,
         updates: Updates,
@@ -428,8 +444,18 @@ class Tuning(Method):
     WORDS = ProgressWords("adapters", "training", "trained")
     RESULT: ClassVar[type[Any]] = AdapterResult
     """Class of the result."""
-    averager: AdapterAverager
-    """Averaging of the run's adapters; a subclass makes it."""
+    result: Any
+    """Object of that class."""
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation, *of_result: Any) -> None:
+        """Make the result; ``of_result`` are its arguments after the checkpoint's blobs."""
+        super().__init__(run, evaluation)
+        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs, *of_result)
+
+    @cached_property
+    def averager(self) -> AdapterAverager:
+        """Averaging of the run's adapters; a method that averages otherwise assigns its own."""
+        return AdapterAverager(self.run, lambda: self.result)
 
     @classmethod
     def require_fit(
@@ -479,11 +505,7 @@ class Tuning(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters blob by blob, in client order."""
-        averager = self.averager
-        updates = averager.updates(server_round, inbox, clients)
-        averager.note_times(server_round, updates.clients)
-        weights = averager.samples_of(updates.clients)
-        averager.average(updates, weights, averager.limits_after(server_round))
+        self.averager.fold(server_round, inbox, clients)
 
     def fold_sums(self, server_round: int, sums: Sums, clients: list[int]) -> None:
         """Average the adapters, of which only the sum is known."""

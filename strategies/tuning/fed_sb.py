@@ -8,11 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from espalier.hf.whole.inner_matrices import plain_tensors
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.averaging.written_adapters import WrittenAdapters
-from strategies.base.evaluation import ClientEvaluation
-from strategies.base.run import Run
 
 
 class InnerResult(AdapterResult):
@@ -32,10 +30,3 @@ class FedSb(Tuning):
 
     RESULT = InnerResult
     result: InnerResult
-
-    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
-        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
-        self.averager = AdapterAverager(
-            run, lambda: self.result, brings_result=run.settings.evaluation.own_text
-        )

@@ -14,11 +14,9 @@ from torch import Tensor
 from espalier.models.adapters import Adapter, Tensors
 from espalier.training.initial_values import initial_adapters
 from pruning_kernels.lora.factors import Factors
-from strategies.averaging.adapter_averager import AdapterAverager, Tuning
+from strategies.averaging.adapter_averager import Tuning
 from strategies.averaging.folded_updates import FoldedResult
-from strategies.base.evaluation import ClientEvaluation
 from strategies.base.inbox import Inbox
-from strategies.base.run import Run
 
 
 class StackedResult(FoldedResult):
@@ -59,20 +57,9 @@ class Flora(Tuning):
     RESULT = StackedResult
     result: StackedResult
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
-        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
-        self.averager = AdapterAverager(
-            run, lambda: self.result, brings_result=run.settings.evaluation.own_text
-        )
-
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Stack the adapters blob by blob, in client order, and fold them into the base."""
-        averager = self.averager
-        updates = averager.updates(server_round, inbox, clients)
-        averager.note_times(server_round, updates.clients)
-        weights = averager.samples_of(updates.clients)
         first = self.result.first_of(server_round + 1)
         mean = partial(self.result.stacked, server_round, first)
-        averager.average(updates, weights, averager.limits_after(server_round), mean)
+        self.averager.fold(server_round, inbox, clients, mean)
         self.result.folded = self.result.folded_after(server_round)

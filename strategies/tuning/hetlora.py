@@ -40,13 +40,7 @@ class HetLoRA(Tuning):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(HetLoRASettings)
-        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
-        self.averager = AdapterAverager(
-            run,
-            lambda: self.result,
-            rank_of=self._rank_of,
-            brings_result=run.settings.evaluation.own_text,
-        )
+        self.averager = AdapterAverager(run, lambda: self.result, rank_of=self._rank_of)
         self._ranks: dict[int, int] | None = None
         """Rank r_k of each client in its next round; None before the first round."""
 

@@ -31,17 +31,11 @@ class SftP(Tuning):
     result: AdapterResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
         settings = run.settings
         plan = run.model.plan
+        first = partial(first_shared, plan, settings)
+        super().__init__(run, evaluation, trained(plan, settings), first)
         self.job = settings.of(SftPSettings)
-        self.result = self.RESULT(
-            settings,
-            run.model,
-            run.checkpoint.blobs,
-            trained(plan, settings),
-            partial(first_shared, plan, settings),
-        )
         self.averager = AdapterAverager(
             run,
             lambda: self.result,

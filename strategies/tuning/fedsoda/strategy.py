@@ -57,17 +57,10 @@ class FedSoda(Tuning):
     result: SubModelResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
-        super().__init__(run, evaluation)
-        self.job = run.settings.of(FedSodaSettings)
         # Without a sub-model, which ``before_round`` makes.
-        self.result = self.RESULT(
-            run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model"
-        )
-        self.averager = AdapterAverager(
-            run,
-            lambda: self.result.adapter,
-            brings_result=run.settings.evaluation.own_text,
-        )
+        super().__init__(run, evaluation, run.folder.path / "sub-model")
+        self.job = run.settings.of(FedSodaSettings)
+        self.averager = AdapterAverager(run, lambda: self.result.adapter)
         self._held: dict[int, int] = {}
         """Alignment round of the emulator's LoRA at each client with the sub-model; 0: none."""
         self._drawn: tuple[int, list[int]] = (0, [])

@@ -111,7 +111,6 @@ class FedSpine(Tuning):
     def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
         super().__init__(run, evaluation)
         self.job = run.settings.of(FedSpineSettings)
-        self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs)
         self.averager = AdapterAverager(
             run,
             lambda: self.result,
