@@ -7,13 +7,14 @@ float32, as its clients sent them before they sent sums.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.summands.plain_blob import PlainBlob, ToSummands
 from client_app.summands.statistics import of_input_sums, of_moments, of_scores
 from espalier.data.client_text import client_samples
 from espalier.hf.group_scores.flap import (
@@ -58,7 +59,7 @@ COMPUTING = Computing(torch.device("cpu"), torch.float32, 1)
 def summed(
     run: RunSettings,
     model: OpenedModel,
-    convert: Callable[..., Mapping[str, Numbers]],
+    convert: ToSummands,
     key: str,
     blobs: Sequence[bytes],
     samples: int,
@@ -67,7 +68,11 @@ def summed(
     specs = part(METHODS[run.method].summands)(1, model.plan, run)[key]
     found = {}
     report = {"samples": samples}
-    parts = [convert(key, lambda _, own=blob: own, report, model.plan, run) for blob in blobs]
+
+    def plain(blob: bytes) -> PlainBlob:
+        return PlainBlob(key, lambda: blob, report, model.plan, run)
+
+    parts = [convert(plain(blob)) for blob in blobs]
     for name, spec in specs.items():
         total = np.zeros(spec.num_words, np.uint64)
         for own in parts:

@@ -23,7 +23,6 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.groups import Groups
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.fleet import Conditions, Fleet, read_fleet
-from espalier.settings.tables.task import TEXT
 from espalier.storage.blobs import sha256
 from strategies.base.run import Run
 
@@ -36,15 +35,13 @@ parameter takes 2 more for its gradient.
 """
 
 
-def computing_seconds(
-    steps: int, tokens: int, kept: int, trained: int, conditions: Conditions
-) -> float:
-    """Return the seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
+def training_operations(tokens: int, kept: int, trained: int) -> int:
+    """Return the operations of training on a number of tokens, ``tokens (4 P_kept + 6 P_lora)``.
 
-    ``tokens`` is the number in a step, ``kept`` that of the frozen parameters after pruning, and
-    ``trained`` that of the trained ones: LoRA adapters and others, such as a classification head.
+    ``kept`` is the number of the frozen parameters after pruning, and ``trained`` that of the
+    trained ones: LoRA adapters and others, such as a classification head.
     """
-    return steps * tokens * (FROZEN * kept + TRAINED * trained) / conditions.operations_per_second
+    return tokens * (FROZEN * kept + TRAINED * trained)
 
 
 def sending_seconds(num_bytes: int, conditions: Conditions) -> float:
@@ -119,13 +116,9 @@ def virtual_seconds(
 
     ``kept`` is the number of parameters of the frozen model that the device still has.
     """
-    training = settings.training
-    sequence = (
-        settings.data.sequence_length if settings.task.name == TEXT else settings.task.max_tokens
-    )
-    tokens = training.batch_size * training.accumulation * sequence
     conditions = fleet.drawn(settings.seed, client, server_round)
-    computing = computing_seconds(training.steps, tokens, kept, adapters.num_parameters, conditions)
+    operations = training_operations(settings.tokens_of_round, kept, adapters.num_parameters)
+    computing = operations / conditions.operations_per_second
     return computing + sending_seconds(num_bytes, conditions)
 
 

@@ -28,9 +28,9 @@ from espalier.training.loop import Loop
 from espalier.training.sequences import client_sequences
 from server_app.public_tests import public_tests
 from strategies.fleet import (
-    computing_seconds,
     fleet_of,
     sending_seconds,
+    training_operations,
 )
 
 
@@ -73,7 +73,8 @@ def looks(
         times = []
         for client in federation.sequences:
             conditions = fleet.drawn(settings.seed, client, server_round)
-            computing = computing_seconds(training.steps, tokens, frozen, number, conditions)
+            operations = training_operations(training.steps * tokens, frozen, number)
+            computing = operations / conditions.operations_per_second
             times.append(
                 computing + sending_seconds(sent if server_round == 1 else 2 * sent, conditions)
             )

@@ -18,11 +18,12 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from client_app.protocol.answer_once import kept_report
 from client_app.protocol.sum_party import Party
 from client_app.site import Site, reply_to
+from client_app.summands.plain_blob import PlainBlob, ToSummands
 from espalier.errors import InputError
 from espalier.identity.site_keys import private_key as site_private_key
 from espalier.identity.site_keys import public_keys
@@ -46,7 +47,6 @@ from espalier.messages.sums.secure_sum import (
 from espalier.messages.sums.summands import Numbers, pack
 from espalier.messages.sums.summed_weights import WITHHELD
 from espalier.messages.tensor_blobs import pack_tensors
-from espalier.models.plan import ModelPlan
 from espalier.secure_sum.keys import (
     Session,
     new_seed,
@@ -54,7 +54,6 @@ from espalier.secure_sum.keys import (
     public_bytes,
 )
 from espalier.settings.methods import METHODS, part
-from espalier.settings.run import RunSettings
 from espalier.settings.tables.noise_share import NoiseShare
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
@@ -68,27 +67,6 @@ UNMASKED = "unmasked"
 
 It outlasts the documents of the rounds, which are deleted when a later round begins.
 """
-
-
-class ToSummands(Protocol):
-    """Function that turns a client's plain reply into the summands of one blob."""
-
-    def __call__(
-        self,
-        key: str,
-        blob: Callable[[str], bytes],
-        report: Mapping[str, Any],
-        plan: ModelPlan,
-        run: RunSettings,
-    ) -> Mapping[str, Numbers]:
-        """Return the numbers of each tensor of a summand's blob.
-
-        Parameters
-        ----------
-        key : key of the blob in ``SumSpecs``
-        blob : function of a key that returns a blob of the plain reply
-        report : fields of the plain report
-        """
 
 
 def advertise(
@@ -341,11 +319,14 @@ class PlainReply:
     def numbers(self, key: str) -> Mapping[str, Numbers]:
         """Return the summands of one blob, by tensor name."""
         return self._convert(
-            key, self._blob, self.report, self._site.model.plan, self._site.settings
+            PlainBlob(
+                key,
+                lambda: self._store.get(self._hashes[key]),
+                self.report,
+                self._site.model.plan,
+                self._site.settings,
+            )
         )
-
-    def _blob(self, key: str) -> bytes:
-        return self._store.get(self._hashes[key])
 
 
 def _require_own_entry(

@@ -4,64 +4,46 @@ Each vote is 0 or 1 in the fewest bits that hold the number of clients, so that 
 that the server makes of masks.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
+from client_app.summands.plain_blob import PlainBlob
 from espalier.messages.blobs.masks import kept_name, mask_name, votes_name
 from espalier.messages.sums.summands import Numbers
-from espalier.messages.tensor_blobs import views
 from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, kept_scale
-from espalier.models.plan import BlockPlan, ModelPlan
-from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import unpack
 
 
-def of_masks(
-    key: str,
-    blob: Callable[[str], bytes],
-    report: Mapping[str, Any],
-    plan: ModelPlan,
-    run: RunSettings,
-) -> Mapping[str, Numbers]:
+def of_masks(blob: PlainBlob) -> Mapping[str, Numbers]:
     """Return the votes on a block of a reply with masks (FedPrLLM), by tensor name."""
-    return _votes(plan.block(key), blob(key))
+    return _votes(blob)
 
 
-def of_kept(
-    key: str,
-    blob: Callable[[str], bytes],
-    report: Mapping[str, Any],
-    plan: ModelPlan,
-    run: RunSettings,
-) -> Mapping[str, Numbers]:
+def of_kept(blob: PlainBlob) -> Mapping[str, Numbers]:
     """Return votes and, if clients change weights, kept weights of a layer (FedSpaLLM).
 
     A pruned weight adds zero. Kept weights are clipped (``kept_scale``).
     """
-    block = plan.block(key)
-    found = _votes(block, blob(key))
-    if run.of(FedSpaLLMSettings).changes_weights:
-        found |= _kept(block, blob(key))
-    return found
+    changes = blob.run.of(FedSpaLLMSettings).changes_weights
+    return _votes(blob) | (_kept(blob) if changes else {})
 
 
-def _votes(block: BlockPlan, blob: bytes) -> dict[str, Numbers]:
+def _votes(blob: PlainBlob) -> dict[str, Numbers]:
     """Return the votes to prune each weight, 0 or 1, by tensor name: (num_weights,) uint64."""
-    masks = views(blob)
+    masks = blob.tensors()
     found = {}
-    for linear in block.linears:
+    for linear in blob.block.linears:
         prune_mask = unpack(masks[mask_name(linear.name)], (linear.num_weights,))
         found[votes_name(linear.name)] = prune_mask.astype(np.uint64)
     return found
 
 
-def _kept(block: BlockPlan, blob: bytes) -> dict[str, Numbers]:
+def _kept(blob: PlainBlob) -> dict[str, Numbers]:
     """Return the kept weights of a block in fixed point, with zeros at pruned places."""
-    tensors = views(blob)
+    tensors = blob.tensors()
     found = {}
-    for linear in block.linears:
+    for linear in blob.block.linears:
         keep = ~unpack(tensors[mask_name(linear.name)], (linear.num_weights,))
         kept = tensors[kept_name(linear.name)]
         if linear.dtype == "BF16":

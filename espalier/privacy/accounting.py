@@ -23,6 +23,10 @@ from espalier.errors import InputError
 
 NEARLY = 5e-3
 """Relative accuracy of a noise multiplier; it is rounded up."""
+MOMENTS = "RDPAccountant"
+"""Opacus's bound by Rényi moments."""
+VARIABLE = "PRVAccountant"
+"""Opacus's bound by the privacy random variable, which is lower and takes longer."""
 MOMENTS_ONLY = 64.0
 """Epsilon by Rényi moments above which the other bound, whose cost grows with it, is left out."""
 LESS_BY_BOTH = 0.8
@@ -56,32 +60,23 @@ def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     history = tuple((*key, number) for key, number in sorted(steps.items()))
     if not history:
         return 0.0
-    found = _by_moments(history, delta)
-    return found if found > MOMENTS_ONLY else min(found, _by_variable(history, delta))
+    found = _bound(MOMENTS, history, delta)
+    return found if found > MOMENTS_ONLY else min(found, _bound(VARIABLE, history, delta))
 
 
 @cache
-def _by_moments(history: History, delta: float) -> float:
+def _bound(accountant: str, history: History, delta: float) -> float:
+    """Return the bound on epsilon by one of Opacus's accountants."""
     with importing(), warnings.catch_warnings():
         # Opacus warns if the best of its Rényi orders is the first or the last one; the bound holds.
+        # By the privacy random variable it takes the logarithm of 0 where it does not use it, at
+        # sampling rate 1.
         warnings.simplefilter("ignore")
-        from opacus.accountants import RDPAccountant
+        from opacus import accountants
 
-        accountant = RDPAccountant()
-        accountant.history = list(history)
-        return float(accountant.get_epsilon(delta))
-
-
-@cache
-def _by_variable(history: History, delta: float) -> float:
-    with importing(), warnings.catch_warnings():
-        # It takes the logarithm of 0 where it does not use it, at sampling rate 1.
-        warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant
-
-        accountant = PRVAccountant()
-        accountant.history = list(history)
-        return float(accountant.get_epsilon(delta))
+        counted = getattr(accountants, accountant)()
+        counted.history = list(history)
+        return float(counted.get_epsilon(delta))
 
 
 @cache
@@ -95,7 +90,7 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
     """
 
     def by_moments(candidate: float) -> bool:
-        return _by_moments(((candidate, sampling_rate, steps),), delta) <= epsilon
+        return _bound(MOMENTS, ((candidate, sampling_rate, steps),), delta) <= epsilon
 
     def by_both(candidate: float) -> bool:
         return epsilon_of([Draw(candidate, sampling_rate, steps)], delta) <= epsilon

@@ -71,7 +71,7 @@ class Row:
     to_summands: str = ""
     """Function that turns a client's plain reply into the summands of one blob.
 
-    It has the parameters of ``client_app.protocol.secure_sum.ToSummands``.
+    It is a ``client_app.summands.plain_blob.ToSummands``.
     """
     summands_reason: str = ""
     """Reason why there are no ``summands``, as the end of a sentence about the method."""

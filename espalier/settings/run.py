@@ -68,6 +68,18 @@ class RunSettings(TopSettings):
         return METHODS[self.method].tunes
 
     @property
+    def training_tokens(self) -> int:
+        """Maximum number of tokens of a training sequence."""
+        return self.data.sequence_length if self.task.name == TEXT else self.task.max_tokens
+
+    @property
+    def tokens_of_round(self) -> int:
+        """Number of tokens on which a client trains in a round, if all sequences are full."""
+        training = self.training
+        steps = training.steps * training.accumulation
+        return steps * training.batch_size * self.training_tokens
+
+    @property
     def num_classes(self) -> int:
         """Number of classes for an encoder; 0 if encoders cannot do the task."""
         if self.task.name == TEXT:

@@ -8,7 +8,7 @@ from torch import Tensor
 from espalier.hf.stream.block_stream import samples_per_batch
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.methods.pruning.fedprllm import FedPrLLMSettings
-from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
+from espalier.methods.pruning.fedspallm import FedSpaLLMSettings, num_kept
 from espalier.methods.pruning.llm_pruner import LlmPrunerSettings
 from espalier.methods.pruning.llm_streamline import LlmStreamlineSettings, layer_shapes
 from espalier.methods.pruning.pooled_pruning import shared_inputs
@@ -19,7 +19,6 @@ from espalier.models.structure import COLUMNS
 from espalier.settings.pruning import MaskingSettings, StructuredSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.compiled import WORTH_COMPILING
-from pruning_kernels.selection.comparison_groups import pruned_in_matrix
 from server_app.estimate.dry_run import DryRun
 from server_app.estimate.memory import Moment
 from server_app.estimate.sizes import FLOAT32, FLOAT64
@@ -102,16 +101,9 @@ class DryFedSpaLLM(DryRun, FedSpaLLM):
         Without mask expansion a weight is pruned only if all senders prune it. Their masks are
         equal in the case of the least bytes, and disjoint in the other case.
         """
-        server_round = self.rounds.finished + 1
-        if self.settings.mask_expansion:
-            sparsity = sparsity_of(self.run.settings, server_round)
-            group = self.settings.server_group
-            return [
-                linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
-                for linear in block.linears
-            ]
-        local = num_kept(block, self.run.settings, server_round)
-        times = 1 if self.case == "least" else senders
+        local = num_kept(block, self.run.settings, self.rounds.finished + 1)
+        disjoint = self.case == "most" and not self.settings.mask_expansion
+        times = senders if disjoint else 1
         return [min(one.num_weights, times * local[one.name]) for one in block.linears]
 
 

@@ -26,8 +26,6 @@ from espalier.models.structure import GROUP_KINDS, group_size, kind_of
 from espalier.settings.pruning import PersonalModelSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import WireDtype
-from espalier.settings.tables.task import TEXT
-from espalier.storage.blobs import BlobStore
 from pruning_kernels.lora.factors import kept_rank
 from server_app.estimate.dry_run import HASH, Case, DryRun
 from server_app.estimate.memory import Moment
@@ -38,7 +36,7 @@ from server_app.estimate.work import EXPORT_SAMPLES, GRADIENT_AND_MOMENTS, Work,
 from strategies.averaging.adapter_averager import AdapterAverager
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.inbox import Inbox
-from strategies.fleet import FROZEN, TRAINED
+from strategies.fleet import training_operations
 from strategies.tuning.fedsoda.strategy import FedSoda
 from strategies.tuning.fedsoda.sub_model import SubModelResult, sub_model_of
 from strategies.tuning.fedspine.choice import Arm
@@ -72,15 +70,8 @@ GATES = 4
 class AdapterShapes(AdapterResult):
     """Global adapters without values."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        model: OpenedModel,
-        store: BlobStore,
-        adapters: AdapterPlan | None = None,
-        first: Callable[[], Tensors] | None = None,
-    ) -> None:
-        super().__init__(settings, model, store, adapters, dict)
+    def _begun(self, first: Callable[[], Tensors] | None) -> Tensors:
+        return {}
 
     def blob(self, key: str, limit: int) -> bytes:
         """Return no bytes in place of a blob."""
@@ -131,11 +122,8 @@ class DryHetLoRA(DryTuning, HetLoRA):
         self._adopt_ranks(clients)
 
 
-class RefinedShapes(RefinedResult):
+class RefinedShapes(AdapterShapes, RefinedResult):
     """Result of FedSpine without values."""
-
-    def __init__(self, settings: RunSettings, *arguments: Any) -> None:
-        super().__init__(settings, *arguments, None, dict)
 
     def blob_for(self, client: int, key: str, rank_limit: int) -> bytes:
         """Return no bytes in place of a blob."""
@@ -348,9 +336,7 @@ class Tuned(Work):
         self.training = self.settings.training
         is_nf4 = self.training.base == "nf4"
         self.processes = ("nf4 client" if is_nf4 else "tuning client", "tuning server")
-        task = self.settings.task
-        if task.name != TEXT:
-            self.tokens = task.max_tokens
+        self.tokens = self.settings.training_tokens
         assert isinstance(self.strategy, DryTuning)
         self.shared = of_all_rounds(self.strategy.averaged, self.settings)
         """Everything that clients train and the server averages."""
@@ -447,10 +433,9 @@ class Tuned(Work):
 
     def operations(self) -> float:
         """Return the operations of a round with full sequences, as FedSpine's clock counts."""
-        chosen = self.training
-        tokens = chosen.steps * chosen.accumulation * chosen.batch_size * self.tokens
-        frozen = FROZEN * (self.base.parameters - self.base.embeddings)
-        return tokens * (frozen + TRAINED * self.adapters.num_parameters)
+        frozen = self.base.parameters - self.base.embeddings
+        tokens = self.settings.tokens_of_round
+        return training_operations(tokens, frozen, self.adapters.num_parameters)
 
 
 class Masked(Tuned):

@@ -58,7 +58,7 @@ class AdapterResult(RunResult):
         self.model = model
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
-        begun = first() if first else initial_values(model, self.adapters, settings.seed)
+        begun = self._begun(first)
         self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
         self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
@@ -71,6 +71,10 @@ class AdapterResult(RunResult):
         """
         self.rounds: list[RoundTime] = []
         """Time of each round; empty without a virtual clock."""
+
+    def _begun(self, first: Callable[[], Tensors] | None) -> Tensors:
+        """Return the initial values."""
+        return first() if first else initial_values(self.model, self.adapters, self.settings.seed)
 
     def state(self) -> dict[str, Any]:
         """Return all hashes, and the entries of the rounds."""

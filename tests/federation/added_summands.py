@@ -16,6 +16,7 @@ import pytest
 from bench import Bench
 
 from client_app.site import Site
+from client_app.summands.plain_blob import PlainBlob
 from espalier.messages.message import MessageBody
 from espalier.messages.sums.summands import Numbers, SumSpecs, add_to, pack
 from espalier.messages.tensor_blobs import pack_tensors
@@ -92,11 +93,13 @@ class SummedRun:
             for key, specs in self.specs[header.server_round].items():
                 found[key] = dict(
                     part(row.to_summands)(
-                        key,
-                        lambda of: store.get(hashes[of]),
-                        reply.fields,
-                        plan,
-                        site.settings,
+                        PlainBlob(
+                            key,
+                            lambda of=key: store.get(hashes[of]),
+                            reply.fields,
+                            plan,
+                            site.settings,
+                        )
                     )
                 )
                 assert found[key].keys() == specs.keys()

@@ -14,6 +14,7 @@ from bench import Bench, Home, home, private_text
 from tiny_model import save_tiny_llama
 
 from client_app.summands.adapters import of_adapters
+from client_app.summands.plain_blob import PlainBlob
 from espalier.messages.sums.summed_weights import MAX_WEIGHT, WEIGHT
 from espalier.messages.tensor_blobs import pack_tensors
 from espalier.methods.examples import plan_of, settings_for
@@ -218,17 +219,13 @@ def test_clipping_bounds_what_a_client_adds() -> None:
     """A client with values of any size, and a billion samples, adds its weight times the bound."""
     run = parse({"method": "fedpetuning", "num-clients": 8, "federation.max-update-ratio": 1e6})
     values = np.array([1e30, -1e30, 64.0, 63.5], np.float32)
-    found = of_adapters(
-        "block-0000",
-        lambda key: pack_tensors({"attn.q.lora_a": values}),
-        {"samples": 10**9},
-        EMPTY,
-        run,
-    )
+    report = {"samples": 10**9}
+    packed = pack_tensors({"attn.q.lora_a": values})
+    found = of_adapters(PlainBlob("block-0000", lambda: packed, report, EMPTY, run))
     spec = signed_bits(VALUE_EXPONENT + value_scale(run).fraction_bits, 8, MAX_WEIGHT)
     numbers = value_scale(run).numbers(found["attn.q.lora_a"], spec) / MAX_WEIGHT
     assert numbers.tolist() == [64.0, -64.0, 64.0, 63.5]
-    weight = of_adapters(WEIGHT, lambda key: b"", {"samples": 10**9}, EMPTY, run)
+    weight = of_adapters(PlainBlob(WEIGHT, lambda: b"", report, EMPTY, run))
     assert weight[WEIGHT].tolist() == [MAX_WEIGHT]
 
 

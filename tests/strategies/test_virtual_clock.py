@@ -1,9 +1,7 @@
 """Virtual times, compared with values computed by hand."""
 
-import pytest
-
 from espalier.settings.tables.fleet import Conditions
-from strategies.fleet import DeviceTime, RoundTime, computing_seconds, sending_seconds
+from strategies.fleet import DeviceTime, RoundTime, sending_seconds, training_operations
 
 SLOW = Conditions(0, 1e9, 2e6)
 
@@ -13,9 +11,9 @@ def test_on_paper() -> None:
 
     The model has 1000 frozen and 50 trained parameters. 1 MB is 8 megabits.
     """
-    assert computing_seconds(20, 100, 1000, 50, SLOW) == pytest.approx(8.6e6 / 1e9)
+    assert training_operations(20 * 100, 1000, 50) == 8_600_000
     assert sending_seconds(1_000_000, SLOW) == 4
-    assert computing_seconds(0, 100, 1000, 50, SLOW) == sending_seconds(0, SLOW) == 0
+    assert training_operations(0, 1000, 50) == sending_seconds(0, SLOW) == 0
 
 
 def test_waiting_on_paper() -> None:

@@ -8,7 +8,6 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import BY_COORDINATE, FederationSettings
 from espalier.settings.tables.lora import LoraSettings
-from espalier.settings.tables.task import TEXT
 
 
 class AdapterAveraging(MethodSettings):
@@ -27,12 +26,11 @@ class AdapterAveraging(MethodSettings):
     def asked_of_sites(self, run: RunSettings) -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
         training = run.training
-        tokens = run.data.sequence_length if run.task.name == TEXT else run.task.max_tokens
         passes = training.steps * training.accumulation
         return {
             "max_batch_tokens": (
                 "training.batch-size x tokens of a sequence",
-                training.batch_size * tokens,
+                training.batch_size * run.training_tokens,
             ),
             "max_steps": ("training.steps x training.accumulation", passes),
         }
