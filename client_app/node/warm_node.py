@@ -78,6 +78,7 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            # Read before the start, so that a later, higher count includes this process.
             kills = self._kills()
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

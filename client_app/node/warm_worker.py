@@ -88,6 +88,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             told,
             lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"),
         )
+        # Tensors in reference cycles would count as memory between tasks.
         gc.collect()
         keeps = fits_idle(max_idle)
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
@@ -97,6 +98,7 @@ def fits_idle(most: int) -> bool:
     """Return whether this process holds at most ``most`` bytes after it released what it can."""
     if resident() <= most:
         return True
+    # Importing it here would load torch in a worker that trained nothing.
     if (shelf := sys.modules.get("espalier.training.model_cache")) is not None:
         shelf.forget_model()
     if (held := resident()) <= most:

@@ -92,6 +92,7 @@ def advertise(
             kept = {**_new_keys(site, header, session), "sites": sites}
             state.save(header.server_round, DOCUMENT, kept)
     withheld = {name: 0 for name in WITHHELD if name in report}
+    # By hashes of the plain tensors the server could test what it guesses of them.
     told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
     return reply_to(request, validate(site.contract.up.fields, told))
 
@@ -255,6 +256,7 @@ class _Step:
         """Store the answer; after that to ``unmask``, no secrets of the session are kept."""
         self.kept[self._kind] = {"asked": self._asked, "answer": answer}
         if self._kind == "unmask":
+            # First this record: a crash between the two writes must not allow another session.
             rounds = sorted({*_unmasked(self._state), self._round})
             self._state.save_lasting(UNMASKED, {"rounds": rounds})
             needed = ("session", "advertised", "sites", "confirm", "unmask")
@@ -280,6 +282,7 @@ def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
     state = site.state(header)
     number = validate(SessionOrder, {"session": request.fields["session"]}).session
     kept = session_of(state, header.server_round, number, "masked")
+    # The secrets are gone after ``unmask``, and the masks with them.
     if "masked" not in kept or "secrets" not in kept:
         raise InputError("masked: does not follow the last answer of this session")
     party = Party(header, kept)

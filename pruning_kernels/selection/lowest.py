@@ -164,6 +164,7 @@ def prune_rows(
 ) -> np.bool_:
     """Prune with every row as a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
+    # One flag per thread, because a parallel loop cannot raise.
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys = np.empty(columns, np.uint32)

@@ -61,6 +61,7 @@ class RunTraffic:
     @cached_property
     def _kind(self) -> type[DryRun]:
         row = METHODS[self.settings.method]
+        # The dry run comes first, so that its members replace those of the strategy.
         bases = (part(row.dry_run), part(row.strategy))
         return cast(type[DryRun], type("DryMethod", bases, {}))
 

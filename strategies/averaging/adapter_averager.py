@@ -393,6 +393,7 @@ class AdapterAverager:
         """Yield the mean of each block; one matrix of all clients is in memory at a time."""
         adapters = self._trained
         in_order = [weights[client] for client in updates.clients]
+        # Only a complete pair of A and B has a product; a single tensor has a mean of its own.
         whole = adapters.factors == FACTORS and not adapters.bases
         by_tensor = self.federation.trim(len(updates.clients)) > 0 or not whole
 

@@ -134,6 +134,7 @@ class Federation:
     def _round(self, server_round: int) -> None:
         """Run one round and write its checkpoint."""
         rounds = self.rounds
+        # A resumed run must not decide again: clients may have received the first decision.
         if self._prepared < server_round and self.method.before_round(server_round):
             self._prepared = server_round
             self._save(server_round - 1)
@@ -247,11 +248,13 @@ class Federation:
 
         def advertise(session: str) -> Iterator[MessageBody]:
             for body in replies(session):
+                # A new session asks for the same work again, which counts once.
                 if body.header.client not in worked:
                     worked.add(body.header.client)
                     self._note_work(body)
                 yield body
 
+        # Clients help to unmask only one sum of a round, so a resumed run goes on with that one.
         masked = sums.load(server_round)
         if masked is None:
             masked = secure.masked_sum(server_round, advertise, quorum_of)

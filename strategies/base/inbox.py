@@ -54,6 +54,7 @@ class Inbox:
             self._expected[client] = body.header.num_parts
             body.blobs = {}
             yield body
+            # The caller has seen the decoded tensors by now.
             body.tensors = {}
 
     def complete_clients(self) -> list[int]:

@@ -278,6 +278,7 @@ class Rounds:
                 del reply
                 if body is not None:
                     pending.remove(entry)
+                    # The client prepares its next part while the caller works on this one.
                     self._ask_ahead(body, pending, last, follow_up)
                     yield body
                 # Only one part is in memory when the next one is pulled.
@@ -289,6 +290,7 @@ class Rounds:
                     if self._seating is not None:
                         self._seating.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
+                # Replies come close together; after a while without any, it is enough to ask seldom.
                 self.clock.sleep(
                     POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
                 )
@@ -366,6 +368,7 @@ class Rounds:
             gone = seat.node_id not in self.grid.get_node_ids()
         if gone:
             if not late:
+                # No attempt is used up, because the node may connect again before the deadline.
                 entry.message_id = None
                 return
             reason = "its node is not connected"
@@ -455,6 +458,7 @@ class Rounds:
         """Return True if a client reported lost state that can be restored, once in a round."""
         seat = entry.seat
         reason = str(body.fields["reason"])
+        # A client that loses its state twice in a round would otherwise be served without end.
         if (
             self.lost is None
             or seat.client in self.lost

@@ -128,6 +128,7 @@ class SecureSum:
             self._require(server_round, len(included), session.order, "sent masked sums")
             self.rounds.require_quorum(len(included), "sent masked sums", quorum_of)
             needed = session.order.neighbourhood.threshold
+            # No secret is asked for before it is sure that all of them can be rebuilt.
             lacking = [
                 owner for owner in session.members if len(session.readers(owner, included)) < needed
             ]
@@ -143,6 +144,7 @@ class SecureSum:
                     {str(client): reports[client] for client in included},
                     totals,
                 )
+            # With nobody to drop, the next session may fail in the same way.
             if not self._drop_unreadable(session, lacking):
                 restarts += 1
             if restarts > RESTARTS:

@@ -82,6 +82,7 @@ class Unmasking:
             return
         of_seeds = zip(order.seeds_of, told.seeds, strict=True)
         of_keys = zip(order.keys_of, told.keys, strict=True)
+        # Nothing of a holder is used before all of its shares are checked.
         good: list[tuple[dict[int, dict[int, bytes]], int, bytes]] = []
         for known, pairs, kind in (
             (self._seeds, of_seeds, "seed_sha256"),
