@@ -5,15 +5,13 @@ Clients train new adapters in every round. What they send is stacked, and folded
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from espalier.methods.tuning.adapters.settings import AdapterAveraging, folding_faults
 from espalier.models.adapters import FACTORS
 from espalier.seeds import derive_seed
 from espalier.settings.method import of_client
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.federation import FederationSettings
-from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults, ranks_field
 
 
 class FloraSettings(AdapterAveraging):
@@ -34,13 +32,7 @@ class FloraSettings(AdapterAveraging):
     )
     PRUNES = False
 
-    ranks: Ranks = Field(
-        "",
-        description=(
-            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
-            " is `lora.rank`. Empty: `lora.rank` for all."
-        ),
-    )
+    ranks: Ranks = ranks_field("`lora.rank` for all")
 
     @property
     def averaged(self) -> str:

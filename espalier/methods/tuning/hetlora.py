@@ -10,7 +10,7 @@ from pydantic import Field
 from espalier.methods.tuning.adapters.settings import AdapterAveraging
 from espalier.settings.method import of_client
 from espalier.settings.tables.federation import FederationSettings
-from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults
+from espalier.settings.tables.lora import LoraSettings, Ranks, largest_rank_faults, ranks_field
 from espalier.settings.tables.training import MAX_PULL
 
 
@@ -33,13 +33,7 @@ class HetLoRASettings(AdapterAveraging):
     )
     PRUNES = False
 
-    ranks: Ranks = Field(
-        "",
-        description=(
-            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
-            " is `lora.rank`. Empty: in proportion to the nodes' capability."
-        ),
-    )
+    ranks: Ranks = ranks_field("in proportion to the nodes' capability")
     aggregation: Literal["zero-pad", "svd"] = Field(
         "zero-pad",
         description=(

@@ -1,7 +1,7 @@
 """Settings of the LoRA adapters that a tuning method trains."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -149,6 +149,17 @@ class LoraSettings(Table):
     def scaling(self) -> float:
         """Factor of ``B A``: ``alpha / rank``."""
         return self.alpha / self.rank
+
+
+def ranks_field(without: str) -> Any:
+    """Return the field of the clients' ranks; ``without`` says what an empty value means."""
+    return Field(
+        "",
+        description=(
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            f" is `lora.rank`. Empty: {without}."
+        ),
+    )
 
 
 def largest_rank_faults(method: str, ranks: str, lora: LoraSettings, num_clients: int) -> list[str]:
