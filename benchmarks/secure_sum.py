@@ -45,7 +45,7 @@ from espalier.secure_sum.sharing import rebuilt
 from espalier.settings.methods import METHODS
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import BlobStore
-from server_app.estimate.traffic import RunTraffic, unread_tests
+from server_app.estimate.messages.traffic import RunTraffic, unread_tests
 from strategies.base.rounds import Rounds
 from strategies.base.sums.exchanges import OpenSession
 from strategies.base.sums.masked_sums import MaskedSum

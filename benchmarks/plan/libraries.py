@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan.libraries
 
-The figures are constants of ``server_app/estimate/memory.py``. Those of an idle SuperLink and
+The figures are constants of ``server_app/estimate/work/memory.py``. Those of an idle SuperLink and
 SuperNode come from ``/proc/PID/status`` of such processes.
 """
 

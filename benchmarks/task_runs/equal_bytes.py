@@ -5,7 +5,7 @@ from typing import Any
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
-from server_app.estimate.traffic import RunTraffic, unread_tests
+from server_app.estimate.messages.traffic import RunTraffic, unread_tests
 
 MOST_ROUNDS = 200
 

@@ -50,13 +50,13 @@ class Row:
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
-    dry_run: str = "server_app.estimate.pruning:DryEditing"
+    dry_run: str = "server_app.estimate.messages.pruning:DryEditing"
     """Assumptions with which the strategy runs without clients, a ``DryRun`` class.
 
     The default suits strategies that are ``Editing``.
     """
-    work: str = "server_app.estimate.pruning:BlockWalk"
-    """Memory and computation for a run's estimate, a ``server_app.estimate.work.Work`` class."""
+    work: str = "server_app.estimate.work.pruning:BlockWalk"
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.work.Work`` class."""
     tunes: bool = False
     """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
 
@@ -94,8 +94,8 @@ FEDPETUNING = Row(
     job="client_app.methods.tuning.fedpetuning",
     summands="espalier.methods.tuning.adapters.summands:summands",
     to_summands="client_app.summands.adapters:of_adapters",
-    dry_run="server_app.estimate.tuning:DryTuning",
-    work="server_app.estimate.tuning:Tuned",
+    dry_run="server_app.estimate.messages.tuning:DryTuning",
+    work="server_app.estimate.work.tuning:Tuned",
     outcome="server_app.artifacts.adapters:AdapterOutcome",
     baseline="strategies.baselines:tuned",
     tunes=True,
@@ -111,8 +111,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.pruning.fedprllm",
         summands="espalier.methods.pruning.fedprllm:summands",
         to_summands="client_app.summands.votes:of_masks",
-        dry_run="server_app.estimate.pruning:DryFedPrLLM",
-        work="server_app.estimate.pruning:Masking",
+        dry_run="server_app.estimate.messages.pruning:DryFedPrLLM",
+        work="server_app.estimate.work.pruning:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:masked_by_all",
     ),
@@ -127,8 +127,8 @@ METHODS: dict[str, Row] = {
         summands="espalier.methods.pruning.fedspallm:summands",
         to_summands="client_app.summands.votes:of_kept",
         delivery="client_app.methods.pruning.fedspallm_layers:take_layers",
-        dry_run="server_app.estimate.pruning:DryFedSpaLLM",
-        work="server_app.estimate.pruning:KeptWeights",
+        dry_run="server_app.estimate.messages.pruning:DryFedSpaLLM",
+        work="server_app.estimate.work.pruning:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines:reconstructed_by_all",
     ),
@@ -149,8 +149,8 @@ METHODS: dict[str, Row] = {
         summands="espalier.methods.tuning.adapters.summands:summands",
         to_summands="client_app.summands.adapters:of_adapters",
         delivery="client_app.methods.tuning.fedsoda:take_any",
-        dry_run="server_app.estimate.tuning:DryFedSoda",
-        work="server_app.estimate.tuning:SubTuned",
+        dry_run="server_app.estimate.messages.tuning:DryFedSoda",
+        work="server_app.estimate.work.tuning:SubTuned",
         outcome="server_app.artifacts.adapters:SubModelOutcome",
         baseline="strategies.baselines:tuned",
         tunes=True,
@@ -168,8 +168,8 @@ METHODS: dict[str, Row] = {
             " over the clients that kept it, weighted by the importance of each"
         ),
         delivery="client_app.methods.tuning.fedspine_cut:take_or_cut",
-        dry_run="server_app.estimate.tuning:DryFedSpine",
-        work="server_app.estimate.tuning:Spined",
+        dry_run="server_app.estimate.messages.tuning:DryFedSpine",
+        work="server_app.estimate.work.tuning:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
         tunes=True,
     ),
@@ -183,8 +183,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.pruning.flap",
         summands="espalier.methods.pruning.flap:summands",
         to_summands="client_app.summands.statistics:of_input_sums",
-        dry_run="server_app.estimate.pruning:DryCutting",
-        work="server_app.estimate.pruning:Cut",
+        dry_run="server_app.estimate.messages.pruning:DryCutting",
+        work="server_app.estimate.work.pruning:Cut",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:flap_of_all",
     ),
@@ -208,7 +208,7 @@ METHODS: dict[str, Row] = {
             "weights clients by the norm of each one's update, and they have ranks of their"
             " own and give some up"
         ),
-        dry_run="server_app.estimate.tuning:DryHetLoRA",
+        dry_run="server_app.estimate.messages.tuning:DryHetLoRA",
     ),
     "llm-pruner": Row(
         title=(
@@ -220,8 +220,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.pruning.llm_pruner",
         summands="espalier.methods.pruning.llm_pruner:summands",
         to_summands="client_app.summands.statistics:of_scores",
-        dry_run="server_app.estimate.pruning:DryLlmPruner",
-        work="server_app.estimate.pruning:WholeGradient",
+        dry_run="server_app.estimate.messages.pruning:DryLlmPruner",
+        work="server_app.estimate.work.pruning:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_pruner_of_all",
     ),
@@ -234,8 +234,8 @@ METHODS: dict[str, Row] = {
         strategy="strategies.pruning.llm_streamline:LlmStreamline",
         job="client_app.methods.pruning.llm_streamline",
         summands_reason=("has no fixed point with a bound for similarities and layers"),
-        dry_run="server_app.estimate.pruning:DryLlmStreamline",
-        work="server_app.estimate.pruning:OneLayer",
+        dry_run="server_app.estimate.messages.pruning:DryLlmStreamline",
+        work="server_app.estimate.work.pruning:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines:llm_streamline_of_all",
     ),
@@ -247,8 +247,8 @@ METHODS: dict[str, Row] = {
         settings="espalier.methods.pruning.pooled_pruning:PooledPruningSettings",
         strategy="strategies.pruning.pooled_pruning:PooledPruning",
         job="client_app.methods.pruning.pooled_pruning",
-        dry_run="server_app.estimate.pruning:DryPooledPruning",
-        work="server_app.estimate.pruning:Pooled",
+        dry_run="server_app.estimate.messages.pruning:DryPooledPruning",
+        work="server_app.estimate.work.pruning:Pooled",
         outcome="server_app.artifacts.pruned_model:PooledOutcome",
         baseline="strategies.baselines:pooled_by_all",
         summands="espalier.methods.pruning.pooled_pruning:summands",
@@ -264,8 +264,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.tuning.sft_p",
         summands="espalier.methods.tuning.sft_p:summands",
         to_summands="client_app.summands.adapters:of_adapters",
-        dry_run="server_app.estimate.tuning:DryTuning",
-        work="server_app.estimate.tuning:Masked",
+        dry_run="server_app.estimate.messages.tuning:DryTuning",
+        work="server_app.estimate.work.tuning:Masked",
         outcome="server_app.artifacts.personal_models:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -279,8 +279,8 @@ METHODS: dict[str, Row] = {
         job="client_app.methods.pruning.slicegpt",
         summands="espalier.methods.pruning.slicegpt:summands",
         to_summands="client_app.summands.statistics:of_moments",
-        dry_run="server_app.estimate.pruning:DrySliceGpt",
-        work="server_app.estimate.pruning:Components",
+        dry_run="server_app.estimate.messages.pruning:DrySliceGpt",
+        work="server_app.estimate.work.pruning:Components",
         outcome="server_app.artifacts.structured_model:SlicedOutcome",
         baseline="strategies.baselines:slicegpt_of_all",
     ),

@@ -17,11 +17,11 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
-from server_app.estimate.dry_run import Case
-from server_app.estimate.memory import Memory, superlink, supernode
-from server_app.estimate.traffic import RunTraffic, Traffic, unread_tests
-from server_app.estimate.tuning import DryTuning
-from server_app.estimate.work import Work
+from server_app.estimate.messages.dry_run import Case
+from server_app.estimate.messages.traffic import RunTraffic, Traffic, unread_tests
+from server_app.estimate.messages.tuning import DryTuning
+from server_app.estimate.work.memory import Memory, superlink, supernode
+from server_app.estimate.work.work import Work
 from server_app.public_tests import PublicTests
 
 TERA = 1e12

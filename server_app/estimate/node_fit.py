@@ -26,8 +26,8 @@ from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import parse
 from espalier.settings.top import DEFAULT_METHOD
 from server_app.estimate.estimate import Plan, in_words
-from server_app.estimate.memory import Memory
-from server_app.estimate.work import OWN_MODEL
+from server_app.estimate.work.memory import Memory
+from server_app.estimate.work.work import OWN_MODEL
 
 OWN = ("activations", "device")
 """Settings that a node may choose itself."""

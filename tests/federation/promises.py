@@ -46,7 +46,7 @@ from espalier.messages.tensor_blobs import TensorSpec, pack_tensors, unpack_tens
 from espalier.results.run_status import run_status
 from espalier.settings.run import parse
 from espalier.storage.hash_chain import chain_check
-from server_app.estimate.traffic import RunTraffic
+from server_app.estimate.messages.traffic import RunTraffic
 from server_app.public_tests import public_tests
 from strategies.base.checkpoint import CheckpointFolder
 from strategies.base.rounds import RunFailed

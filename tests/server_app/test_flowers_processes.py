@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from server_app.estimate.memory import (
+from server_app.estimate.messages.traffic import Traffic
+from server_app.estimate.work.memory import (
     DATABASE,
     IN_SUPERLINK,
     IN_SUPERNODE,
@@ -14,7 +15,6 @@ from server_app.estimate.memory import (
     superlink_disk,
     supernode,
 )
-from server_app.estimate.traffic import Traffic
 
 
 def held_by_superlink(largest: float, clients: int) -> float:

@@ -25,10 +25,10 @@ from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan, Speeds
-from server_app.estimate.memory import Memory, Moment
 from server_app.estimate.record import FILE, record_peak
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
-from server_app.estimate.step_memory import FEW, step_bytes
+from server_app.estimate.work.memory import Memory, Moment
+from server_app.estimate.work.step_memory import FEW, step_bytes
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
 

@@ -18,8 +18,8 @@ from espalier.models.groups import Cut, Groups
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.tables.federation import WireDtype
-from server_app.estimate.dry_run import Case
-from server_app.estimate.tuning import uneven_cut
+from server_app.estimate.messages.dry_run import Case
+from server_app.estimate.messages.uneven_cuts import uneven_cut
 
 SHAPES = {
     "attn.q": (16, 16), "attn.k": (8, 16), "attn.v": (8, 16), "attn.o": (16, 16),

@@ -8,7 +8,7 @@ from bench import Bench
 from benchmarks.task_runs.equal_bytes import MOST_ROUNDS, rounds_within
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
-from server_app.estimate.traffic import RunTraffic, unread_tests
+from server_app.estimate.messages.traffic import RunTraffic, unread_tests
 
 
 def test_rounds_are_the_most_that_fit(tmp_path: Path) -> None:

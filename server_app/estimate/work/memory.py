@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Literal
 
 from espalier.hf.machine.computing import KEPT_BYTES
-from server_app.estimate.traffic import Traffic
+from server_app.estimate.messages.traffic import Traffic
 from strategies.base.rounds import REQUESTS_AHEAD
 
 Process = Literal[

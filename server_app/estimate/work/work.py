@@ -6,9 +6,9 @@ from collections import Counter
 from espalier.models.plan import ModelPlan
 from espalier.settings.methods import METHODS
 from espalier.settings.pruning import PersonalModelSettings
-from server_app.estimate.memory import Memory, Moment, Process, superlink_disk
-from server_app.estimate.sizes import FLOAT32, Sizes
-from server_app.estimate.traffic import USUAL_SAMPLES, RunTraffic
+from server_app.estimate.messages.traffic import USUAL_SAMPLES, RunTraffic
+from server_app.estimate.work.memory import Memory, Moment, Process, superlink_disk
+from server_app.estimate.work.sizes import FLOAT32, Sizes
 
 EXPORT_SAMPLES = 4
 """Number of sequences of evaluation text for the check of an export."""

@@ -12,7 +12,7 @@ from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.tables.task import TEXT
-from server_app.estimate.dry_run import Case, DryRun, Exchange
+from server_app.estimate.messages.dry_run import Case, DryRun, Exchange
 from server_app.public_tests import PublicTests
 
 USUAL_SAMPLES = 48

@@ -1,0 +1,1 @@
+"""Messages of a run before it starts, by a dry run of its strategy."""

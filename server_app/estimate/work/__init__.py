@@ -1,0 +1,1 @@
+"""Memory, disk space and operations of a run before it starts."""
