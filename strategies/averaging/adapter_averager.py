@@ -5,7 +5,6 @@ averages the results. The base model is frozen and is not sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from statistics import median_low
 from typing import Any, ClassVar
 
@@ -452,11 +451,8 @@ class Tuning(Method):
         """Make the result; ``of_result`` are its arguments after the checkpoint's blobs."""
         super().__init__(run, evaluation)
         self.result = self.RESULT(run.settings, run.model, run.checkpoint.blobs, *of_result)
-
-    @cached_property
-    def averager(self) -> AdapterAverager:
-        """Averaging of the run's adapters; a method that averages otherwise assigns its own."""
-        return AdapterAverager(self.run, lambda: self.result)
+        self.averager = AdapterAverager(run, lambda: self.result)
+        """Averaging of the run's adapters; a method that averages otherwise replaces it."""
 
     @classmethod
     def require_fit(
