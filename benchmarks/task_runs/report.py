@@ -101,6 +101,8 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
 
 
 def _plot(title: str, rows: Rows, path: Path) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     with new_figure(HEIGHT, STUDY_WIDTH) as figure:
         axes = figure.add_subplot()
         # Uniform guessing is in the table; its loss is too far from those of a pretrained model.
@@ -118,7 +120,9 @@ def _plot(title: str, rows: Rows, path: Path) -> None:
             axes.scatter(megabytes, loss, color=look.colour, marker=look.marker)
             axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=9)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.margins(x=0.15, y=0.1)
         axes.set_xlabel("MB per client, both ways")
         axes.set_ylabel(f"{LABELS['loss']} (lower is better)")
