@@ -3,11 +3,12 @@
     python -m benchmarks.task_runs dolly --model DIRECTORY --data 'DIR/{client}.jsonl' --test FILE \
         --public FILE --text NAME=FILE
 
-All methods take 30 steps of each of four clients. With ``--equal bytes`` the methods of federated
-LoRA take as many rounds of six steps as fit in the bytes of FedPETuning's five rounds. ``--public``
-is the text on which FedSODA's server aligns, and from which LLM-Pruner's clients take samples. Runs
-are kept in ``--work``, so that an interrupted study continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row
-by row, and finally to a Markdown table and a plot next to it.
+All methods take 30 steps of each of four clients: five rounds of six steps, or those of ``--set``.
+With ``--equal bytes`` the methods of federated LoRA take as many of these rounds as fit in the bytes
+of FedPETuning's. ``--public`` is the text on which FedSODA's server aligns, and from which
+LLM-Pruner's clients take samples. Runs are kept in ``--work``, so that an interrupted study
+continues there. Results go to ``docs/studies/task-runs-<task>.csv`` row by row, and finally to a
+Markdown table and a plot next to it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks.reporting.rows import Rows
 from benchmarks.smaller.bench import Bench
-from benchmarks.study_command import add_arguments, exit_status, new_parser
+from benchmarks.study_command import add_arguments, chosen, exit_status, new_parser
 from benchmarks.task_runs.arms import ARMS, BASE, COMMON, LORA, TASKS
 from benchmarks.task_runs.equal_bytes import rounds_within
 from benchmarks.task_runs.report import write_report
@@ -31,7 +32,7 @@ CLIENTS = 4
 def _arguments() -> argparse.Namespace:
     parser = new_parser("benchmarks.task_runs", __doc__)
     parser.add_argument("task", choices=sorted(TASKS))
-    names = "model text seeds threads work out"
+    names = "model text set seeds threads work out"
     add_arguments(parser, names, seeds=[0], work=Path("runs/task-runs"))
     parser.add_argument("--data", required=True, help="training records, {client} for its number")
     parser.add_argument("--test", type=Path, required=True, help="test items")
@@ -54,6 +55,7 @@ def _common(given: argparse.Namespace) -> dict[str, Any]:
         "task.name": given.task,
         "task.test-path": str(given.test),
         "evaluation.texts": ",".join(given.text),
+        **chosen(given.set),
     }
 
 

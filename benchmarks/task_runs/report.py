@@ -6,11 +6,11 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.paired import BySeed, Pair, paired_table
-from benchmarks.reporting.panels import picture, title_of
+from benchmarks.reporting.panels import picture, seeds_note, title_of
 from benchmarks.reporting.rows import Row, Rows
 from benchmarks.reporting.tables import head_of, mean_and_spread
 from benchmarks.task_runs.arms import ARMS, BASE, LORA
-from benchmarks.task_runs.study import CHANCE, DENSE, FIGURES
+from benchmarks.task_runs.study import ALONE, DENSE, FIGURES
 from espalier.results.style import GREY, STUDY_WIDTH, look_of, new_figure, save_figure
 
 LABELS = {
@@ -58,7 +58,7 @@ def write_report(
         f"# Tuning methods on {task}",
         "",
         (
-            f"Mean ± sample standard deviation over {seeds} seeds; a figure of fewer seeds says so."
+            f"{seeds_note(seeds)}{'; a figure of fewer seeds says so' if seeds > 1 else ''}."
             f" Model `{conditions['model']['name']}`. [Figures](./{path.name}.csv),"
             f" [conditions](./{path.name}.json)."
         ),
@@ -101,9 +101,12 @@ def _cell(rows: Sequence[Row], figure: str, seeds: int) -> str:
 
 
 def _plot(title: str, rows: Rows, path: Path) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     with new_figure(HEIGHT, STUDY_WIDTH) as figure:
         axes = figure.add_subplot()
-        for name, line in ((DENSE, "--"), (CHANCE, ":")):
+        # Uniform guessing is in the table; its loss is too far from those of a pretrained model.
+        for name, line in ((DENSE, "--"), (ALONE, ":")):
             if values := [float(row["loss"]) for row in rows.rows if row["arm"] == name]:
                 axes.axhline(fmean(values), linestyle=line, color=GREY, label=name)
         arms = dict.fromkeys(row["arm"] for row in rows.rows if row["megabytes_up"])
@@ -116,6 +119,11 @@ def _plot(title: str, rows: Rows, path: Path) -> None:
             look = look_of(ARMS[arm].settings["method"])
             axes.scatter(megabytes, loss, color=look.colour, marker=look.marker)
             axes.annotate(arm, (megabytes, loss), (6, 3), textcoords="offset points", fontsize=9)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.margins(x=0.15, y=0.1)
         axes.set_xlabel("MB per client, both ways")
         axes.set_ylabel(f"{LABELS['loss']} (lower is better)")
         axes.set_title(title)
