@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.paired import Pair
 from benchmarks.reporting.perplexity_report import Study
 from benchmarks.reporting.rows import Rows
+from benchmarks.sft_p import conditioning
+from benchmarks.sft_p.runs import DENSE, KEYS, MASKS, SHARES, TRAINED, mixed, private_text, texts_of
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import METHODS, TUNED
 from espalier.hf.opening.opened import open_model
@@ -21,15 +22,8 @@ from espalier.models.plan import ModelPlan
 from espalier.results.style import look_of
 from espalier.training.mask_history import LOOKED_AT, NEAR
 
-SHARES = (0.2, 0.5)
 MIXED = (0.2, 0.5, 0.5)
 """Pruning ratios of three clients."""
-TRAINED = {
-    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.sequence-length": 128,
-    "federation.rounds": 10, "training.steps": 20,
-}  # fmt: skip
-"""Settings that SFT-P and the tuning of all other methods share."""
-MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-baseline": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "SFT-P NOC/NOA": {"sft-p.conditioned": False, "sft-p.adapters": False},
     "SFT-P NOC/+A": {"sft-p.conditioned": False},
@@ -61,14 +55,12 @@ All other settings are those of ``variants``.
 SLICED = "SliceGPT"
 OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
 """Methods with one smaller dense model; the first three are in ``benchmarks.smaller``."""
-DENSE = "dense"
 LATER = ", mixed"
 UNIFORM = "uniform"
 CENTRAL = ", one party"
 CENTRALISED = ("LLM-Pruner", "LLM-Streamline", SLICED)
 """Methods that the paper's table 1 also has with all data in one place."""
 MEGA = 1e6
-KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = (
     "perplexity",
     "megabytes_up",
@@ -115,26 +107,20 @@ def budgets(bench: Bench, rows: Rows) -> None:
 
     With mixed budgets, the first half of the clients prunes 20% and the others 50%.
     """
-    few, many = SHARES
     number = len(bench.private)
-    mixed = [few if client < number // 2 else many for client in range(number)]
+    shares = mixed(number)
     for seed in bench.seeds:
         for share in SHARES:
             _masks(bench, rows, seed, [share] * number, UNIFORM)
-        _masks(bench, rows, seed, mixed, "mixed")
+        _masks(bench, rows, seed, shares, "mixed")
         _masks(
             bench,
             rows,
             seed,
-            mixed,
+            shares,
             "mixed, the last client late",
             changes={"sft-p.late-clients": 1},
         )
-
-
-def texts_of(bench: Bench) -> list[str]:
-    """Return the evaluation texts, in the order of the clients with the same domain."""
-    return [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
 
 
 def _masks(
@@ -163,7 +149,8 @@ def _masks(
         "sft-p.pruning-ratios": ",".join(map(str, shares)),
     }
     run = bench.run(
-        f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)}
+        f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}",
+        {**given, **private_text(bench, seed)},
     )
     document, masks = (
         json.loads((run / file).read_text()) for file in ("summary.json", "masks.json")
@@ -225,7 +212,7 @@ def _one_for_all(
             "slicegpt.multiple": 1,
             "slicegpt.width-pruning-ratio": slicing_for(open_model(bench.model).plan, share),
         }
-    text = _text(bench, seed)
+    text = private_text(bench, seed)
     samples = 32
     if where == CENTRAL:
         text = text | {"num-clients": 1, "data.path": str(bench.pooled())}
@@ -276,16 +263,6 @@ def _traffic(*documents: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _text(bench: Bench, seed: int) -> dict[str, Any]:
-    path: Path = bench.dealt()
-    return {
-        "seed": seed,
-        "num-clients": len(bench.private),
-        "data.source": "files",
-        "data.path": str(path),
-    }
-
-
 def _pairs() -> Iterator[Pair]:
     yield Pair("SFT-P +C/+A", "SFT-P NOC/+A")
     yield Pair("SFT-P +C/NOA", "SFT-P NOC/NOA")
@@ -314,5 +291,10 @@ STUDIES = {
         "SFT-P: uniform and mixed budgets, and a late client", KEYS, (*FIGURES, LATE),
         budgets,
         (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK,
+    ),
+    "conditioning": Study(
+        "SFT-P: conditioning with mixed budgets", KEYS, conditioning.FIGURES,
+        conditioning.conditioning,
+        conditioning.PAIRS, LOOK,
     ),
 }  # fmt: skip

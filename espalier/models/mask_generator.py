@@ -1,9 +1,9 @@
 """Names and shapes of the shared mask generator's tensors (SFT-P, section 3.2).
 
 A gate belongs to one block and one kind of residual dimensions. For each gate the generator
-computes ``h = GELU(norm(trunk([embedding; code])))`` and ``logits = head h``. Codes, trunk and norm
-are in one blob. Heads are in the blobs of their blocks, or with ``heads = "shared"`` one per kind
-is in the blob of the trunk.
+computes ``h = GELU(norm(trunk([embedding; budget; code])))`` and ``logits = head h``; the client's
+budget is an input only if the settings say so. Codes, trunk and norm are in one blob. Heads are in
+the blobs of their blocks, or with ``heads = "shared"`` one per kind is in the blob of the trunk.
 """
 
 import math
@@ -44,6 +44,8 @@ class GeneratorShape:
     """Output size of the trunk."""
     heads: Heads
     """One head per gate, or one per kind that all blocks share."""
+    budget: int = 0
+    """Number of inputs for the client's budget: 0 or 1."""
 
     def shapes(self, plan: ModelPlan) -> dict[str, dict[str, tuple[int, ...]]]:
         """Return the shapes of all tensors by blob key and canonical name.
@@ -55,7 +57,7 @@ class GeneratorShape:
         }
         common = found[GENERATOR_KEY] = {
             CODES: (len(plan.blocks) * len(RESIDUAL_KINDS), self.code),
-            TRUNK: (self.width, self.embedding + self.code),
+            TRUNK: (self.width, self.embedding + self.budget + self.code),
             TRUNK_BIAS: (self.width,),
             NORM: (self.width,),
             NORM_BIAS: (self.width,),

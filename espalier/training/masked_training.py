@@ -5,6 +5,7 @@ all gates. The gates route the residual stream of the frozen model. They are dra
 for all its batches, and the budget term uses the same draw as the model.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,6 +64,8 @@ class MaskedTraining(AdapterTraining):
     """(embedding,), float32: the initial embedding, replaced by the trained one."""
     target: int = 0
     """Budget: number of the blocks' weights that may be active."""
+    budget: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """Budget as input of the generator, from ``budget_input``."""
     spent: list[float] = field(default_factory=list)
     """T(g) of every step's draw, divided by the target."""
 
@@ -172,14 +175,24 @@ class MaskedTraining(AdapterTraining):
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
         """Return the logits of all gates, with the constant added, on the CPU."""
-        found = gate_logits(self.model.plan, self.shape, tensors, embedding)
+        own = torch.cat([embedding, self.budget])
+        found = gate_logits(self.model.plan, self.shape, tensors, own)
         return {gate: own + BIAS for gate, own in found.items()}
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
-    """Return the group of generator and embedding, with its own constant rate and weight decay."""
-    rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
-    return Group(names, rate, WEIGHT_DECAY, "constant")
+    """Return the group of the generator, with its own constant rate and weight decay."""
+    return _group(names, settings, settings.of(SftPSettings).learning_rate)
+
+
+def of_embedding(settings: RunSettings) -> Group:
+    """Return the group of the client's embedding, like that of the generator."""
+    job = settings.of(SftPSettings)
+    return _group([EMBEDDING], settings, job.embedding_learning_rate or job.learning_rate)
+
+
+def _group(names: Collection[str], settings: RunSettings, rate: float) -> Group:
+    return Group(names, rate / settings.training.learning_rate, WEIGHT_DECAY, "constant")
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
@@ -200,6 +213,7 @@ class _Draw:
     def __init__(self, training: MaskedTraining, embedding: nn.Parameter, first_step: int) -> None:
         self._training = training
         self._embedding = embedding
+        self._budget = training.budget.to(embedding.device)
         self._batches = 0
         self._step = first_step - 1
         self._uniform: dict[Gate, Tensor] = {}
@@ -221,9 +235,8 @@ class _Draw:
     def _gates(self) -> dict[Gate, Tensor]:
         training = self._training
         job = training.job
-        logits = gate_logits(
-            training.model.plan, training.shape, training.adapted.parameters, self._embedding
-        )
+        own = torch.cat([self._embedding, self._budget])
+        logits = gate_logits(training.model.plan, training.shape, training.adapted.parameters, own)
         gates = {}
         for gate, own in logits.items():
             biased = own + BIAS
@@ -243,10 +256,10 @@ class _Draw:
         return training.job.strength * log_ratio(spent, training.target)
 
 
-EMBEDDING_STD = 0.1
-"""Standard deviation of initial embeddings and codes; the paper does not give it.
+CODE_STD = 0.1
+"""Standard deviation of initial codes; the paper does not give it.
 
-Both have the same, so that neither dominates the other.
+Initial embeddings have the same by default, so that neither dominates the other.
 """
 HEAD_STD = 0.02
 """Standard deviation of the heads' initial values.
@@ -282,43 +295,56 @@ def _first(name: str, size: tuple[int, ...], generator: np.random.Generator) -> 
         # The initialisation of torch.nn.Linear.
         bound = size[1] ** -0.5
         return torch.from_numpy(generator.uniform(-bound, bound, size).astype(np.float32))
-    std = EMBEDDING_STD if name == CODES else HEAD_STD
+    std = CODE_STD if name == CODES else HEAD_STD
     return torch.from_numpy(generator.normal(0.0, std, size).astype(np.float32))
 
 
-def first_embedding(shape: GeneratorShape, seed: int, client: int | None) -> Tensor:
+def first_embedding(run: RunSettings, client: int | None) -> Tensor:
     """Return a client's initial embedding, (embedding,), float32.
 
     With ``client = None`` it is the constant that replaces embeddings if clients are not
     distinguished.
     """
     name = "embedding" if client is None else f"embedding/{client}"
-    generator = np.random.default_rng(derive_seed(seed, name))
-    return torch.from_numpy(
-        generator.normal(0.0, EMBEDDING_STD, shape.embedding).astype(np.float32)
-    )
+    generator = np.random.default_rng(derive_seed(run.seed, name))
+    job = run.of(SftPSettings)
+    first = generator.normal(0.0, job.embedding_deviation, job.embedding)
+    return torch.from_numpy(first.astype(np.float32))
+
+
+def budget_input(job: SftPSettings, pruning_ratio: float) -> Tensor:
+    """Return a client's budget as input of the generator: float32, (1,); (0,) without the setting.
+
+    It is 0 for a client with the run's own pruning ratio. Inputs of one sign would not tell clients
+    apart: AdamW's steps do not depend on the scale of a gradient, so that the weights of such an
+    input move as the bias does, at every client.
+    """
+    if not job.budget_input:
+        return torch.zeros(0)
+    return torch.tensor([math.log((1 - pruning_ratio) / (1 - job.pruning_ratio))])
 
 
 def gate_logits(
     plan: ModelPlan,
     shape: GeneratorShape,
     tensors: Tensors | Mapping[str, Mapping[str, nn.Parameter]],
-    embedding: Tensor,
+    own: Tensor,
 ) -> dict[Gate, Tensor]:
     """Return the logits of all gates, without the constant that is added to them.
 
     Each is (dimensions,), float32 (equations 10 and 11). ``tensors`` are those of the generator, by
-    blob key and canonical name, and ``embedding`` is (embedding,), on their device.
+    blob key and canonical name, and ``own`` is the client's embedding followed by ``budget_input``,
+    on their device.
     """
     common = tensors[GENERATOR_KEY]
     codes = common[CODES]
-    inputs = torch.cat([embedding.expand(len(codes), -1), codes], dim=1)
+    inputs = torch.cat([own.expand(len(codes), -1), codes], dim=1)
     hidden = nn.functional.linear(inputs, common[TRUNK], common[TRUNK_BIAS])
     hidden = nn.functional.gelu(
         nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
     )
     gates = [(block.index, kind) for block in plan.blocks for kind in RESIDUAL_KINDS]
     return {
-        (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ own
-        for (index, kind), own in zip(gates, hidden, strict=True)
+        (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ one
+        for (index, kind), one in zip(gates, hidden, strict=True)
     }

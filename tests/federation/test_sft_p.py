@@ -393,7 +393,7 @@ class TestSftP(PersonalPromises):
         )
         assert alone.fields.keys() == {"seconds"}
         settings = parse(bench.config(**changes))
-        first = first_embedding(shape_of(settings), settings.seed, 3)
+        first = first_embedding(settings, 3)
         found = private(Uninterrupted(bench, folder, [], [], ""), 3)["embedding"]
         assert (found - first).abs().max() > 0.01
         document = json.loads((folder / "masks.json").read_text())

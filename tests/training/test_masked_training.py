@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.tuning.sft_p import lora_plan, shape_of
+from espalier.methods.tuning.sft_p import lora_plan
 from espalier.settings.run import parse
 from espalier.training.masked_training import (
     EMBEDDING,
@@ -55,7 +55,7 @@ def training(model: OpenedModel, share: float = 0.5, **changes: Any) -> MaskedTr
         adapters=lora_plan(model.plan, settings),
         sequences=Sequences(),  # type: ignore[arg-type]
         seed=0,
-        embedding=first_embedding(shape_of(settings), 0, 0),
+        embedding=first_embedding(settings, 0),
     )
     made.target = made.gates.target(share, "blocks")
     return made
@@ -73,7 +73,7 @@ def trained(one: MaskedTraining, steps: int = 3) -> dict[str, Tensor]:
 def begun(one: MaskedTraining) -> dict[str, Tensor]:
     first = first_shared(one.model.plan, one.settings)
     flat = {f"{key}/{name}": value for key, own in first.items() for name, value in own.items()}
-    return {**flat, EMBEDDING: first_embedding(one.shape, 0, 0)}
+    return {**flat, EMBEDDING: first_embedding(one.settings, 0)}
 
 
 def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
@@ -86,7 +86,7 @@ def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
 
 def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:
     one = training(model, sft_p__conditioned=False)
-    assert torch.equal(trained(one)[EMBEDDING], first_embedding(one.shape, 0, 0))
+    assert torch.equal(trained(one)[EMBEDDING], first_embedding(one.settings, 0))
 
 
 def test_fitting_leaves_generator_and_lora_alone(model: OpenedModel) -> None:
@@ -97,7 +97,7 @@ def test_fitting_leaves_generator_and_lora_alone(model: OpenedModel) -> None:
     assert all(
         torch.equal(values[key][name], first[key][name]) for key in first for name in first[key]
     )
-    assert not torch.equal(one.embedding, first_embedding(one.shape, 0, 0))
+    assert not torch.equal(one.embedding, first_embedding(one.settings, 0))
     assert len(one.spent) == 5
     assert all(
         value.requires_grad for own in one.adapted.parameters.values() for value in own.values()

@@ -53,9 +53,11 @@ from espalier.training.adapted_model import flat_name
 from espalier.training.masked_training import (
     EMBEDDING,
     MaskedTraining,
+    budget_input,
     first_embedding,
     first_shared,
     gate_logits,
+    of_embedding,
     of_generator,
 )
 from espalier.training.sequences import client_sequences
@@ -78,7 +80,8 @@ class SmallerModel:
         job = site.settings.of(SftPSettings)
         plan = site.model.plan
         gates = ResidualGates(plan)
-        logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
+        own = torch.cat([embedding, budget_input(job, own_pruning_ratio(site, header))])
+        logits = gate_logits(plan, shape_of(site.settings), tensors, own)
         biased = {gate: own + BIAS for gate, own in logits.items()}
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
@@ -131,23 +134,30 @@ def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
     return {key: own for key, own in found.items() if own}
 
 
+def own_pruning_ratio(site: Site, header: Header | None) -> float:
+    """Return this client's pruning ratio: its owner's, or else the run's.
+
+    Without a header, the ratio of an individual simulated client is not used.
+    """
+    job = site.settings.of(SftPSettings)
+    if site.node.pruned_share:
+        return site.node.pruned_share
+    if header is not None and site.node.simulated:
+        return job.pruning_ratio_of_client(header.client)
+    return job.pruning_ratio
+
+
 def own_target(site: Site, header: Header | None) -> int:
     """Return the maximum number of block weights in this client's model.
 
-    Without a header, the target of an individual simulated client is not used. Raises InputError if
-    the pruning ratio is too large; a ratio that the site's owner chose is not sent to the server.
+    Raises InputError if the pruning ratio is too large; a ratio that the site's owner chose is not
+    sent to the server.
     """
-    job = site.settings.of(SftPSettings)
-    own = site.node.pruned_share
-    run_s = (
-        job.pruning_ratio_of_client(header.client)
-        if header is not None and site.node.simulated
-        else job.pruning_ratio
-    )
+    scope = site.settings.of(SftPSettings).pruning_ratio_of
     try:
-        return ResidualGates(site.model.plan).target(own or run_s, job.pruning_ratio_of)
+        return ResidualGates(site.model.plan).target(own_pruning_ratio(site, header), scope)
     except EspalierError as error:
-        if own:
+        if site.node.pruned_share:
             raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
         raise InputError(f"{site.settings.method}.{error}") from None
 
@@ -288,7 +298,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         for key, own in shape_of(settings).shapes(site.model.plan).items()
         for name in own
     ]
-    generator = [*names, EMBEDDING] if job.conditioned else names
+    groups = [of_generator(names, settings)]
     return MaskedTraining(
         model=site.model,
         computing=site.computing,
@@ -298,9 +308,10 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=fedpetuning.cache_of(site),
         load=site.load,
-        groups=[of_generator(generator, settings)],
+        groups=[*groups, of_embedding(settings)] if job.conditioned else groups,
         embedding=own_embedding(site, state, header),
         target=own_target(site, header),
+        budget=budget_input(job, own_pruning_ratio(site, header)),
     )
 
 
@@ -313,7 +324,7 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     if EMBEDDING in kept:
         return kept[EMBEDDING]
     whose = header.client if site.settings.of(SftPSettings).conditioned else None
-    return first_embedding(shape_of(site.settings), site.settings.seed, whose)
+    return first_embedding(site.settings, whose)
 
 
 def evaluate(site: Site, request: MessageBody) -> Evaluation:

@@ -95,6 +95,28 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         ),
     )
     embedding: int = Field(32, ge=1, le=4096, description="Size of a client's embedding (d_e).")
+    embedding_deviation: float = Field(
+        0.1,
+        gt=0,
+        le=10,
+        description=(
+            "Standard deviation of the initial embeddings. The paper gives none; codes have 0.1."
+        ),
+    )
+    embedding_learning_rate: float = Field(
+        0.0,
+        ge=0,
+        le=MAX_LEARNING_RATE,
+        description="Learning rate of the embedding; 0: `learning-rate`, as in the paper.",
+    )
+    budget_input: bool = Field(
+        False,
+        description=(
+            "Give the generator each client's budget as another input: the logarithm of what the"
+            " client keeps, divided by what `pruning-ratio` keeps. It never leaves the client."
+            " The paper's generator sees only the embedding."
+        ),
+    )
     code: int = Field(
         32,
         ge=1,
@@ -238,7 +260,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 def shape_of(run: RunSettings) -> GeneratorShape:
     """Return the sizes of the generator that the settings describe."""
     job = run.of(SftPSettings)
-    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads)
+    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads, int(job.budget_input))
 
 
 def lora_plan(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:

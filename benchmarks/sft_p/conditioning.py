@@ -1,0 +1,127 @@
+"""Conditioning of SFT-P's generator on a client: by its embedding, and by its budget as an input.
+
+The first half of the clients prunes 20% and the others 50%. Measured are the clients' models, the
+agreement of their masks, and T(g) divided by a client's target at three places: at the start of a
+round with the averaged generator, at the end of a round with the client's own generator, and of the
+masks of its final model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from benchmarks.reporting.paired import Pair
+from benchmarks.reporting.rows import Rows
+from benchmarks.sft_p.runs import DENSE, MASKS, TRAINED, mixed, private_text, texts_of
+from benchmarks.smaller.bench import Bench
+from espalier.hf.opening.opened import open_model
+from espalier.hf.structured.residual_gates import ResidualGates
+
+OFF = "not conditioned"
+PAPER = "conditioned"
+INPUT = "budget as input"
+ARMS: dict[str, dict[str, Any]] = {
+    OFF: {"sft-p.conditioned": False},
+    PAPER: {},
+    "embedding's rate x 10": {
+        "sft-p.embedding-learning-rate": 10 * float(str(MASKS["sft-p.learning-rate"]))
+    },
+    "embedding's deviation 1": {"sft-p.embedding-deviation": 1.0},
+    INPUT: {"sft-p.budget-input": True},
+    "all three": {
+        "sft-p.embedding-learning-rate": 10 * float(str(MASKS["sft-p.learning-rate"])),
+        "sft-p.embedding-deviation": 1.0,
+        "sft-p.budget-input": True,
+    },
+}
+SHORT = {"data.sequence-length": 64}
+"""Differences from the settings of the other studies."""
+FIGURES = (
+    "perplexity",
+    "T_at_start_of_last_round",
+    "T_at_last_local_step",
+    "T_of_final_mask",
+    "agreement_with_equal_budget",
+    "chance_with_equal_budget",
+    "agreement_with_other_budget",
+    "chance_with_other_budget",
+    "seconds",
+)
+"""T is divided by the client's target."""
+PAIRS = (
+    Pair(PAPER, OFF),
+    *(Pair(name, PAPER) for name in ARMS if name not in (OFF, PAPER)),
+)
+
+
+def conditioning(bench: Bench, rows: Rows) -> None:
+    """Measure mixed budgets with every kind of conditioning."""
+    for seed, name in product(bench.seeds, ARMS):
+        _run(bench, rows, seed, name)
+
+
+def _run(bench: Bench, rows: Rows, seed: int, name: str) -> None:
+    """Do one run, with a row for each client."""
+    texts = texts_of(bench)
+    shares = mixed(len(bench.private))
+    cells = [
+        {"seed": seed, "sparsity": share, "model": name, "text": text}
+        for share, text in zip(shares, texts, strict=True)
+    ]
+    if not rows.missing(iter(cells)):
+        return
+    given = {
+        **TRAINED,
+        **SHORT,
+        **MASKS,
+        "sft-p.keep-models": False,
+        **ARMS[name],
+        "sft-p.pruning-ratios": ",".join(map(str, shares)),
+    }
+    run = bench.run(f"{seed}-conditioning-{name}", {**given, **private_text(bench, seed)})
+    document, masks = (
+        json.loads((run / file).read_text()) for file in ("summary.json", "masks.json")
+    )
+    gates = ResidualGates(open_model(bench.model).plan)
+    figures = agreements(masks["agreement"], shares)
+    for client, cell, share in zip(document["clients"], cells, shares, strict=True):
+        text = cell["text"]
+        number = str(client["client"])
+        dense = {"seed": seed, "sparsity": 0.0, "model": DENSE, "text": text}
+        if rows.missing(iter([dense])):
+            metric = next(metric for metric in document["metrics"] if metric["dataset"] == text)
+            rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys(FIGURES[1:]))
+        last = masks["spent"][number][-1]
+        spent = final_spent(masks["density"][number], gates)
+        rows.add(
+            cell,
+            perplexity=client["metrics"][f"perplexity/{text}/federated"],
+            T_at_start_of_last_round=last[0],
+            T_at_last_local_step=last[-1],
+            T_of_final_mask=spent / gates.target(share, "blocks"),
+            **figures,
+            seconds=client["seconds"],
+        )
+
+
+def agreements(pairs: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> dict[str, float]:
+    """Return mean agreement and chance of pairs of clients with equal and with other budgets."""
+    found = {}
+    for whose, equal in (("equal", True), ("other", False)):
+        own = [
+            pair for pair in pairs if equal == (len({shares[one] for one in pair["clients"]}) == 1)
+        ]
+        for key in ("agreement", "chance"):
+            found[f"{key}_with_{whose}_budget"] = sum(pair[key] for pair in own) / len(own)
+    return found
+
+
+def final_spent(densities: Mapping[str, Sequence[float]], gates: ResidualGates) -> float:
+    """Return T(g) of masks with these densities, by kind of gate and block."""
+    blocks = [block.index for block in gates.plan.blocks]
+    return sum(
+        density * gates.widths[block, kind] * gates.costs[block, kind]
+        for kind, own in densities.items()
+        for block, density in zip(blocks, own, strict=True)
+    )
