@@ -15,7 +15,9 @@ from pathlib import Path
 
 from benchmarks.reporting.perplexity_report import write_report
 from benchmarks.sft_p import tables
-from benchmarks.sft_p.studies import STUDIES, TRAINED
+from benchmarks.sft_p.conditioning import CHANGES
+from benchmarks.sft_p.runs import TRAINED
+from benchmarks.sft_p.studies import STUDIES
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.study_command import exit_status, new_parser
 from espalier.errors import InputError
@@ -59,7 +61,8 @@ def _measure(given: argparse.Namespace) -> None:
         )
     study = STUDIES[given.study]
     path = given.out / f"sft-p-{given.study}"
-    rows, conditions = measure(given, study, path, {}, {"training": TRAINED})
+    training = TRAINED | (CHANGES if given.study == "conditioning" else {})
+    rows, conditions = measure(given, study, path, {}, {"training": training})
     write_report(study, rows, conditions, path)
 
 

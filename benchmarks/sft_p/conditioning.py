@@ -9,6 +9,7 @@ masks of its final model.
 import json
 from collections.abc import Mapping, Sequence
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from benchmarks.reporting.paired import Pair
@@ -18,28 +19,24 @@ from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
 from espalier.hf.structured.residual_gates import ResidualGates
 
+CHANGES = {"data.sequence-length": 64, "sft-p.learning-rate": 1e-2}
+"""Differences from the settings of the other studies."""
 OFF = "not conditioned"
 PAPER = "conditioned"
 INPUT = "budget as input"
 ARMS: dict[str, dict[str, Any]] = {
-    OFF: {"sft-p.conditioned": False},
     PAPER: {},
-    "embedding's rate x 10": {
-        "sft-p.embedding-learning-rate": 10 * float(str(MASKS["sft-p.learning-rate"]))
-    },
-    "embedding's deviation 1": {"sft-p.embedding-deviation": 1.0},
     INPUT: {"sft-p.budget-input": True},
-    "all three": {
-        "sft-p.embedding-learning-rate": 10 * float(str(MASKS["sft-p.learning-rate"])),
-        "sft-p.embedding-deviation": 1.0,
-        "sft-p.budget-input": True,
-    },
+    OFF: {"sft-p.conditioned": False},
+    "embedding's rate x 10": {"sft-p.embedding-learning-rate": 0.1},
+    "embedding's deviation 1": {"sft-p.embedding-deviation": 1.0},
+    f"{OFF}, {INPUT}": {"sft-p.conditioned": False, "sft-p.budget-input": True},
 }
-SHORT = {"data.sequence-length": 64}
-"""Differences from the settings of the other studies."""
+LAST = 3
+"""Number of last rounds over which T at the start and at the end of a round is averaged."""
 FIGURES = (
     "perplexity",
-    "T_at_start_of_last_round",
+    "T_at_start_of_round",
     "T_at_last_local_step",
     "T_of_final_mask",
     "agreement_with_equal_budget",
@@ -48,11 +45,8 @@ FIGURES = (
     "chance_with_other_budget",
     "seconds",
 )
-"""T is divided by the client's target."""
-PAIRS = (
-    Pair(PAPER, OFF),
-    *(Pair(name, PAPER) for name in ARMS if name not in (OFF, PAPER)),
-)
+"""T(g) is divided by the client's target."""
+PAIRS = tuple(Pair(name, PAPER) for name in ARMS if name != PAPER)
 
 
 def conditioning(bench: Bench, rows: Rows) -> None:
@@ -73,8 +67,8 @@ def _run(bench: Bench, rows: Rows, seed: int, name: str) -> None:
         return
     given = {
         **TRAINED,
-        **SHORT,
         **MASKS,
+        **CHANGES,
         "sft-p.keep-models": False,
         **ARMS[name],
         "sft-p.pruning-ratios": ",".join(map(str, shares)),
@@ -92,13 +86,13 @@ def _run(bench: Bench, rows: Rows, seed: int, name: str) -> None:
         if rows.missing(iter([dense])):
             metric = next(metric for metric in document["metrics"] if metric["dataset"] == text)
             rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys(FIGURES[1:]))
-        last = masks["spent"][number][-1]
+        last = masks["spent"][number][-LAST:]
         spent = final_spent(masks["density"][number], gates)
         rows.add(
             cell,
             perplexity=client["metrics"][f"perplexity/{text}/federated"],
-            T_at_start_of_last_round=last[0],
-            T_at_last_local_step=last[-1],
+            T_at_start_of_round=fmean(draws[0] for draws in last),
+            T_at_last_local_step=fmean(draws[-1] for draws in last),
             T_of_final_mask=spent / gates.target(share, "blocks"),
             **figures,
             seconds=client["seconds"],
@@ -113,7 +107,7 @@ def agreements(pairs: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> d
             pair for pair in pairs if equal == (len({shares[one] for one in pair["clients"]}) == 1)
         ]
         for key in ("agreement", "chance"):
-            found[f"{key}_with_{whose}_budget"] = sum(pair[key] for pair in own) / len(own)
+            found[f"{key}_with_{whose}_budget"] = fmean(pair[key] for pair in own)
     return found
 
 
