@@ -48,6 +48,12 @@ class Study:
     """Sparsities that the figure shows; all if empty."""
     ordered: bool = False
     """True if the figure's rows are ordered by perplexity."""
+    headings: Mapping[str, str] = field(default_factory=dict)
+    """Headings of measured columns whose names do not say enough."""
+
+    def heading(self, column: str) -> str:
+        """Return the heading of a measured column."""
+        return self.headings.get(column, column.replace("_", " "))
 
 
 def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
@@ -78,9 +84,9 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     for figure in study.figures[1:]:
         if _differs(study, rows, figure):
             for text in texts:
-                lines += _table(study, rows, text, figure, f"{figure.replace('_', ' ')}, {text}")
+                lines += _table(study, rows, text, figure, f"{study.heading(figure)}, {text}")
         else:
-            lines += _table(study, rows, texts[0], figure, figure.replace("_", " "))
+            lines += _table(study, rows, texts[0], figure, study.heading(figure))
     path.with_suffix(".md").write_text("\n".join([*lines, picture(path, study.title), ""]))
     draw(_figure(study, rows, texts, len(seeds)), path, study.title)
 

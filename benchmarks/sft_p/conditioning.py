@@ -45,7 +45,13 @@ FIGURES = (
     "chance_with_other_budget",
     "seconds",
 )
-"""T(g) is divided by the client's target."""
+HEADINGS = {
+    "T_at_start_of_round": (
+        "T(g) at the start of a round (averaged generator), divided by the target"
+    ),
+    "T_at_last_local_step": "T(g) at a client's last local step, divided by the target",
+    "T_of_final_mask": "T(g) of the final, projected masks, divided by the target",
+}
 PAIRS = tuple(Pair(name, PAPER) for name in ARMS if name != PAPER)
 
 

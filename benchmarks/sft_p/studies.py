@@ -71,7 +71,7 @@ FIGURES = (
     "seconds",
 )
 LATE = "late_steps_to_budget"
-"""Column with the steps after which a late client's draws meet its budget.
+"""Column with the local steps after which T(g) of a late client's draws meets its budget.
 
 It is empty if they never do, and for clients that took part in the rounds.
 """
@@ -276,25 +276,29 @@ def _pairs() -> Iterator[Pair]:
 
 
 LOOK = look_of("sft-p")
+DRAWN = {
+    "rounds_to_budget": "rounds until T(g) of the last local draws is within 2% of the target",
+    LATE: "late steps until T(g) of ten draws is within 2% of the target",
+}
 STUDIES = {
     "variants": Study(
         "SFT-P: variants, mixed budgets, and one smaller model for all", KEYS, FIGURES,
         variants,
-        tuple(_pairs()), LOOK, {"": "not tuned afterwards", TUNED: "tuned afterwards"},
+        tuple(_pairs()), LOOK, {"": "not tuned afterwards", TUNED: "tuned afterwards"}, headings=DRAWN,
     ),
     "choices": Study(
         "SFT-P: one choice at a time", KEYS, FIGURES,
         choices,
-        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS), LOOK, ordered=True,
+        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS), LOOK, ordered=True, headings=DRAWN,
     ),
     "budgets": Study(
         "SFT-P: uniform and mixed budgets, and a late client", KEYS, (*FIGURES, LATE),
         budgets,
-        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK,
+        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")), LOOK, headings=DRAWN,
     ),
     "conditioning": Study(
         "SFT-P: conditioning with mixed budgets", KEYS, conditioning.FIGURES,
         conditioning.conditioning,
-        conditioning.PAIRS, LOOK,
+        conditioning.PAIRS, LOOK, headings=conditioning.HEADINGS,
     ),
 }  # fmt: skip

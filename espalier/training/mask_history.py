@@ -18,7 +18,7 @@ from espalier.storage.client_state import PrivateState
 HISTORY = "history"
 """Name of the document in the private state; it is kept across rounds."""
 NEAR = 0.02
-"""Maximum relative distance from the budget at which it counts as met."""
+"""Maximum relative distance from the budget at which mean T(g) of local draws meets it."""
 LOOKED_AT = 10
 """Number of consecutive draws over which T(g) is averaged."""
 
@@ -26,7 +26,10 @@ LOOKED_AT = 10
 def note_round(
     state: PrivateState, server_round: int, spent: Sequence[float], perplexity: float | None
 ) -> None:
-    """Store a round's spending relative to the budget, and the perplexity of the client's model."""
+    """Store T(g) of a round's draws relative to the budget, and the perplexity of the model.
+
+    The first draw is of the averaged generator, the last one of the client's last local step.
+    """
     kept = load(state)
     own = {"round": server_round, "spent": list(spent), "perplexity": perplexity}
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
@@ -63,9 +66,9 @@ def masks_of(kept: Mapping[str, Any], gates: ResidualGates) -> dict[Gate, Tensor
 
 
 def steps_to_budget(spent: Sequence[float]) -> int | None:
-    """Return the number of steps after which the budget was first met; None if it was not.
+    """Return the number of local steps after which draws first met the budget, or None.
 
-    It is met when the mean of ``LOOKED_AT`` draws is within ``NEAR`` of the target.
+    They meet it when the mean T(g) of ``LOOKED_AT`` draws is within ``NEAR`` of the target.
     """
     for end in range(LOOKED_AT, len(spent) + 1):
         if abs(sum(spent[end - LOOKED_AT : end]) / LOOKED_AT - 1) <= NEAR:

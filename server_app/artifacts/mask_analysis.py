@@ -148,8 +148,8 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
         if rounds:
             steps = list(chain.from_iterable(rounds))
             axes.plot(steps, **_client(number, client) | {"marker": "", "linewidth": 1.0})
-    axes.set_title("Remaining budget T(g) of the masks that each step draws")
-    _label(axes, "training step", "T(g), relative to the client's target")
+    axes.set_title("T(g) of each local step's draw; a round begins with the averaged generator")
+    _label(axes, "local step", "T(g), relative to the client's target")
 
 
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:

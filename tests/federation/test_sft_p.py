@@ -4,6 +4,7 @@ The server averages generator and LoRA. Embeddings, masks and budgets stay at th
 """
 
 import json
+import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from bench import Bench, Home, private_text, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 from personal_promises import PersonalPromises, perplexity_of, samples_of
-from promises import Uninterrupted, held_out, outgoing_bytes
+from promises import Uninterrupted, assert_planned, held_out, outgoing_bytes
 from run_names import BY_HAND
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
@@ -293,6 +294,60 @@ class TestSftP(PersonalPromises):
             client["status"]
             for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]
         } == {"completed"}
+
+    def test_budget_input_makes_masks_and_stays_at_clients(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Masks follow from embedding and budget, also those of a late client.
+
+        No outgoing byte is of the budget, and the plan has the bytes of the larger generator.
+        """
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        shares = (0.2173, 0.3191, 0.5173, 0.4673)
+        changes = {
+            "sft_p__budget_input": True,
+            "sft_p__pruning_ratio": 0.3,
+            "sft_p__pruning_ratios": ",".join(map(str, shares)),
+            "sft_p__late_clients": 1,
+            "sft_p__late_steps": 4,
+            "evaluation__local_baseline": True,
+        }
+        grid = bench.grid(**changes)
+        run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")
+        settings = parse(bench.config(**changes))
+        document = json.loads((run.folder / "masks.json").read_text())
+        assert "3" in document["late"]
+        blocks = range(len(OpenedModel(bench.model).plan.blocks))
+        for client, share in enumerate(shares):
+            budget = math.log((1 - share) / 0.7)
+            found = masks(run, client, settings, share, budget)
+            for kind, densities in document["density"][str(client)].items():
+                expected = [float(found[block, kind].double().mean()) for block in blocks]
+                assert densities == pytest.approx(expected)
+            secrets = [str(share).encode()]
+            secrets += [np.array(budget, kind).tobytes() for kind in (np.float32, np.float64)]
+            assert not [
+                secret
+                for _, reply in grid.received
+                for secret in secrets
+                if secret in outgoing_bytes(reply)
+            ]
+        assert_planned(bench, run.folder, **changes)
+
+    def test_resumed_run_with_budget_input_is_the_same(self, bench: Bench) -> None:
+        changes = {
+            "sft_p__budget_input": True,
+            "sft_p__embedding_learning_rate": 0.05,
+            "sft_p__embedding_deviation": 1.0,
+        }
+        folder = bench.killed(lambda header: header.server_round >= 1, **changes)
+        assert summary(folder)["status"] == "failed"
+        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+        shutil.rmtree(bench.folder / "state")
+        whole = bench.run(bench.grid(**changes), **changes)
+        assert resumed == folder
+        name = "generator.safetensors"
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
     def test_clients_score_own_models_on_task_items(self, bench: Bench) -> None:
         """The server sends public items along.
@@ -681,7 +736,11 @@ def result_of(run: Uninterrupted) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def masks(
-    run: Uninterrupted, client: int, settings: RunSettings | None = None, share: float | None = None
+    run: Uninterrupted,
+    client: int,
+    settings: RunSettings | None = None,
+    share: float | None = None,
+    *budget: float,
 ) -> dict[tuple[int, str], torch.Tensor]:
     """Return a client's masks, computed from its private tensors and the written generator."""
     settings = settings or parse(run.bench.config())
@@ -689,6 +748,7 @@ def masks(
     gates = ResidualGates(plan)
     embedding = private(run, client).get("embedding")
     assert embedding is not None
-    logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)
+    own = torch.cat([embedding, torch.tensor(budget)])
+    logits = gate_logits(plan, shape_of(settings), result_of(run), own)
     share = (0.2, 0.2, 0.5, 0.5)[client] if share is None else share
     return gates.chosen(logits, gates.target(share, "blocks"))

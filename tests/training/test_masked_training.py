@@ -1,5 +1,6 @@
 """Masks and LoRA trained together: changed tensors, checkpointing, an NF4 base, and the budget."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,20 @@ from torch import Tensor
 
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.tuning.sft_p import lora_plan
+from espalier.methods.tuning.sft_p import WIDTH, SftPSettings, lora_plan
+from espalier.models.mask_generator import num_parameters
+from espalier.models.structure import RESIDUAL_KINDS
 from espalier.settings.run import parse
+from espalier.training.adapted_model import flat_name
 from espalier.training.masked_training import (
     EMBEDDING,
     MaskedTraining,
+    budget_input,
     first_embedding,
     first_shared,
+    gate_logits,
+    of_embedding,
+    of_generator,
 )
 from espalier.training.model_cache import forget_model, kept_model
 from espalier.training.optimizer import Group
@@ -56,6 +64,7 @@ def training(model: OpenedModel, share: float = 0.5, **changes: Any) -> MaskedTr
         sequences=Sequences(),  # type: ignore[arg-type]
         seed=0,
         embedding=first_embedding(settings, 0),
+        budget=budget_input(settings.of(SftPSettings), share),
     )
     made.target = made.gates.target(share, "blocks")
     return made
@@ -70,6 +79,12 @@ def trained(one: MaskedTraining, steps: int = 3) -> dict[str, Tensor]:
     return {**flat, EMBEDDING: one.embedding}
 
 
+def names_of(one: MaskedTraining) -> list[str]:
+    """Return the generator's tensors by the names of their parameters."""
+    shapes = one.shape.shapes(one.model.plan)
+    return [flat_name(key, name) for key, own in shapes.items() for name in own]
+
+
 def begun(one: MaskedTraining) -> dict[str, Tensor]:
     first = first_shared(one.model.plan, one.settings)
     flat = {f"{key}/{name}": value for key, own in first.items() for name, value in own.items()}
@@ -82,6 +97,86 @@ def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
     after = trained(one)
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in after)
+
+
+def test_logits_of_a_slow_loop(model: OpenedModel) -> None:
+    """Trunk, norm, GELU and head number by number, with the budget between embedding and code."""
+    one = training(model, sft_p__budget_input=True)
+    tensors = first_shared(model.plan, one.settings)
+    # The first norm is the identity; with other values a mistake in it shows.
+    tensors["generator"]["mask.norm.weight"] += 0.3
+    tensors["generator"]["mask.norm.bias"] -= 0.2
+    found = gate_logits(model.plan, one.shape, tensors, torch.cat([one.embedding, one.budget]))
+    common = {name: value.tolist() for name, value in tensors["generator"].items()}
+    gate = 2 * 4 + 1
+    inputs = [*one.embedding.tolist(), math.log(0.5 / 0.8), *common["mask.codes"][gate]]
+    assert len(inputs) == 8 + 1 + 4
+    hidden = [
+        sum(weight * value for weight, value in zip(row, inputs, strict=True)) + bias
+        for row, bias in zip(common["mask.trunk.weight"], common["mask.trunk.bias"], strict=True)
+    ]
+    mean = sum(hidden) / len(hidden)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in hidden) / len(hidden) + 1e-5)
+    activated = []
+    norm = zip(common["mask.norm.weight"], common["mask.norm.bias"], strict=True)
+    for value, (scale, shift) in zip(hidden, norm, strict=True):
+        normed = (value - mean) / deviation * scale + shift
+        activated.append(normed * (1 + math.erf(normed / math.sqrt(2))) / 2)
+    kind = RESIDUAL_KINDS[1]
+    head = tensors["block-0002"][f"mask.{kind}.head"].tolist()
+    expected = [sum(a * b for a, b in zip(row, activated, strict=True)) for row in head]
+    assert found[2, kind].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_budget_input_by_hand() -> None:
+    job = parse(CONFIG | {"sft-p.budget-input": True}).of(SftPSettings)
+    assert budget_input(job, 0.2).tolist() == [0.0]
+    assert budget_input(job, 0.5).tolist() == pytest.approx([-0.470004], abs=1e-6)
+    assert budget_input(job, 0.1).tolist() == pytest.approx([0.117783], abs=1e-6)
+    assert budget_input(parse(CONFIG).of(SftPSettings), 0.5).shape == (0,)
+
+
+def test_generator_grows_by_one_column(model: OpenedModel) -> None:
+    plain, with_budget = (
+        training(model, sft_p__budget_input=value).shape.shapes(model.plan)
+        for value in (False, True)
+    )
+    assert num_parameters(with_budget) - num_parameters(plain) == WIDTH
+    assert plain["generator"]["mask.trunk.weight"] == (WIDTH, 8 + 4)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_budget_s_weights_move_as_the_bias_does(model: OpenedModel, sign: float) -> None:
+    """AdamW divides by the gradient's scale, so only the sign of the budget matters at a client."""
+    one = training(model, sft_p__budget_input=True)
+    one = replace(
+        one, budget=sign * one.budget.abs(), groups=[of_generator(names_of(one), one.settings)]
+    )
+    first = first_shared(model.plan, one.settings)["generator"]
+    start = first["mask.trunk.weight"][:, 8].clone()
+    after = trained(one, 1)
+    # The weight decay of 0.05 also acts on the weights, and the bias begins at 0.
+    moved = after["generator/mask.trunk.weight"][:, 8] - start * (1 - 0.01 * 0.05)
+    torch.testing.assert_close(moved, sign * after["generator/mask.trunk.bias"], atol=1e-4, rtol=0)
+
+
+def test_embedding_has_its_own_rate_and_deviation(model: OpenedModel) -> None:
+    """AdamW's first step is as long as the learning rate, after the weight decay of 0.05."""
+    one = training(model, sft_p__embedding_learning_rate=0.1, sft_p__embedding_deviation=1.0)
+    one = replace(
+        one, groups=[of_generator(names_of(one), one.settings), of_embedding(one.settings)]
+    )
+    start = first_embedding(one.settings, 0)
+    assert torch.allclose(start, 10 * first_embedding(training(model).settings, 0))
+    trunk = first_shared(model.plan, one.settings)["generator"]["mask.trunk.weight"].clone()
+    after = trained(one, 1)
+    for name, first, rate in (
+        (EMBEDDING, start, 0.1),
+        ("generator/mask.trunk.weight", trunk, 0.01),
+    ):
+        step = (after[name] - first * (1 - rate * 0.05)).abs()
+        # Of small gradients AdamW's epsilon leaves less.
+        torch.testing.assert_close(step, torch.full_like(step, rate), rtol=0.1, atol=0)
 
 
 def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:

@@ -146,7 +146,10 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         ),
     )
     strength: float = Field(
-        16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda)."
+        16.0,
+        gt=0,
+        le=1000,
+        description="Weight of the budget in the loss (lambda); the budget is compared with T(g) of each local step's draw.",
     )
     learning_rate: float = Field(
         1e-3,
@@ -160,8 +163,8 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
     masks: Literal["budget", "sign"] = Field(
         "budget",
         description=(
-            "Residual dimensions of a client's final model: those with the highest logits within"
-            " its budget, or those whose logit is not negative."
+            "Residual dimensions of a client's final model: those with the highest logits, so that"
+            " T(g) of the final masks is within its budget, or those whose logit is not negative."
         ),
     )
 
