@@ -321,7 +321,8 @@ def budget_input(job: SftPSettings, pruning_ratio: float) -> Tensor:
     """
     if not job.budget_input:
         return torch.zeros(0)
-    return torch.tensor([math.log((1 - pruning_ratio) / (1 - job.pruning_ratio))])
+    ratio = (1 - pruning_ratio) / (1 - job.pruning_ratio)
+    return torch.tensor([job.budget_input * math.log(ratio)])
 
 
 def gate_logits(

@@ -305,7 +305,7 @@ class TestSftP(PersonalPromises):
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         shares = (0.2173, 0.3191, 0.5173, 0.4673)
         changes = {
-            "sft_p__budget_input": True,
+            "sft_p__budget_input": 10.0,
             "sft_p__pruning_ratio": 0.3,
             "sft_p__pruning_ratios": ",".join(map(str, shares)),
             "sft_p__late_clients": 1,
@@ -319,7 +319,7 @@ class TestSftP(PersonalPromises):
         assert "3" in document["late"]
         blocks = range(len(OpenedModel(bench.model).plan.blocks))
         for client, share in enumerate(shares):
-            budget = math.log((1 - share) / 0.7)
+            budget = 10 * math.log((1 - share) / 0.7)
             found = masks(run, client, settings, share, budget)
             for kind, densities in document["density"][str(client)].items():
                 expected = [float(found[block, kind].double().mean()) for block in blocks]
@@ -336,7 +336,7 @@ class TestSftP(PersonalPromises):
 
     def test_resumed_run_with_budget_input_is_the_same(self, bench: Bench) -> None:
         changes = {
-            "sft_p__budget_input": True,
+            "sft_p__budget_input": 10.0,
             "sft_p__embedding_learning_rate": 0.05,
             "sft_p__embedding_deviation": 1.0,
         }

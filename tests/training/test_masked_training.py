@@ -101,7 +101,7 @@ def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
 
 def test_logits_of_a_slow_loop(model: OpenedModel) -> None:
     """Trunk, norm, GELU and head number by number, with the budget between embedding and code."""
-    one = training(model, sft_p__budget_input=True)
+    one = training(model, sft_p__budget_input=3.0)
     tensors = first_shared(model.plan, one.settings)
     # The first norm is the identity; with other values a mistake in it shows.
     tensors["generator"]["mask.norm.weight"] += 0.3
@@ -109,7 +109,7 @@ def test_logits_of_a_slow_loop(model: OpenedModel) -> None:
     found = gate_logits(model.plan, one.shape, tensors, torch.cat([one.embedding, one.budget]))
     common = {name: value.tolist() for name, value in tensors["generator"].items()}
     gate = 2 * 4 + 1
-    inputs = [*one.embedding.tolist(), math.log(0.5 / 0.8), *common["mask.codes"][gate]]
+    inputs = [*one.embedding.tolist(), 3.0 * math.log(0.5 / 0.8), *common["mask.codes"][gate]]
     assert len(inputs) == 8 + 1 + 4
     hidden = [
         sum(weight * value for weight, value in zip(row, inputs, strict=True)) + bias
@@ -129,17 +129,16 @@ def test_logits_of_a_slow_loop(model: OpenedModel) -> None:
 
 
 def test_budget_input_by_hand() -> None:
-    job = parse(CONFIG | {"sft-p.budget-input": True}).of(SftPSettings)
+    job = parse(CONFIG | {"sft-p.budget-input": 10.0}).of(SftPSettings)
     assert budget_input(job, 0.2).tolist() == [0.0]
-    assert budget_input(job, 0.5).tolist() == pytest.approx([-0.470004], abs=1e-6)
-    assert budget_input(job, 0.1).tolist() == pytest.approx([0.117783], abs=1e-6)
+    assert budget_input(job, 0.5).tolist() == pytest.approx([-4.70004], abs=1e-5)
+    assert budget_input(job, 0.1).tolist() == pytest.approx([1.17783], abs=1e-5)
     assert budget_input(parse(CONFIG).of(SftPSettings), 0.5).shape == (0,)
 
 
 def test_generator_grows_by_one_column(model: OpenedModel) -> None:
     plain, with_budget = (
-        training(model, sft_p__budget_input=value).shape.shapes(model.plan)
-        for value in (False, True)
+        training(model, sft_p__budget_input=value).shape.shapes(model.plan) for value in (0.0, 1.0)
     )
     assert num_parameters(with_budget) - num_parameters(plain) == WIDTH
     assert plain["generator"]["mask.trunk.weight"] == (WIDTH, 8 + 4)
@@ -148,7 +147,7 @@ def test_generator_grows_by_one_column(model: OpenedModel) -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_budget_s_weights_move_as_the_bias_does(model: OpenedModel, sign: float) -> None:
     """AdamW divides by the gradient's scale, so only the sign of the budget matters at a client."""
-    one = training(model, sft_p__budget_input=True)
+    one = training(model, sft_p__budget_input=1.0)
     one = replace(
         one, budget=sign * one.budget.abs(), groups=[of_generator(names_of(one), one.settings)]
     )

@@ -109,12 +109,14 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         le=MAX_LEARNING_RATE,
         description="Learning rate of the embedding; 0: `learning-rate`, as in the paper.",
     )
-    budget_input: bool = Field(
-        False,
+    budget_input: float = Field(
+        0.0,
+        ge=0,
+        le=100,
         description=(
-            "Give the generator each client's budget as another input: the logarithm of what the"
-            " client keeps, divided by what `pruning-ratio` keeps. It never leaves the client."
-            " The paper's generator sees only the embedding."
+            "Factor of each client's budget as another input of the generator: the logarithm of"
+            " what the client keeps, divided by what `pruning-ratio` keeps. The budget never leaves"
+            " the client. 0: no such input, as in the paper."
         ),
     )
     code: int = Field(
@@ -263,7 +265,7 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 def shape_of(run: RunSettings) -> GeneratorShape:
     """Return the sizes of the generator that the settings describe."""
     job = run.of(SftPSettings)
-    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads, int(job.budget_input))
+    return GeneratorShape(job.embedding, job.code, WIDTH, job.heads, int(job.budget_input > 0))
 
 
 def lora_plan(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
