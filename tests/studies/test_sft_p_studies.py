@@ -6,17 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from bench import home, private_text
 from tiny_model import save_tiny_llama
 
 from benchmarks.reporting.rows import Rows
-from benchmarks.sft_p import paper, studies, tables
+from benchmarks.sft_p import conditioning, paper, studies, tables
 from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
 from benchmarks.smaller.bench import Bench
 from espalier.hf.opening.opened import open_model
 from espalier.hf.structured.residual_gates import ResidualGates
 from espalier.models.adapters import AdapterPlan
+from espalier.models.structure import as_ranges
+from server_app.artifacts.mask_analysis import mask_figures
 
 
 def numbers(plan: AdapterPlan, prefix: str) -> int:
@@ -90,6 +93,55 @@ def test_the_command_writes_what_it_prints(
 def test_budget_is_met_by_last_draws_of_round() -> None:
     assert rounds_to_budget([[1.5] * 20, [1.5] * 10 + [1.01] * 10, [1.0] * 20]) == 2
     assert rounds_to_budget([[1.5] * 20]) is None
+
+
+def test_agreement_of_equal_and_other_budgets_by_hand() -> None:
+    pairs = [
+        {"clients": [0, 1], "agreement": 0.9, "chance": 0.5},
+        {"clients": [0, 2], "agreement": 0.6, "chance": 0.4},
+        {"clients": [1, 2], "agreement": 0.8, "chance": 0.2},
+    ]
+    assert conditioning.agreements(pairs, [0.2, 0.2, 0.5]) == pytest.approx(
+        {
+            "agreement_with_equal_budget": 0.9, "chance_with_equal_budget": 0.5,
+            "agreement_with_other_budget": 0.7, "chance_with_other_budget": 0.3,
+        }
+    )  # fmt: skip
+
+
+def test_spent_of_densities_is_that_of_masks(tmp_path: Path) -> None:
+    gates = ResidualGates(open_model(str(save_tiny_llama(tmp_path / "model"))).plan)
+    generator = torch.Generator().manual_seed(0)
+    masks = {gate: torch.rand(n, generator=generator) < 0.6 for gate, n in gates.widths.items()}
+    expected = float(gates.spent({gate: mask.float() for gate, mask in masks.items()}))
+    own = {
+        f"{block}/{kind}": as_ranges(mask.nonzero().squeeze(1).tolist())
+        for (block, kind), mask in masks.items()
+    }
+    figures = mask_figures({0: {"masks": own, "rounds": [], "fitted": []}}, gates)
+    assert conditioning.final_spent(figures["density"]["0"], gates) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_conditioning_has_a_row_per_client(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditioning, "TRAINED", studies.TRAINED)
+    monkeypatch.setattr(conditioning, "CHANGES", {})
+    arms = {name: conditioning.ARMS[name] for name in (conditioning.PAPER, conditioning.OFF)}
+    monkeypatch.setattr(conditioning, "ARMS", arms)
+    study = STUDIES["conditioning"]
+    rows = Rows(tmp_path / "rows.csv", study.keys, study.figures, {})
+    study.work(bench, rows)
+    found = {(row["model"], row["text"]): row for row in rows.rows}
+    assert len(found) == 3 * 3
+    assert all(
+        0.9 < float(found[name, f"t{client}"]["T_of_final_mask"]) <= 1
+        for name in arms
+        for client in range(3)
+    )
+    # A single embedding and equal budgets make equal masks.
+    assert float(found[conditioning.OFF, "t1"]["agreement_with_equal_budget"]) == 1
 
 
 @pytest.fixture
