@@ -23,13 +23,15 @@ CHANGES = {"data.sequence-length": 64, "sft-p.learning-rate": 1e-2}
 """Differences from the settings of the other studies."""
 OFF = "not conditioned"
 PAPER = "conditioned"
+MIDDLE = 0.35
+"""Ratio between the budgets, from which the clients' inputs are counted."""
 ARMS: dict[str, dict[str, Any]] = {
     PAPER: {},
     "budget as input x 10": {"sft-p.budget-input": 10.0},
+    "budget as input x 10, from 35%": {"sft-p.budget-input": 10.0, "sft-p.pruning-ratio": MIDDLE},
     "embedding's deviation 1": {"sft-p.embedding-deviation": 1.0},
     OFF: {"sft-p.conditioned": False},
     "budget as input": {"sft-p.budget-input": 1.0},
-    "embedding's rate x 10": {"sft-p.embedding-learning-rate": 0.1},
 }
 LAST = 3
 """Number of last rounds over which T at the start and at the end of a round is averaged."""

@@ -181,18 +181,9 @@ class MaskedTraining(AdapterTraining):
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
-    """Return the group of the generator, with its own constant rate and weight decay."""
-    return _group(names, settings, settings.of(SftPSettings).learning_rate)
-
-
-def of_embedding(settings: RunSettings) -> Group:
-    """Return the group of the client's embedding, like that of the generator."""
-    job = settings.of(SftPSettings)
-    return _group([EMBEDDING], settings, job.embedding_learning_rate or job.learning_rate)
-
-
-def _group(names: Collection[str], settings: RunSettings, rate: float) -> Group:
-    return Group(names, rate / settings.training.learning_rate, WEIGHT_DECAY, "constant")
+    """Return the group of generator and embedding, with its own constant rate and weight decay."""
+    rate = settings.of(SftPSettings).learning_rate / settings.training.learning_rate
+    return Group(names, rate, WEIGHT_DECAY, "constant")
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:

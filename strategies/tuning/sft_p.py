@@ -16,7 +16,7 @@ from espalier.messages.local_baseline import Alone
 from espalier.methods.tuning.sft_p import SftPSettings, shape_of, trained
 from espalier.models.mask_generator import PREFIX, num_parameters
 from espalier.settings.run import RunSettings
-from espalier.training.masked_training import first_shared, of_embedding, of_generator
+from espalier.training.masked_training import first_shared, of_generator
 from strategies.averaging.adapter_averager import AdapterAverager, Tuning
 from strategies.averaging.adapters import AdapterResult
 from strategies.base.evaluation import ClientEvaluation
@@ -58,11 +58,8 @@ class SftP(Tuning):
         method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
-            of_embedding(settings).settings(settings.training)
         except EspalierError as error:
-            raise InputError(
-                f"{method}.learning-rate, {method}.embedding-learning-rate: {error}"
-            ) from None
+            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {error}") from None
         if not model.family.residual_prunable:
             family = model.family.name
             raise InputError(

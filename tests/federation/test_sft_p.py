@@ -337,7 +337,6 @@ class TestSftP(PersonalPromises):
     def test_resumed_run_with_budget_input_is_the_same(self, bench: Bench) -> None:
         changes = {
             "sft_p__budget_input": 10.0,
-            "sft_p__embedding_learning_rate": 0.05,
             "sft_p__embedding_deviation": 1.0,
         }
         folder = bench.killed(lambda header: header.server_round >= 1, **changes)

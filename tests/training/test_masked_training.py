@@ -24,7 +24,6 @@ from espalier.training.masked_training import (
     first_embedding,
     first_shared,
     gate_logits,
-    of_embedding,
     of_generator,
 )
 from espalier.training.model_cache import forget_model, kept_model
@@ -159,23 +158,9 @@ def test_budget_s_weights_move_as_the_bias_does(model: OpenedModel, sign: float)
     torch.testing.assert_close(moved, sign * after["generator/mask.trunk.bias"], atol=1e-4, rtol=0)
 
 
-def test_embedding_has_its_own_rate_and_deviation(model: OpenedModel) -> None:
-    """AdamW's first step is as long as the learning rate, after the weight decay of 0.05."""
-    one = training(model, sft_p__embedding_learning_rate=0.1, sft_p__embedding_deviation=1.0)
-    one = replace(
-        one, groups=[of_generator(names_of(one), one.settings), of_embedding(one.settings)]
-    )
-    start = first_embedding(one.settings, 0)
-    assert torch.allclose(start, 10 * first_embedding(training(model).settings, 0))
-    trunk = first_shared(model.plan, one.settings)["generator"]["mask.trunk.weight"].clone()
-    after = trained(one, 1)
-    for name, first, rate in (
-        (EMBEDDING, start, 0.1),
-        ("generator/mask.trunk.weight", trunk, 0.01),
-    ):
-        step = (after[name] - first * (1 - rate * 0.05)).abs()
-        # Of small gradients AdamW's epsilon leaves less.
-        torch.testing.assert_close(step, torch.full_like(step, rate), rtol=0.1, atol=0)
+def test_embeddings_begin_with_the_deviation_of_the_settings() -> None:
+    wide = first_embedding(parse(CONFIG | {"sft-p.embedding-deviation": 1.0}), 0)
+    assert torch.allclose(wide, 10 * first_embedding(parse(CONFIG), 0))
 
 
 def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:

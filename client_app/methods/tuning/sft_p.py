@@ -57,7 +57,6 @@ from espalier.training.masked_training import (
     first_embedding,
     first_shared,
     gate_logits,
-    of_embedding,
     of_generator,
 )
 from espalier.training.sequences import client_sequences
@@ -298,7 +297,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         for key, own in shape_of(settings).shapes(site.model.plan).items()
         for name in own
     ]
-    groups = [of_generator(names, settings)]
+    generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
         model=site.model,
         computing=site.computing,
@@ -308,7 +307,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=fedpetuning.cache_of(site),
         load=site.load,
-        groups=[*groups, of_embedding(settings)] if job.conditioned else groups,
+        groups=[of_generator(generator, settings)],
         embedding=own_embedding(site, state, header),
         target=own_target(site, header),
         budget=budget_input(job, own_pruning_ratio(site, header)),

@@ -103,12 +103,6 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
             "Standard deviation of the initial embeddings. The paper gives none; codes have 0.1."
         ),
     )
-    embedding_learning_rate: float = Field(
-        0.0,
-        ge=0,
-        le=MAX_LEARNING_RATE,
-        description="Learning rate of the embedding; 0: `learning-rate`, as in the paper.",
-    )
     budget_input: float = Field(
         0.0,
         ge=0,

@@ -231,7 +231,6 @@ class RunKeywords(TypedDict, total=False):
     sft_p_heads: Literal["per-gate", "shared"]
     sft_p_embedding: int
     sft_p_embedding_deviation: float
-    sft_p_embedding_learning_rate: float
     sft_p_budget_input: float
     sft_p_code: int
     sft_p_estimator: Literal["reinmax", "gumbel"]
