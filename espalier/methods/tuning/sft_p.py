@@ -145,7 +145,10 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         16.0,
         gt=0,
         le=1000,
-        description="Weight of the budget in the loss (lambda); the budget is compared with T(g) of each local step's draw.",
+        description=(
+            "Weight of the budget in the loss (lambda); the loss compares T(g) of each local step's"
+            " draw with it."
+        ),
     )
     learning_rate: float = Field(
         1e-3,
@@ -294,8 +297,10 @@ OBSERVER = (
     " client are sums of the optimiser's steps on its data, at its own masks. As with LoRA,"
     " training text can be recovered in part. More tokens (the site's `min-tokens`) and more"
     " steps make this harder, not impossible. The distance of the masks from the client's budget"
-    " moves the generator, so the budget can be guessed. With `client-weights` = `samples` only:"
-    " the number of training sequences. Also how many steps failed, and how long the training took."
+    " moves the generator, so the budget can be guessed. With `budget-input`, the weights of that"
+    " input tell whether the client's ratio is below, equal to or above the run's. With"
+    " `client-weights` = `samples` only: the number of training sequences. Also how many steps"
+    " failed, and how long the training took."
 )
 
 
