@@ -166,9 +166,15 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
 
 def _figure(study: Study, rows: Rows, texts: Sequence[str], seeds: int) -> StudyFigure:
     """Return a panel per sparsity and text: a row per model, the dense model as a line."""
-    sparsities = _grouped(study, rows, texts[0])[2]
+    of_texts = {text: _grouped(study, rows, text)[2] for text in texts}
+    sparsities = sorted({one for found in of_texts.values() for one in found}, key=float)
     drawn = [sparsity for sparsity in sparsities if sparsity in study.drawn] or sparsities
-    found = [_panel(study, rows, text, sparsity) for sparsity in drawn for text in texts]
+    found = [
+        _panel(study, rows, text, sparsity)
+        for sparsity in drawn
+        for text in texts
+        if sparsity in of_texts[text]
+    ]
     # A text that was measured with one sparsity only has no panel for the others.
     panels = [panel for panel in found if sum(len(one.values) for one in panel.series) > 1] or found
     columns = len(texts) if len(panels) == len(found) and len(texts) <= 3 else 2
