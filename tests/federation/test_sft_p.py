@@ -106,24 +106,28 @@ class TestSftP(PersonalPromises):
                     if secret[: len(secret) // 2] in data and len(secret) >= 32
                 ]
 
-    def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("factor", [0.0, 10.0])
+    def test_no_budget_leaves_a_real_site(self, bench: Bench, factor: float) -> None:
         """No message reveals a budget, whether it is met, impossible or missing.
 
         The site's own log reports impossible and missing budgets.
         """
-        grid = real_sites(bench, bench.grid(sft_p__pruning_ratios=""))
+        own = {"sft_p__pruning_ratios": "", "sft_p__budget_input": factor}
+        grid = real_sites(bench, bench.grid(**own))
         for share, context in zip(
             (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
         ):
             context.node_config["pruned-share"] = share
-        changes = {"sft_p__pruning_ratios": "", "sft_p__pruning_ratio_of": "model", "quorum": 0.5}
+        changes = own | {"sft_p__pruning_ratio_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert document["refused"] == {
             "site-1": OUTWARD,
             "site-2": f"the node's configuration is wrong: {OF_A_SECRET}",
         }
-        secrets = (b"0.517", b"0.947", b"0.967")
+        secrets = [b"0.517", b"0.947", b"0.967"]
+        budget = 10 * math.log((1 - 0.5173) / (1 - 0.2))
+        secrets += [np.array(budget, kind).tobytes() for kind in (np.float32, np.float64)]
         assert not [
             share
             for _, reply in grid.received
