@@ -122,7 +122,8 @@ def test_upload(base: Path, tmp_path: Path, hub: Hub) -> None:
     assert export(run, "hub", tmp_path / "out", adapter=True, **words) == 0
     (created,) = hub.created
     assert (created["name"], created["organization"]) == ("tuned", "ward")
-    assert created["visibility"] == "private"
+    # huggingface_hub 1 and 2 write it differently.
+    assert created.get("visibility") == "private" or created.get("private") is True
     assert {name.removeprefix("ward/tuned/") for name in hub.uploaded} == {
         file.name for file in (tmp_path / "out").iterdir()
     }
