@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.fedspine.regret import FIXED, RANDOM, SUCB
+from benchmarks.fedspine.regret import FIXED, MARKS, RANDOM, SUCB
 from benchmarks.reporting.panels import (
     Panel,
     Reference,
@@ -20,6 +20,13 @@ from espalier.results.style import GREY, METHODS, Look
 TITLE = "Regret of FedSpine's bandit"
 SHOWN = (100, 200)
 """Rounds that the tables show; the plot shows the last one."""
+PLAYS = "How many plays the bandit needs"
+CURVES = {
+    "0.95, 0.2, 2.0": "the paper's 0.95, 0.2, 2",
+    "0.98, 0.4, 0.01": "the defaults 0.98, 0.4, 0.01",
+    "1.0, 0.4, 0.1": "1, 0.4, 0.1",
+}
+"""Bandits whose regret is shown by the number of plays, with their label in the figure."""
 
 
 def write_report(rows: Rows, path: Path) -> None:
@@ -39,8 +46,11 @@ def write_report(rows: Rows, path: Path) -> None:
     ]
     for mark in SHOWN:
         lines += _table(rows, surfaces, mark)
-    path.with_suffix(".md").write_text("\n".join([*lines, picture(path, TITLE), ""]))
+    plays = path.with_name(f"{path.name}-plays")
+    lines += [*_plays_table(rows, surfaces), picture(plays, PLAYS), "", picture(path, TITLE), ""]
+    path.with_suffix(".md").write_text("\n".join(lines))
     draw(_figure(rows, surfaces, seeds), path, TITLE)
+    draw(_plays_figure(rows, surfaces, seeds), plays, PLAYS)
 
 
 def _named(row: Row) -> str:
@@ -111,3 +121,51 @@ def _figure(rows: Rows, surfaces: list[str], seeds: int) -> StudyFigure:
         label = f"regret after {SHOWN[-1]} rounds, relative to random arms"
         panels.append(Panel(surface, label, series, references, start=-0.03))
     return StudyFigure(panels, 2, seeds_note(seeds), rows=True, height=330)
+
+
+def _relative(rows: Rows, surface: str, policy: str, mark: int) -> list[float]:
+    """Return the regret of each seed after ``mark`` plays, relative to random arms."""
+    found = _grouped(rows, surface, f"regret_{mark}")
+    return [value / fmean(found[RANDOM]) for value in found.get(policy, ())]
+
+
+def _plays_table(rows: Rows, surfaces: list[str]) -> list[str]:
+    """Return the regret of ``CURVES`` by number of plays, the mean over surfaces and seeds."""
+    shown = [policy for policy in CURVES if _relative(rows, surfaces[0], policy, MARKS[0])]
+    lines = [
+        "## By number of plays",
+        "",
+        "Relative to random arms, mean over the surfaces and seeds.",
+        "",
+        *head_of([CURVES[policy] for policy in shown], numbers=True, first="plays"),
+    ]
+    for mark in MARKS:
+        means = [
+            fmean(value for one in surfaces for value in _relative(rows, one, policy, mark))
+            for policy in shown
+        ]
+        lines.append(f"| {mark} |{''.join(f' {mean:.2f} |' for mean in means)}")
+    return [*lines, ""]
+
+
+def _plays_figure(rows: Rows, surfaces: list[str], seeds: int) -> StudyFigure:
+    """Return the regret of ``CURVES`` by number of plays, a panel per surface."""
+    panels = [
+        Panel(
+            surface,
+            "regret, relative to random arms",
+            [
+                Series(
+                    f"S-UCB, {label}",
+                    METHODS["fedspine"].variant(number),
+                    {mark: _relative(rows, surface, policy, mark) for mark in MARKS},
+                )
+                for number, (policy, label) in enumerate(CURVES.items())
+                if _relative(rows, surface, policy, MARKS[0])
+            ],
+            [Reference("uniformly random arms", 1.0, Look(GREY, "", "-"))],
+            "plays",
+        )
+        for surface in surfaces
+    ]
+    return StudyFigure(panels, 2, seeds_note(seeds), shared=True)
