@@ -1,6 +1,6 @@
 """Runs that are compared on a task, by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Settings = dict[str, Any]
@@ -57,6 +57,22 @@ def _het(aggregation: str, rank_weights: str) -> Settings:
     }
 
 
+def _spine(ratio: float, **other: Any) -> Arm:
+    """Return FedSpine; ``other`` are settings of its table."""
+    named = {f"fedspine.{key.replace('_', '-')}": value for key, value in other.items()}
+    return Arm({"method": "fedspine", "fedspine.pruning-ratio": ratio, **named})
+
+
+COMPETING = {"score": "mask", "normalise": False, "selection": "global"}
+"""FedSpine's groups of all blocks compete, by the gradients of masks on their outputs."""
+
+
+def _weighted(ratio: float, weights: str) -> Arm:
+    """Return FedSpine with a schedule and weights of the mean; ratio 0: nothing is pruned."""
+    arm = _spine(ratio, allocation="fixed", **(COMPETING if ratio else {}))
+    return replace(arm, settings={**arm.settings, "federation.client-weights": weights})
+
+
 ARMS: dict[str, Arm] = {
     "FedPETuning": Arm({"method": "fedpetuning", "evaluation.local-baseline": True}),
     "HetLoRA": Arm({"method": "hetlora", "hetlora.ranks": "2,4,8"}),
@@ -71,7 +87,7 @@ ARMS: dict[str, Arm] = {
     "Fed-SB, rank 64": Arm({**FED_SB, "lora.rank": 64, "lora.alpha": 128.0}),
     "FedSODA": Arm(SODA),
     "SFT-P, 20%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.2, "sft-p.learning-rate": 3e-3}),
-    "FedSpine, 20%": Arm({"method": "fedspine", "fedspine.pruning-ratio": 0.2}),
+    "FedSpine, 20%": _spine(0.2),
     "LLM-Pruner, FedPETuning, 20%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.2)),
     "FedOT": Arm({
         **SODA, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.drop": "uniform",
@@ -86,6 +102,13 @@ ARMS: dict[str, Arm] = {
     "FedSODA, aligned before": Arm({**SODA, "fedsoda.realign-every": 0}),
     "FedSODA, aligned between": Arm({**SODA, "fedsoda.pre-align-steps": 0}),
     "SFT-P, 50%": Arm({"method": "sft-p", "sft-p.pruning-ratio": 0.5, "sft-p.learning-rate": 3e-3}),
-    "FedSpine, 50%": Arm({"method": "fedspine", "fedspine.pruning-ratio": 0.5}),
+    "FedSpine, 50%": _spine(0.5),
     "LLM-Pruner, FedPETuning, 50%": Arm({"method": "fedpetuning"}, _fixed("llm-pruner", 0.5)),
+    **{f"FedSpine, {name}, {ratio}%": _spine(ratio / 100, allocation="fixed", **settings)
+       for ratio in (20, 50)
+       for name, settings in (("schedule", {}), ("schedule, all compete", COMPETING),
+                              ("schedule, masks", COMPETING | {"selection": "kind"}))},
+    **{f"FedSpine, {weights}, {ratio}%": _weighted(ratio / 100, weights)
+       for ratio in (0, 20)
+       for weights in ("importance", "samples", "importance-samples")},
 }  # fmt: skip

@@ -44,6 +44,16 @@ PAIRS = (
         for ratio in ("20%", "50%")
         for name in ("SFT-P", "FedSpine")
     ),
+    *(
+        Pair(f"FedSpine, schedule, {name}, {ratio}", f"FedSpine, schedule, {ratio}")
+        for ratio in ("20%", "50%")
+        for name in ("all compete", "masks")
+    ),
+    *(
+        Pair(f"FedSpine, {name}, {ratio}", f"FedSpine, importance, {ratio}")
+        for ratio in ("0%", "20%")
+        for name in ("samples", "importance-samples")
+    ),
 )
 
 
