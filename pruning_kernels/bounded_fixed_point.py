@@ -48,6 +48,7 @@ class Scale:
         values = numbers.reshape(-1).astype(np.float64)
         if np.isnan(values).any():
             raise OverflowError("a number is not a number (NaN)")
+        # Clip before the weight: an infinite number contributes at most its weight times the bound.
         clipped = np.clip(values, -self.bound, self.bound)
         scaled = np.ldexp(clipped * weight, self.fraction_bits)
         return np.rint(scaled).astype(np.int64).view(np.uint64)
@@ -78,6 +79,8 @@ def signed_bits(whole_bits: int, parties: int, max_weight: int = 1) -> int:
     whole_bits : bits of a number without its sign, ``exponent + fraction_bits`` of its scale
     max_weight : largest weight of a party
     """
+    # A sum lies between minus and plus ``parties * max_weight * 2^whole_bits``; one bit is the
+    # sign.
     return ((parties * max_weight) << whole_bits).bit_length() + 1
 
 

@@ -47,10 +47,12 @@ def to_words(numbers: "Tensor", fraction_bits: int) -> Words:
         If a number is not finite, or not below ``bound(fraction_bits)``.
     """
     values = numbers.detach().cpu().double().numpy()
+    # NaN compares as False, so it is refused too.
     if not (np.abs(values) < bound(fraction_bits)).all():
         raise OverflowError(f"a number is not finite, or {bound(fraction_bits):g} or more")
     # All steps but the rounding are exact: powers of two, and parts of one float64.
     scaled = np.ldexp(values, fraction_bits - LOW_BITS)
+    # ``floor`` leaves a low word that is never negative; only the high word has a sign.
     high = np.floor(scaled)
     low = np.rint(np.ldexp(scaled - high, LOW_BITS))
     # The low word may be rounded up to its bound.
@@ -62,6 +64,7 @@ def to_words(numbers: "Tensor", fraction_bits: int) -> Words:
 
 def words_of(integers: NDArray[np.int64]) -> Words:
     """Return integers, (numbers,), as words: multiples of ``2^-fraction_bits``, exactly."""
+    # The mask of a negative integer and its arithmetic shift agree: the low word stays nonnegative.
     low = integers & np.int64((1 << LOW_BITS) - 1)
     return np.stack([low.view(np.uint64), (integers >> np.int64(LOW_BITS)).view(np.uint64)])
 
@@ -86,6 +89,7 @@ def from_words(words: Words, fraction_bits: int) -> "Tensor":
 def as_floats(words: Words, fraction_bits: int) -> NDArray[np.float64]:
     """Return the numbers of ``from_words`` as an array, without torch."""
     low, high = words
+    # Add the carries of the low words, which add up above bit 48, to the high word.
     high = (high + (low >> np.uint64(LOW_BITS))).view(np.int64)
     rest = low & np.uint64((1 << LOW_BITS) - 1)
     values = np.ldexp(high.astype(np.float64), LOW_BITS) + rest.astype(np.float64)
@@ -99,5 +103,6 @@ def is_possible(words: Words, *, signed: bool) -> bool:
     numbers = high.view(np.int64)
     least = -most if signed else 0
     return bool(
+        # A word beyond its bits would give one party more than its share of the sum.
         (low >> np.uint64(LOW_BITS) == 0).all() and ((numbers >= least) & (numbers < most)).all()
     )

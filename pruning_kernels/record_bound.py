@@ -42,10 +42,14 @@ def _scaled(parts: Mapping[str, Tensor], bound: float | None) -> dict[str, Tenso
     flat = {name: part.flatten(1).double() for name, part in parts.items()}
     total = torch.stack([part.square().sum(dim=1) for part in flat.values()]).sum(dim=0)
     norms = total.sqrt()
+    # One norm over all parts of a record, not one per part.
     divisor = norms if bound is None else norms.clamp(min=bound)
+    # A vector of zeros has no direction and stays zero.
     factor = torch.where(divisor > 0, WITHIN / divisor, 0.0)
     usable = torch.isfinite(norms)[:, None]
     return {
+        # Truncate, not round: rounding up could lift the norm above the bound, which privacy relies
+        # on.
         name: torch.where(usable, (part * factor[:, None]).trunc(), 0.0)
         .long()
         .view(parts[name].shape)

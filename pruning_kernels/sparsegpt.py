@@ -75,6 +75,7 @@ def factorise(
         gram,
         "the calibration activations contain NaN or infinity; use dtype float32 or check the model",
     )
+    # A dead channel has a zero diagonal. It gets 1, so that H stays positive definite.
     diagonal = gram.diagonal().to(torch.float32)
     dead = diagonal == 0
     if dead_diagonal is None:
@@ -82,7 +83,9 @@ def factorise(
     else:
         mean = (diagonal.sum() + dead_diagonal * dead.sum()) / len(diagonal)
     upper = torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
+    # Raise the damping until a factor exists; rank-deficient inputs need more than 1%.
     while True:
+        # The factorisation overwrites ``upper``, so every attempt starts from ``gram``.
         upper.copy_(gram).diagonal().add_(damping * mean).masked_fill_(dead, 1)
         if _inverse_root(upper) and bool(torch.isfinite(upper.diagonal()).all()):
             return Factor(upper, damping, dead)
@@ -141,8 +144,10 @@ def prune(
             f"pattern {pattern[0]}:{pattern[1]} does not divide rows of {weight.shape[1]} weights"
             f" in blocks of {block_size}"
         )
+    # A contiguous copy: the kernels work on its memory.
     updated = weight.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     _require_finite(updated, "the weights contain NaN or infinity; check the model")
+    # No input reaches a dead channel, so its weights are free to prune.
     updated[:, factor.dead] = 0
     compiled = weight.device.type == "cpu" and weight.numel() >= WORTH_COMPILING
     errors = torch.empty_like(updated)
@@ -151,6 +156,7 @@ def prune(
     for number, start in enumerate(range(0, columns, block_size), 1):
         end = min(start + block_size, columns)
         of_block = slice(start, end)
+        # 1. Choose the pruned weights of this block.
         upper = factor.upper[of_block, of_block].contiguous()
         block = _Block(upper, updated[:, of_block], prune_mask[:, of_block])
         if pattern is None:
@@ -159,7 +165,9 @@ def prune(
             block.prune_mask.copy_(
                 select_number(block.weight, quota, "layer", block.reciprocals, compiled)
             )
+        # 2. Prune them column by column, updating the columns to their right within the block.
         (_solve_compiled if compiled else _solve_plain)(block, pattern, errors[:, start:end])
+        # 3. Update later blocks.
         # ``number & -number`` is the largest power of two that divides the number of blocks.
         _propagate(updated, errors, factor.upper, end, (number & -number) * block_size)
     _require_finite(
@@ -180,6 +188,7 @@ def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
         A weight is NaN or infinite.
     """
     _require_finite(weight, "the weights contain NaN or infinity; check the model")
+    # Column j of U has the norm sqrt((H^-1)_jj).
     norms = torch.linalg.vector_norm(factor.upper, dim=0)
     return weight.to(torch.float32).div(norms).square_().masked_fill_(factor.dead, 0)
 
@@ -207,7 +216,9 @@ def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor)
     weight = block.weight
     upper = block.upper
     reciprocals = block.reciprocals
+    # Left to right: a column's update must be complete before it is decided.
     for column in range(weight.shape[1]):
+        # A pattern is chosen when its first column is reached, with all updates so far.
         if pattern is not None and column % pattern[1] == 0:
             group = slice(column, column + pattern[1])
             quota = pattern[1] - pattern[0]
@@ -217,7 +228,9 @@ def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor)
         pruned = block.prune_mask[:, column]
         error = (weight[:, column] * reciprocals[column]).mul_(pruned)
         errors[:, column] = error
+        # Optimal brain surgeon: w_k -= (w_j / U_jj) U_jk for all k > j.
         weight[:, column + 1 :].addr_(error, upper[column, column + 1 :], alpha=-1)
+        # Exactly zero, whatever the update left by rounding.
         weight[:, column].masked_fill_(pruned, 0)
 
 
@@ -227,6 +240,7 @@ def _solve_compiled(block: _Block, pattern: tuple[int, int] | None, errors: Tens
 
     width = block.weight.shape[1]
     n, m = pattern or (width, width)
+    # ``solve_rows`` reads whole strips; zeros on the right change nothing.
     strips = torch.zeros(width, -(-width // sparsegpt_columns.STRIP) * sparsegpt_columns.STRIP)
     strips[:, :width] = block.upper
     sparsegpt_columns.solve_rows(
@@ -273,13 +287,17 @@ def _inverse_root(square: Tensor) -> bool:
         return True
     a = square[:half, :half]
     b = square[:half, half:]
+    # 1. R_22 from C; ``c`` becomes R_22^-1.
     c = square[half:, half:]
     if not _inverse_root(c):
         return False
+    # 2. R_12 = B R_22^-T, and the Schur complement of A.
     root = b @ c.T
     a.addmm_(root, root.T, alpha=-1)
+    # 3. R_11 from the complement; ``a`` becomes R_11^-1.
     if not _inverse_root(a):
         return False
+    # 4. The upper right part of R^-1 is -R_11^-1 R_12 R_22^-1.
     torch.mm(root, c, out=b)
     torch.neg(torch.mm(a, b, out=root), out=b)
     square[half:, :half].zero_()
@@ -288,5 +306,6 @@ def _inverse_root(square: Tensor) -> bool:
 
 def _require_finite(numbers: Tensor, text: str) -> None:
     """Raise ``NotFiniteError`` with this text for NaN or infinity, without a matrix of flags."""
+    # Minimum and maximum are NaN if any number is.
     if numbers.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all()):
         raise NotFiniteError(text)

@@ -24,11 +24,13 @@ def _choose(
     line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int, pruned: NDArray[np.bool_]
 ) -> None:
     """Mark the ``quota`` lowest-scored weights from ``first`` to ``end`` as pruned."""
+    # Quadratic, but a group has few weights, and there is no branch.
     for place in range(first, end):
         score = abs(line[place]) * reciprocals[place]
         before = 0
         for other in range(first, end):
             rival = abs(line[other]) * reciprocals[other]
+            # Of equal scores the lower column goes first.
             before += rival < score or (rival == score and other < place)
         pruned[place] = before < quota
 
@@ -79,14 +81,19 @@ def solve_rows(
         pruned = np.empty(width, np.bool_)
         places = np.empty(width, np.int64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            # 1. Copy the row to buffers that stay in the cache.
             for column in range(width):
                 line[column] = weight[row, column]
                 pruned[column] = prune_mask[row, column]
                 error[column] = 0
+            # 2. Decide groups from left to right; without a quota the choice was made by the
+            # caller.
             for first in range(0, width, size):
                 end = min(first + size, width)
                 if quota:
                     _choose(line, reciprocals, first, end, quota, pruned)
+                # Indices of pruned columns without a branch: the place advances only for a pruned
+                # one.
                 found = 0
                 for column in range(first, end):
                     places[found] = column
@@ -95,7 +102,9 @@ def solve_rows(
                     column = places[place]
                     error[column] = line[column] * reciprocals[column]
                     _subtract(line, upper, error[column], column)
+                    # Exactly zero: the update of the strip leaves a rounding error here.
                     line[column] = 0
+            # 3. Write the row back.
             for column in range(width):
                 weight[row, column] = line[column]
                 errors[row, column] = error[column]

@@ -50,6 +50,7 @@ def trimmed_mean(values: Sequence[Tensor], weights: Sequence[float], trim: int) 
         raise ValueError("a weight of a trimmed mean has to be above 0")
     own = torch.tensor(weights, dtype=torch.float64)
     flat = [tensor.flatten() for tensor in values]
+    # A chunk has all clients' values of some coordinates.
     at_once = max(1, NUMBERS_AT_ONCE // clients)
     found = [
         _of_columns(torch.stack(columns), own, trim)
@@ -65,6 +66,7 @@ def _of_columns(columns: Tensor, weights: Tensor, trim: int) -> Tensor:
     # A stable order: of equal values with different weights, always the same ones stay.
     ordered, clients = columns.sort(dim=0, stable=True)
     stays = slice(trim, len(columns) - trim)
+    # (clients that stay, numbers): the weight belongs to the client, so it follows its value.
     counted = weights[clients[stays]]
     # Relative weights: one value that stays is returned bit by bit.
     return (ordered[stays].to(torch.float64) * (counted / counted.sum(dim=0))).sum(dim=0)

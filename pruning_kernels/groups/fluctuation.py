@@ -38,6 +38,7 @@ class Moments:
         error of float64 times the ratio of squared mean and variance.
         """
         mean = total / max(1, count)
+        # Rounding can make the difference of a nearly constant channel negative.
         return Moments(count, mean, (square_sum - total * mean).clamp(min=0))
 
     @property
@@ -66,6 +67,7 @@ def moments_of(inputs: Tensor) -> Moments:
     squares = []
     for columns in inputs.split(COLUMNS_AT_ONCE, dim=1):
         tokens = columns.to(torch.float64)
+        # In float64, two passes: the mean is subtracted before squaring, so no digits cancel.
         means.append(tokens.mean(dim=0))
         squares.append(tokens.sub_(means[-1]).square_().sum(dim=0))
     return Moments(len(inputs), torch.cat(means).cpu(), torch.cat(squares).cpu())
@@ -75,6 +77,7 @@ def pooled(parts: Sequence[Moments]) -> Moments:
     """Return the moments of all parties' inputs together."""
     count = sum(part.count for part in parts)
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
+    # Chan et al.: squares within each party, plus those of its mean around the pooled mean.
     squares = torch.stack(
         [part.squares + part.count * (part.mean - mean).square() for part in parts]
     ).sum(dim=0)
@@ -90,6 +93,7 @@ def trimmed(parts: Sequence[Moments], trim: int) -> Moments:
     """
     counts = [float(part.count) for part in parts]
     mean = trimmed_mean([part.mean for part in parts], counts, trim)
+    # Each party's mean squared distance from the common mean, not from its own.
     distances = [part.squares / part.count + (part.mean - mean).square() for part in parts]
     count = sum(part.count for part in parts)
     return Moments(count, mean, trimmed_mean(distances, counts, trim) * count)
@@ -112,10 +116,13 @@ def limited_by_median(
     excesses : list of float
         Factor by which each party's worst number exceeds its limit; 1 if none does.
     """
+    # The median of one or two parties shows no outlier.
     if len(parts) < MIN_CLIENTS:
         return list(parts), [1.0] * len(parts)
+    # 1. Limit the variance of each channel.
     variances = torch.stack([part.squares / part.count for part in parts])
     limited = within_ratio(variances, max_ratio)
+    # 2. Limit the distance of the vector of means.
     means = torch.stack([part.mean for part in parts])
     centre = means.median(dim=0).values
     spread = variances.median(dim=0).values.sqrt()
@@ -124,6 +131,7 @@ def limited_by_median(
     scaled = (means - centre) / spread.where(spread > 0, torch.ones(()).double())
     distances = scaled.square().mean(dim=1).sqrt().tolist()
     factors = clip_factors(dict(enumerate(distances)), max_ratio)
+    # 3. Apply both limits; numbers within them keep their bits.
     found = []
     excesses = []
     for place, part in enumerate(parts):
@@ -132,6 +140,7 @@ def limited_by_median(
         mean = part.mean if factor == 1 else centre + factor * (part.mean - centre)
         squares = torch.where(beyond, limited[place] * part.count, part.squares)
         found.append(Moments(part.count, mean, squares))
+        # Ratio of the larger to the smaller, so that too small a variance counts as an excess too.
         high = torch.maximum(variances[place], limited[place])
         low = torch.minimum(variances[place], limited[place]).clamp(min=1e-300)
         excess = float((high / low)[beyond].max()) if bool(beyond.any()) else 1.0
@@ -145,6 +154,7 @@ def channel_scores(moments: Moments, weight: Tensor) -> Tensor:
     It is the variance of the channel times the squared norm of its column: (channels,), float64, on
     the CPU. ``weight`` is (out_features, channels).
     """
+    # The norm's squares are summed in float64; one column can have very many rows.
     values = weight.to(torch.float32)
     return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
 

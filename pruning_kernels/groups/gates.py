@@ -19,6 +19,7 @@ class _ReinMaxBinary(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, drawn: Tensor, tau: float) -> Tensor:
         ctx.save_for_backward(logits, drawn)
         ctx.tau = tau
+        # A copy, because autograd must not return an input of the function as its output.
         return drawn.to(logits.dtype, copy=True)
 
     @staticmethod
@@ -55,8 +56,10 @@ def gumbel_gates(logits: Tensor, uniform: Tensor, tau: float = 0.4) -> Tensor:
     code of DISP-LLM adds one Gumbel variable instead, whose mean is positive. With it a gate with z
     = 3 is almost always 1. ``uniform``, in (0, 1), has the shape of the logits.
     """
+    # The difference of two Gumbel variables is logistic noise: log(u) - log(1 - u).
     soft = torch.sigmoid((logits + uniform.log() - (-uniform).log1p()) / tau)
     hard = (soft > 0.5).to(logits.dtype)
+    # Straight-through: the value of ``hard``, and the gradient of ``soft``.
     return hard - soft.detach() + soft
 
 
@@ -65,6 +68,7 @@ def log_ratio(spent: Tensor, target: float) -> Tensor:
 
     Values of ``spent`` below 1 count as 1.
     """
+    # Below 1 the logarithm would be infinite or its gradient huge.
     return (spent.clamp_min(1.0) / target).log().abs()
 
 
@@ -82,17 +86,20 @@ def within_budget(logits: Tensor, costs: Tensor, pools: Tensor, target: int) -> 
     pools : (gates,), int64, from 0 without gaps: groups of gates of which at least one is chosen
     target : budget, at least the cost of one gate of each pool
     """
+    # As Python numbers: the greedy choice is sequential and would synchronise with a device.
     order = torch.sort(logits.detach().cpu(), descending=True, stable=True).indices.tolist()
     own = costs.tolist()
     pool = pools.tolist()
     chosen = [False] * len(own)
     seen = set[int]()
+    # 1. The best gate of every pool, even if the budget is exceeded.
     left = target
     for gate in order:
         if pool[gate] not in seen:
             seen.add(pool[gate])
             chosen[gate] = True
             left -= own[gate]
+    # 2. The others, best first; a cheaper gate may still fit after an expensive one did not.
     for gate in order:
         if not chosen[gate] and own[gate] <= left:
             chosen[gate] = True

@@ -22,6 +22,7 @@ def coupled_sums(scores: Tensor, side: int, size: int, order: Tensor | None = No
     """
     lines = scores.sum(dim=1 - side, dtype=torch.float64)
     lines = lines if order is None else lines[order]
+    # (groups, size)
     return lines.view(-1, size).sum(dim=1)
 
 
@@ -49,11 +50,13 @@ def lowest_groups(
         All groups but one of each pool cost less than the target.
     """
     cut = torch.zeros_like(scores, dtype=torch.bool) if gone is None else gone.clone()
+    # Groups that are gone cannot be the best of their pool.
     stays = _best_of_each_pool(scores.masked_fill(cut, -torch.inf), pools)
     candidates = (~cut & ~stays).nonzero().squeeze(1)
     order = candidates[torch.sort(scores[candidates], stable=True).indices]
     spent = int(costs[cut].sum())
     own = costs[order]
+    # A group is cut if the groups before it do not reach the target: the last one may exceed it.
     before = spent + torch.cumsum(own, 0) - own
     cut[order[before < target]] = True
     if (reached := int(costs[cut].sum())) < target:
@@ -73,6 +76,7 @@ def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
 
     Of equal scores it is the group with the highest index.
     """
+    # Compare places in the stable order instead of scores, so that ties have one winner.
     order = torch.sort(scores, stable=True).indices
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=scores.device)
@@ -100,6 +104,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     ValueError
         All groups but one of each pool cost less than the target.
     """
+    # The best group of each pool is not up for choice, so that no block loses all groups of a kind.
     free = ~_best_of_each_pool(scores, pools)
     orders = []
     spent = []
@@ -108,6 +113,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
         own = (free & (kinds == kind)).nonzero().squeeze(1)
         order = own[torch.sort(scores[own], stable=True).indices]
         orders.append(order)
+        # Entry n is the sum over the n lowest groups of this kind, n from 0.
         spent.append(torch.cat([costs.new_zeros(1), costs[order].cumsum(0)]))
         lost.append(
             torch.cat([scores.new_zeros(1, dtype=torch.float64), scores[order].double().cumsum(0)])
@@ -117,6 +123,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     possible = rest < len(spent[1])
     if not possible.any():
         raise _too_few(target, int(spent[0][-1] + spent[1][-1]))
+    # Infeasible combinations get an infinite loss, so ``argmin`` never takes them.
     total = torch.where(possible, lost[0] + lost[1][rest.clamp_max(len(spent[1]) - 1)], torch.inf)
     first = int(total.argmin())
     cut = torch.zeros_like(free)
@@ -157,6 +164,7 @@ def cheapest_groups(costs: Sequence[float], span: int, number: int) -> list[int]
             before = best[group - 1][max(0, end - span)]
             row[end] = min(row[end - 1], before + costs[end - 1])
         best.append(row)
+    # Walk back: strict improvement at ``end`` means that a group begins at ``end - 1``.
     starts = list[int]()
     end = size
     for group in range(number, 0, -1):

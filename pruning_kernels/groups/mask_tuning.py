@@ -32,9 +32,11 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
     """
     exact = gradients.to("cpu", torch.float64)
     samples, groups = exact.shape
+    # Only the strongest directions are sent; QR of all samples would have more rows than ``rows``.
     if min(samples, groups) > rows:
         _, strengths, directions = torch.linalg.svd(exact, full_matrices=False)
         exact = strengths[:rows, None] * directions[:rows]
+    # R^T R equals the product of the matrix with itself, whatever the number of samples.
     found = torch.linalg.qr(exact, mode="r").R
     return torch.cat([found, found.new_zeros(rows - len(found), groups)])
 
@@ -42,6 +44,7 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
 def unpacked_factor(flat: Tensor, rows: int, groups: int) -> Tensor:
     """Return a factor, (rows, groups), from its entries that ``slicing.packed`` returned."""
     full = flat.new_zeros(rows, groups)
+    # Row i of an upper triangle has ``groups - i`` entries.
     for place, row in enumerate(flat.split(list(range(groups, groups - rows, -1)))):
         full[place, place:] = row
     return full
@@ -65,8 +68,10 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     now = cut.cpu().clone()
     if not now.any() or now.all():
         return now
+    # Diagonal of I, the information of each single mask.
     own = exact.square().sum(dim=0)
     staying = (~now).nonzero().squeeze(1)
+    # F c, so that c^T I c is its squared norm.
     total = exact[:, now].sum(dim=1)
     for group in staying[torch.sort(own[staying], stable=True).indices].tolist():
         now[group] = True
@@ -74,6 +79,7 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
         # Decrease of the sum for the return of each group.
         saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)
         back = int(saved.argmax())
+        # Ties go to ``group``; then this step changes nothing.
         back = back if saved[back] > saved[group] else group
         now[back] = False
         total = total - exact[:, back]
@@ -98,9 +104,12 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
     """
     pieces = []
     for start in range(0, weight.shape[1], step := GROUPS_AT_ONCE * size):
+        # (rows, features of some groups)
         own = weight[:, start : start + step].to(torch.float64)
         for_all = [own.T @ columns.to(torch.float64) for columns in weight.split(step, dim=1)]
+        # Joint moment of inputs i and j times the inner product of their columns.
         products = torch.cat(for_all, dim=1).mul_(moments[start : start + step])
+        # (groups here, size, groups, size): sum over the features of both groups.
         pieces.append(products.view(len(products) // size, size, -1, size).sum(dim=(1, 3)))
     return torch.cat(pieces)
 
@@ -118,7 +127,9 @@ def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
     damping : damping relative to the mean of the diagonal
     """
     exact = joint.to("cpu", torch.float64)
+    # A^T (b - A 1): the system is solved for the deviation of the factors from 1.
     missing = aims.to("cpu", torch.float64) - exact.sum(dim=1)
+    # No input reaches the groups, so any factors are as good, and damping would be 0.
     if not exact.any():
         return torch.ones_like(missing)
     factor = _damped_cholesky(exact, damping)
@@ -139,5 +150,6 @@ def is_positive(joint: Tensor, damping: float) -> bool:
 def _damped_cholesky(matrix: Tensor, damping: float) -> Tensor | None:
     """Return the Cholesky factor of a matrix with damped diagonal; None if there is none."""
     added = damping * matrix.diagonal().mean()
+    # Relative damping, so that the condition does not depend on the scale of the inputs.
     factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(added.expand(len(matrix))))
     return None if failed else factor

@@ -61,8 +61,10 @@ def principal_basis(moments: Tensor, kept: int) -> Tensor:
     each the first entry with the largest magnitude is positive, so that signs do not depend on the
     library.
     """
+    # ``eigh`` returns eigenvalues in ascending order; on the CPU, so that all devices agree.
     _, vectors = torch.linalg.eigh(moments.to("cpu", torch.float64))
     strongest = vectors.flip(1)[:, :kept]
+    # Eigenvectors are unique up to sign only.
     largest = strongest.gather(0, strongest.abs().argmax(dim=0, keepdim=True))
     return torch.where(largest < 0, -strongest, strongest).contiguous()
 
@@ -74,6 +76,7 @@ def kept_share(moments: Tensor, basis: Tensor) -> float:
     """
     exact = moments.to("cpu", torch.float64)
     whole = exact.trace()
+    # trace(Q^T M Q), without the product for all pairs of columns.
     return min(1.0, float(((exact @ basis) * basis).sum() / whole)) if whole > 0 else 1.0
 
 
@@ -88,6 +91,7 @@ def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) ->
     basis : (width, kept), float64
     scale : (width,) or one number
     """
+    # Scaling the columns of W is scaling the inputs, as the norm does.
     side = scale.to(torch.float64) if isinstance(scale, Tensor) else scale
     return torch.cat(
         [(rows.to(torch.float64) * side) @ basis for rows in weight.split(ROWS_AT_ONCE)]

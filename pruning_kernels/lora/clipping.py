@@ -43,6 +43,7 @@ def clip_factors(sizes: Mapping[int, float], max_ratio: float) -> dict[int, floa
     if len(sizes) < MIN_CLIENTS:
         return dict.fromkeys(sizes, 1.0)
     most = max_ratio * median_low(sizes.values())
+    # ``size > most`` with a limit of 0 gives the factor 0.
     return {client: most / size if size > most else 1.0 for client, size in sizes.items()}
 
 
@@ -54,9 +55,11 @@ def distances_from_others(gram: Tensor) -> list[float]:
     others = len(gram) - 1
     own = gram.diagonal()
     with_all = gram.sum(dim=1)
+    # Squared norm of the sum of the others: all pairs, without the pairs with the client itself.
     of_others = gram.sum() - 2 * with_all + own
     # The squared distance |a - b|^2, expanded to inner products, with b the mean of the others.
     squares = own - 2 * (with_all - own) / others + of_others / others**2
+    # Rounding can make a squared distance of almost equal changes negative.
     return squares.clamp(min=0).sqrt().tolist()
 
 
@@ -123,21 +126,25 @@ def limited_moments(own: Tensor, others: Tensor, max_ratio: float) -> tuple[Tens
         Factor by which the worst direction exceeds the bound; 1 if none does.
     """
     energies = others.diagonal()
+    # At least a tiny multiple of the mean, so that the bound stays definite if most channels are 0.
     floor = max(FLOOR * float(energies.median()), 1e-9 * float(energies.mean()), 1e-30)
     bound = max_ratio * others
     bound.diagonal().add_(floor)
-    # One factorisation decides whether a direction exceeds the bound.
+    # 1. One factorisation decides: ``bound - own`` is positive definite if and only if no direction
+    # exceeds the bound.
     if int(torch.linalg.cholesky_ex(bound - own).info) == 0:
         return own, 1.0
     root, failed = torch.linalg.cholesky_ex(bound)
     # The others' matrix is not positive semidefinite, so it cannot serve as a bound.
     if int(failed):
         return own, 1.0
-    # Eigenvalues of ``own``, in coordinates in which the bound is the identity, become at most 1.
+    # 2. Eigenvalues of ``own``, in coordinates in which the bound is the identity.
     half = torch.linalg.solve_triangular(root, own, upper=False)
     values, directions = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))
     if float(values[-1]) <= 1:
         return own, 1.0
+    # 3. Lower eigenvalues above 1 to 1, and return to the original coordinates.
     sides = root @ directions
     limited = (sides * values.clamp(max=1.0)) @ sides.T
+    # Rounding leaves the product slightly asymmetric.
     return (limited + limited.T) / 2, float(values[-1])

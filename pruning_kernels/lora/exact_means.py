@@ -32,10 +32,12 @@ def residual_of_means(clients: Sequence[Factors], weights: Sequence[float]) -> F
     shares = relative_weights(weights)
     all_b = [as_float64(client.b) for client in clients]
     all_a = [as_float64(client.a) for client in clients]
+    # The means are subtracted in float64, since deviations are small next to the factors.
     mean_b = sum(share * b for share, b in zip(shares, all_b, strict=True))
     left = [share * (b - mean_b) for share, b in zip(shares, all_b, strict=True)][:-1]
     right = [a - all_a[-1] for a in all_a][:-1]
     out_features, in_features = clients[0].shape
+    # With one client there is no residual: the factors have rank 0.
     none_b = all_b[0].new_zeros(out_features, 0)
     none_a = all_a[0].new_zeros(0, in_features)
     return Factors(
@@ -84,8 +86,10 @@ def with_update(first: Factors, second: Factors, rank: int) -> Factors:
     Factors
         float32; rows and columns beyond the rank of the sum are zero
     """
+    # Both have the same scaling, so it is left out of the product and restored at the end.
     b = torch.cat([as_float64(first.b), as_float64(second.b)], dim=1)
     a = torch.cat([as_float64(first.a), as_float64(second.a)])
+    # ``refactorise`` needs at least one column.
     if len(a) == 0:
         b = b.new_zeros(len(b), 1)
         a = a.new_zeros(1, a.shape[1])

@@ -107,6 +107,7 @@ def coverage_mean(
         float32, of the whole matrix, ordered and balanced as in ``factors.refactorise``. Rows that
         no device with a weight above 0 kept, and that are not in ``last``, are exactly zero.
     """
+    # 1. Weight of the devices that kept each row.
     factors = [client.factors for client in clients]
     shares = relative_weights(weights)
     coverage = torch.zeros_like(clients[0].keep, dtype=torch.float64)
@@ -114,16 +115,19 @@ def coverage_mean(
         coverage += share * client.keep
     covered = coverage > 0
     divisors = coverage if divisor == "keepers" else torch.ones_like(coverage)
+    # 2. Scale each device's rows, so that the weights of a row sum to 1.
     blocks = [
         _wide(client, side, share * client.factors.scaling / divisors[client.keep])
         for client, share in zip(clients, shares, strict=True)
     ]
+    # 3. Rows that only the last update has keep its values.
     if last is not None and bool((last.keep & ~covered).any()):
         block = _wide(last, side, torch.full_like(coverage[last.keep], last.factors.scaling))
         block[covered] = 0
         blocks.append(block)
         factors = [*factors, last.factors]
         covered = covered | last.keep
+    # 4. Refactorise the covered rows only: absent ones would use up singular values.
     scaled = torch.cat(blocks, dim=1)[covered]
     whole = [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
     if side == "rows":

@@ -49,9 +49,11 @@ def norm(factors: Factors) -> float:
     NotFiniteError
         A factor has NaN or infinity, or numbers whose squares exceed float64.
     """
+    # Only rank x rank matrices: trace of B^T B times A A^T.
     b = as_float64(factors.b)
     a = as_float64(factors.a)
     trace = _require_finite(((b.T @ b) * (a @ a.T)).sum())
+    # Rounding can make a trace near 0 negative.
     return factors.scaling * math.sqrt(max(0.0, float(trace)))
 
 
@@ -112,6 +114,7 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
     roots = (values / scaling).sqrt() * signs
     b = u.new_zeros(sides[0], rank)
     a = u.new_zeros(rank, sides[1])
+    # Both factors get the root of the singular values, so neither is much larger than the other.
     b[:, :own_rank] = u * roots
     a[:own_rank] = (v * roots).T
     return Factors(as_float32(b), as_float32(a), scaling)
@@ -141,9 +144,11 @@ def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor,
 
     If the inner dimension is smaller than both sides, the dense product is not formed.
     """
+    # The thin path saves nothing if the inner dimension is not the smallest.
     if left.shape[1] >= min(left.shape[0], right.shape[1]):
         u, values, vh = torch.linalg.svd(left @ right, full_matrices=False)
         return u[:, :count], values[:count], vh[:count].T
+    # Householder reflections instead of Q: Q is applied to a few vectors and never formed.
     reflections_p = torch.geqrf(left)
     reflections_q = torch.geqrf(right.T)
     k = left.shape[1]
@@ -198,6 +203,7 @@ def self_prune_rank(rank: int, gamma: float, before: float, after: float) -> int
     NotFiniteError
         A norm is NaN or infinite, for instance because the tail has such a number.
     """
+    # A comparison with NaN is False, which would look like a tail that has not shrunk.
     if not (math.isfinite(before) and math.isfinite(after)):
         raise NotFiniteError(
             "the factors of an update hold NaN or infinity; lower the learning rate"

@@ -79,12 +79,14 @@ def group_importance(
     b, a, gradient_b, gradient_a = (
         tensor.to(torch.float64) for tensor in (factors.b, factors.a, gradients.b, gradients.a)
     )
+    # G = P Q, equation 10.
     p = torch.cat([gradient_b, b], dim=1)
     q = torch.cat([a - gradient_a, gradient_a])
     scaling = factors.scaling
     sums = b.new_zeros(factors.shape[side])
     if score == "exact":
         for rows, block in _blocks(weight, factors.shape[0]):
+            # M = W + s B A for these rows, then G M elementwise, squared.
             products = torch.addmm(block, b[rows], a, alpha=scaling)
             products.mul_(p[rows] @ q).square_()
             if side == 0:
@@ -92,6 +94,7 @@ def group_importance(
             else:
                 sums += products.sum(dim=0)
         sums = sums if order is None else sums[order]
+        # (groups, size)
         return sums.view(-1, size).sum(dim=1)
     if side == 0:
         # <P_m, (M Q^T)_m> with M Q^T = W Q^T + s B (A Q^T), whose last product is small.
@@ -105,6 +108,7 @@ def group_importance(
             product.addmm_(p[rows].T, block)
         sums = product.mul_(q).sum(dim=0)
     sums = sums if order is None else sums[order]
+    # Squared after the sum over the group, so terms of different sign cancel.
     return sums.view(-1, size).sum(dim=1).square()
 
 
@@ -133,6 +137,7 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
     """
     total = torch.zeros_like(matrices[0], dtype=torch.float64)
     for own in matrices:
+        # In float64, because importances are squares of small gradients.
         values = own.to(torch.float64)
         if normalise and bool((largest := values.abs().amax()) > 0):
             # Squares of the values could exceed float64.
@@ -150,6 +155,7 @@ def moving_average(former: Tensor | None, seen: Tensor, eta: float) -> Tensor | 
     equally too small, which does not change their order. A step with a value that is not finite is
     skipped; the result is None before the first other step.
     """
+    # One overflow, for instance in mixed precision, must not spoil the average for the round.
     if not bool(torch.isfinite(seen).all()):
         return former
     values = seen.detach().to(torch.float64)

@@ -69,12 +69,15 @@ def encode(values: Tensor) -> Nf4:
         raise NotFiniteError(
             "NaN or infinity has no NF4 code; lower the learning rate or check the data"
         )
+    # Pad with zeros to whole blocks; they do not raise a block's magnitude.
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).reshape(-1, BLOCK)
     absmax = blocks.abs().amax(dim=1)
+    # Multiply by the reciprocal, as bitsandbytes does; a division can give another code.
     scaled = blocks * absmax.clamp(min=SMALLEST_DIVISOR).reciprocal()[:, None]
     levels = torch.tensor(LEVELS, device=flat.device)
     # Codes are the number of midpoints below the value, so that a midpoint gets the lower level.
     codes = torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2, out_int32=True).to(torch.uint8)
+    # (bytes, 2); the padding beyond the last byte is dropped.
     pairs = codes.reshape(-1, 2)[: -(-len(flat) // 2)]
     return Nf4(pairs[:, 0] << 4 | pairs[:, 1], absmax)
 
@@ -89,6 +92,7 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
         negative, NaN or infinite, or the unused bits of the last byte differ from those of
         ``encode``.
     """
+    # The codes may come from another party: everything is checked before the lookup.
     size = math.prod(shape)
     for name, found, dtype, length in (
         ("codes", nf4.packed, torch.uint8, -(-size // 2)),
@@ -104,6 +108,7 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
             "a magnitude of an NF4 block is negative, NaN or infinite; the values are damaged"
         )
     codes = torch.stack([nf4.packed >> 4, nf4.packed & 15], dim=1).reshape(-1)
+    # One encoding per value, so that equal values have equal bytes and no bits carry other data.
     if size % 2 and int(codes[-1]) != ZERO:
         raise ValueError(
             "the unused bits of the last NF4 byte are not the code of zero; the values are damaged"

@@ -39,6 +39,7 @@ def holder_mean(
     Factors
         float32
     """
+    # Start from the last factors: ranks without holders keep them.
     b = as_float64(before.b).clone()
     a = as_float64(before.a).clone()
     for rank in range(before.rank):
@@ -66,7 +67,9 @@ def holder_update_mean(
     right: list[Tensor] = []
     for rank in range(before.rank):
         held = _shares_of_rank(ranks, weights, rank)
+        # Without holders the rank keeps its last product.
         if not held:
+            # The scaling goes into the left factors, because ``refactorise`` divides by it.
             left.append(before.scaling * as_float64(before.b)[:, rank])
             right.append(as_float64(before.a)[rank])
         for i, share in held:
@@ -97,6 +100,7 @@ def _shares_of_rank(
     ranks: Sequence[int], weights: Sequence[float], rank: int
 ) -> list[tuple[int, float]]:
     """Return the place and the relative weight of each client that holds a rank."""
+    # ``own > rank``: ranks count from 0.
     holders = [place for place, own in enumerate(ranks) if own > rank and weights[place] > 0]
     if not holders:
         return []

@@ -45,6 +45,7 @@ class LocalPruning:
         NotFiniteError
             A weight or an activation is NaN or infinite.
         """
+        # SparseGPT's input is a factor of the Gram matrix; the metric is implied by its type.
         if isinstance(inputs, Factor):
             return select_lowest(sparsegpt_score(weight, inputs), self.sparsity, self.group)
         if self.metric == "ria":

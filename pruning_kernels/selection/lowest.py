@@ -65,6 +65,7 @@ def _quotient(typing: Any, dividend: Any, divisor: Any) -> Any:
 def _ordered(score: np.float32) -> np.uint32:
     """Return an unsigned integer with the order of the scores; both zeros have the same."""
     bits = _bits_of(score)
+    # -0.0 has the bits 0x80000000, which is also the key of +0.0.
     if bits == np.uint32(0x80000000):
         return bits
     # Of negative floats those with larger bits are lower, so the bits are inverted. The sign bit of
@@ -129,13 +130,16 @@ def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
     """
     histogram = np.zeros(DIGITS, np.int64)
     for key in keys:
+        # 1. Histogram of the upper digit; it gives the first digit of the threshold.
         histogram[key >> np.uint32(LEVELS[0][0])] += 1
     prefix, before = _digit_of(histogram, 0, quota)
+    # 2. Only the keys with this digit are searched again.
     found = 0
     for key in keys:
         if key >> np.uint32(LEVELS[0][0]) == prefix:
             scratch[found] = key
             found += 1
+    # 3. The same for the lower digits; the range shrinks with each.
     for shift, width in LEVELS[1:]:
         low = np.uint32((1 << width) - 1)
         histogram[:] = 0
@@ -170,8 +174,10 @@ def prune_rows(
         keys = np.empty(columns, np.uint32)
         scratch = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            # The bad row is processed all the same, and the caller discards the mask.
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             threshold, ties = threshold_of(keys, quota, scratch)
+            # In order of column: of equal keys the lower index takes the ties.
             for column in range(columns):
                 chosen = keys[column] < threshold
                 if ties > 0 and keys[column] == threshold:
@@ -203,6 +209,7 @@ def prune_columns(
         line = np.empty(COLUMNS_AT_ONCE, np.uint32)
         for strip in range(strips * thread // threads, strips * (thread + 1) // threads):
             first = strip * COLUMNS_AT_ONCE
+            # Narrower in the last strip.
             width = min(COLUMNS_AT_ONCE, columns - first)
             part = slice(first, first + width)
             for row in range(rows):
@@ -214,6 +221,7 @@ def prune_columns(
             for place in range(width):
                 thresholds[place], ties[place] = threshold_of(keys[place], quota, scratch)
             for row in range(rows):
+                # Row by row, so that ties of a column go to the lower row.
                 for place in range(width):
                     key = int(keys[place, row])
                     chosen = key < thresholds[place]
@@ -290,6 +298,7 @@ def prune_layer(
     last pruned one and copies the keys of that bin, among which the rest is selected.
     """
     rows, columns = scores.shape
+    # One histogram per thread, so that threads never write to the same counter.
     counts = np.zeros((threads, 1 << 16), np.int64)
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
@@ -298,11 +307,13 @@ def prune_layer(
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):
                 counts[thread, keys[column] >> np.uint32(16)] += 1
+    # The order of addition does not matter: counts are integers.
     summed = np.zeros(1 << 16, np.int64)
     for thread in range(threads):
         for upper in range(1 << 16):
             summed[upper] += counts[thread, upper]
     digit, before = _digit_of(summed, 0, quota)
+    # Each thread writes the keys of the bin to its own range, in row-major order.
     starts = np.zeros(threads + 1, np.int64)
     for thread in range(threads):
         starts[thread + 1] = starts[thread] + counts[thread, digit]
@@ -312,6 +323,7 @@ def prune_layer(
         found = starts[thread]
         keys = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            # Keys are computed again, because storing them would need as much memory as the scores.
             _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):
                 upper = int(keys[column] >> np.uint32(16))
@@ -320,6 +332,7 @@ def prune_layer(
                     aside[found] = keys[column]
                     places[found] = row * columns + column
                     found += 1
+    # Only the keys of one bin are left; those below it are pruned already.
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
     for found in range(len(aside)):
         chosen = aside[found] < threshold

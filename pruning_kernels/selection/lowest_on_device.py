@@ -39,6 +39,7 @@ def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
     prune_mask = keys < last
     tied = keys == last
     missing = quota - prune_mask.sum(dim=1, keepdim=True)
+    # Of equal keys the first ones of the line are pruned, as many as are missing.
     tied &= tied.cumsum(dim=1, dtype=torch.int32) <= missing
     return prune_mask.logical_or_(tied)
 
@@ -47,7 +48,9 @@ def _ranks(keys: Tensor) -> Tensor:
     """Return the number of keys in the line that precede each key, uint8."""
     ranks = torch.zeros(keys.shape, dtype=torch.uint8, device=keys.device)
     for place in range(keys.shape[1]):
+        # (lines, 1), compared with all keys of its line.
         rival = keys[:, place : place + 1]
+        # An equal key with a higher index does not precede.
         ranks[:, :place] += rival < keys[:, :place]
         ranks[:, place + 1 :] += rival <= keys[:, place + 1 :]
     return ranks

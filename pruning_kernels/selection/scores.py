@@ -38,6 +38,7 @@ def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
     for first in range(0, len(size), ROWS_AT_ONCE):
         score = size[first : first + ROWS_AT_ONCE]
         share_of_column = score / sums.columns
+        # The order of the operations defines the bits; ``lowest._share`` has the same one.
         score.div_(sums.rows[first : first + ROWS_AT_ONCE, None]).add_(share_of_column).mul_(
             factors
         )
@@ -62,6 +63,7 @@ def ria_sums(weight: Tensor) -> RiaSums:
     try:
         for first in range(0, len(weight), ROWS_AT_ONCE):
             some = weight[first : first + ROWS_AT_ONCE]
+            # The copy converts to float32 and reuses the same buffer, which stays in the cache.
             size = at_once[: len(some)].copy_(some).abs_()
             torch.sum(size, dim=1, out=rows[first : first + ROWS_AT_ONCE])
             columns += size.sum(dim=0)
@@ -108,4 +110,5 @@ def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
             "the calibration activations contain NaN or infinity; use dtype float32 or check the"
             " model"
         )
+    # The root in the dtype of the sums, then one rounding.
     return input_square_sum.sqrt().to(torch.float32)

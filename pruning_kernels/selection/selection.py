@@ -47,6 +47,7 @@ def select_lowest(
     ValueError
         See ``group_size``.
     """
+    # The quota is exact, so that all clients and the server agree on the number of pruned weights.
     quota = pruned_per_group((scores.shape[0], scores.shape[1]), sparsity, group)
     compiled = scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING
     return select_number(scores, quota, group, factors, compiled, sums)
@@ -71,10 +72,12 @@ def select_number(
     else:
         if sums is not None and factors is not None:
             scores = relative_score(scores, sums, factors)
+        # Infinite factors or weights are found below.
         elif factors is not None:
             scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)
         rows, columns = scores.shape
+        # A comparison group becomes one line, contiguous.
         lines = scores.T if group == "column" else scores
         select = _select_sorted if scores.device.type == "cpu" else _select_on_device
         prune_mask = select(lines.reshape(-1, group_size((rows, columns), group)), quota)
@@ -112,6 +115,7 @@ def _select_compiled(
     from pruning_kernels.selection import lowest
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
+    # numba needs arrays of one type; an empty one stands for None.
     nothing = torch.empty(0)
     given = [
         tensor.detach().contiguous().numpy()

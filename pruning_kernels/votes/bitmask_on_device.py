@@ -16,8 +16,10 @@ def pack_on_device(mask: Tensor) -> Words:
     """Pack a bool tensor with torch operations on its device."""
     weights = mask.numel()
     bits = torch.zeros(num_words(weights) * 64, dtype=torch.uint8, device=mask.device)
+    # The last bits stay zero: padding must be clean.
     bits[:weights] = mask.reshape(-1)
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    # (bytes, 8): bit i of a byte is weight i, little-endian.
     in_bytes = bits.reshape(-1, 8).bitwise_left_shift_(places).sum(dim=1, dtype=torch.uint8)
     return in_bytes.cpu().numpy().view(np.uint64)
 

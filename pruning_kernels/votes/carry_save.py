@@ -59,6 +59,7 @@ def _adder(group: int) -> Any:
                 context.make_array(signature.args[which])(context, builder, arguments[which])
                 for which in (0, 3)
             )
+            # Number of voters from this one on, which decides the rows that count as zero.
             voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
             to_next = builder.extract_value(masks.strides, 0)
             zeros = cgutils.alloca_once(builder, line, zfill=True)
@@ -69,10 +70,12 @@ def _adder(group: int) -> Any:
                 )
 
             place = builder.bitcast(at(0, masks, *arguments[1:3]), to_byte)
+            # Pointers to the same line of each mask.
             rows = [place, *(place := builder.gep(place, [to_next]) for _ in range(group - 1))]
             sums: list[Any] = [None] * levels
 
             def mask(number: int) -> Any:
+                # Masks after the last voter are read from a line of zeros, without a branch.
                 there = builder.icmp_signed("<", number_of(number), voters)
                 row = builder.select(there, rows[number], builder.bitcast(zeros, to_byte))
                 ahead = builder.gep(row, [number_of(8 * AHEAD)])
@@ -92,6 +95,8 @@ def _adder(group: int) -> Any:
                     for at in (first, first + (1 << level))
                 )
                 c = sums[level]
+                # Half adder for the first masks of a level, full adder if the level has a sum
+                # already.
                 differ = builder.xor(a, b)
                 if c is None:
                     sums[level] = differ
@@ -99,6 +104,7 @@ def _adder(group: int) -> Any:
                 sums[level] = builder.xor(differ, c)
                 return builder.or_(builder.and_(a, b), builder.and_(differ, c))
 
+            # The recursion adds all masks as a balanced tree, which needs few registers.
             carry = carried(0, levels - 1)
             for level, value in enumerate([*sums, carry]):
                 place = builder.bitcast(at(3, target, number_of(level), number_of(0)), to_line)
@@ -175,6 +181,7 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
     """
     voters, words = masks.shape
     whole = words // LINE_WORDS * LINE_WORDS
+    # Non-temporal stores of a whole vector need aligned places.
     in_lines = all(
         place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1])
     )
@@ -206,6 +213,7 @@ def _count_tile(
     for word in range(first, stop, LINE_WORDS):
         for voter in range(0, len(masks), GROUP):
             bits = _add_group(masks, voter, word, group)
+            # The first group overwrites, later ones are added.
             if voter == 0:
                 for plane in range(len(sums)):
                     for lane in range(LINE_WORDS):
@@ -217,6 +225,7 @@ def _count_tile(
                 _write_past_cache(planes, plane, word, sums)
             else:
                 _write(planes, plane, word, sums)
+    # Before the thread ends, since other threads read the planes next.
     _finish_writing()
 
 
@@ -229,6 +238,7 @@ def _add_group(masks: NDArray[np.uint64], voter: int, word: int, group: Planes) 
     else:
         _add_64(masks, voter, word, group)
         bits = GROUP_BITS
+    # 16 masks sum to at most 16, five bits; 64 to seven.
     return bits
 
 
@@ -240,6 +250,7 @@ def _add_number(sums: Planes, group: Planes, bits: int, carry: Words) -> None:
     for plane in range(len(sums)):
         for lane in range(LINE_WORDS):
             a = sums[plane, lane]
+            # Planes beyond the group's bits still take the carry.
             b = group[plane, lane] if plane < bits else np.uint64(0)
             sums[plane, lane] = a ^ b ^ carry[lane]
             carry[lane] = a & b | (a ^ b) & carry[lane]

@@ -36,6 +36,7 @@ class DeviceVotes(VoteCounter):
         self.planes = torch.zeros((planes, words), dtype=torch.int64, device=self._device)
 
     def _count(self, masks: NDArray[np.uint64], first: int) -> None:
+        # The rows of a stack of masks are padded; a transfer needs contiguous memory.
         given = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self._device)
         stretch = self.planes[:, first : first + masks.shape[1]]
         if stretch.device.type == "cpu":
@@ -62,6 +63,7 @@ class DeviceVotes(VoteCounter):
         rows, columns = self.shape
         quota = pruned_per_group(self.shape, sparsity, group)
         keys, bits = self._keys(sizes)
+        # In a column group a line of the selection is a column of the matrix.
         lines = (keys.T if group == "column" else keys).reshape(-1, group_size(self.shape, group))
         prune_mask = prune_lowest(lines, quota, bits)
         return pack_on_device(
@@ -70,6 +72,7 @@ class DeviceVotes(VoteCounter):
 
     def _counts(self) -> Tensor:
         """Return the votes per weight, shaped like the matrix, int32."""
+        # Counts of padding words are dropped at the end.
         counts = torch.zeros(self.planes.shape[1] * 64, dtype=torch.int32, device=self._device)
         places = torch.arange(8, dtype=torch.uint8, device=self._device)
         for bit, plane in enumerate(self.planes):
@@ -84,12 +87,15 @@ class DeviceVotes(VoteCounter):
         A key consists of the missing votes, followed by the size without its upper bit. Keys are
         int32 if they fit, as with the sizes of 16-bit weights and fewer than 65,536 voters.
         """
+        # The lowest keys are pruned, so most votes must mean the lowest key.
         missed = self._counts().neg_().add_(self.num_voters)
         bits = self.num_voters.bit_length()
         if sizes is None:
             return missed, bits
+        # The upper bit is the sign of the float and does not count.
         size_bits = 8 * sizes.itemsize - 1
         signed = torch.from_numpy(sizes.view(f"i{sizes.itemsize}")).to(self._device)
+        # int32 halves the memory and the time of the selection.
         dtype = torch.int32 if bits + size_bits < 32 else torch.int64
         keys = missed.to(dtype).bitwise_left_shift_(size_bits)
         keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1))
@@ -102,6 +108,7 @@ def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
     for mask in masks:
         carry = mask
         for plane in planes:
+            # Half adder: the sum stays, the carry goes to the next plane.
             both = plane & carry
             plane.bitwise_xor_(carry)
             carry = both

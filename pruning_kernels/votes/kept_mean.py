@@ -57,9 +57,11 @@ class KeptMean:
         ValueError
             The number of kept weights does not match the mask.
         """
+        # Check the length before reading: the kernel reads ``kept`` by the mask's bits.
         num_kept = self._size - count(prune_mask)
         if kept.shape != (num_kept,):
             raise ValueError(f"the mask keeps {num_kept} weights, {kept.shape} were given")
+        # In float64: the divisor of ``mean``; whole numbers of samples are exact.
         self._weight += weight
         self._add(prune_mask, kept, np.float32(weight))
 
@@ -79,9 +81,12 @@ class KeptMean:
 
         Weights that no client kept are zero.
         """
+        # In place: the result needs no third matrix.
         if aggregation == "mean":
+            # float32, as on a device, so that both give the same bits.
             self._total /= np.float32(self._weight)
         else:
+            # Weights without a client stay 0.
             np.divide(self._total, self._weights, out=self._total, where=self._weights > 0)
         return self._total.reshape(self.shape)
 
@@ -129,6 +134,7 @@ class DeviceMean(KeptMean):
 
     def _add(self, prune_mask: Words, kept: NDArray[np.float32], weight: np.float32) -> None:
         keep = ~unpack_on_device(prune_mask, self._size, self._device)
+        # The kept weights, in order, go to the places that the mask keeps.
         scaled = torch.from_numpy(kept).to(self._device) * float(weight)
         self._sums += torch.zeros_like(self._sums).masked_scatter_(keep, scaled)
         self._keepers += keep * float(weight)

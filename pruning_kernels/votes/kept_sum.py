@@ -40,13 +40,16 @@ def add_kept(
         for word in range(tile * TILE, min(words, (tile + 1) * TILE)):
             pruned += np.int64(popcount(prune_mask[word]))
         starts[tile + 1] = min(size, (tile + 1) * TILE * 64) - tile * TILE * 64 - pruned
+    # Sums up to each tile, in order of tile; integers, so exact.
     for tile in range(tiles):
         starts[tile + 1] += starts[tile]
+    # Second pass: each tile starts at its own place in ``kept``.
     for tile in prange(tiles):
         place = starts[tile]
         for word in range(tile * TILE, min(words, (tile + 1) * TILE)):
             pruned_here = prune_mask[word]
             first = word * 64
+            # The last word can have bits beyond the matrix.
             for bit in range(min(64, size - first)):
                 if not (pruned_here >> np.uint64(bit)) & ONE:
                     total[first + bit] += kept[place] * scale

@@ -47,13 +47,17 @@ def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Siz
     """
     pruned = np.empty(planes.shape[1], np.uint64)
     tied = np.empty(planes.shape[1], np.uint64)
+    # One contiguous part of the words per thread.
     parts = np.linspace(0, len(tied), get_num_threads() + 1).astype(np.int64)
+    # The threshold is between these, both inclusive.
     lowest = 0
     highest = (1 << len(planes)) - 1
     step = 1
     votes = _guess(planes, quota / num_weights)
     while True:
+        # ``above`` has more votes than the threshold, ``as_many`` exactly as many.
         above, as_many = _compare(planes, votes, num_weights, pruned, tied, parts)
+        # The threshold is right if the last pruned weight has exactly ``votes`` votes.
         if above.sum() > quota:
             lowest = votes + 1
             votes = votes + step
@@ -62,8 +66,10 @@ def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Siz
             votes = votes - step
         else:
             break
+        # A step beyond the bracket: bisect instead.
         votes = votes if lowest <= votes <= highest else (lowest + highest) // 2
         step = 2 * step
+    # Some of the tied weights are still to be pruned.
     missing = quota - int(above.sum())
     if len(sizes) == 0:
         _prune_first(tied, pruned, missing)
@@ -77,9 +83,11 @@ def _guess(planes: Planes, share: float) -> int:
     lines = planes[:, : planes.shape[1] // LINE_WORDS * LINE_WORDS].reshape(
         len(planes), -1, LINE_WORDS
     )
+    # Contiguous, because the sample is read once for each plane.
     sample = np.ascontiguousarray(lines[:, ::SAMPLE])
     votes = 0
     tied = np.full(sample.shape[1:], ALL)
+    # In bits: a line of a plane has 64 weights per word.
     quota = share * sample[0].size * 64
     # Determine the threshold bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
@@ -120,16 +128,19 @@ def _compare(
 def _compare_tile(
     planes: Planes, votes: int, num_weights: int, more: Words, equal: Words, first: int
 ) -> tuple[int, int]:
+    # All weights are tied before the first plane; padding bits are not.
     for word in range(len(equal)):
         more[word] = 0
         equal[word] = _weights_of(first + word, num_weights)
     # Compare the counts with ``votes`` bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
         bits = planes[plane, first : first + len(equal)]
+        # If the threshold has the bit, weights without it fall below and are dropped.
         if votes >> plane & 1:
             for word in range(len(equal)):
                 equal[word] &= bits[word]
         else:
+            # Otherwise weights that have it lie above.
             for word in range(len(equal)):
                 more[word] |= equal[word] & bits[word]
                 equal[word] &= ~bits[word]
@@ -170,17 +181,21 @@ def _prune_smallest(
     pruned, and only those of this bin are compared. If there are few ties, they are treated as one
     bin, so that their sizes, which are scattered in memory, are read once.
     """
+    # 1. Few ties: one bin for all.
     if as_many.sum() * FEW <= len(sizes):
         places = np.empty(as_many.sum(), np.int64)
         keys = np.empty(as_many.sum(), np.uint32)
         _set_aside(tied, sizes, np.concatenate(([0], np.cumsum(as_many))), places, keys, parts)
         _prune_rest(pruned, places, keys, quota)
         return
+    # 2. Many ties: a histogram of the sizes.
     # The upper 15 of the bits that count.
     shift = 8 * sizes.itemsize - 16
     counts = _count_sizes(tied, sizes, shift, parts)
     below = np.cumsum(counts.sum(axis=0))
+    # The bin with the last pruned weight.
     digit = int(np.searchsorted(below, quota))
+    # Each part writes its keys of the bin to a range of its own, so the order is fixed.
     starts = np.concatenate(([0], np.cumsum(counts[:, digit])))
     places = np.empty(starts[-1], np.int64)
     keys = np.empty(starts[-1], np.uint32)
@@ -197,6 +212,7 @@ def _set_aside(
     There are two loops, so that many memory reads are in flight at the same time.
     """
     low = lower_bits(sizes)
+    # 16-bit sizes are moved up, because ``threshold_of`` begins with the highest bits.
     up = 32 - 8 * sizes.itemsize
     for part in prange(len(parts) - 1):
         found = starts[part]
@@ -204,6 +220,7 @@ def _set_aside(
             rest = tied[word]
             while rest:
                 places[found] = word * 64 + np.int64(lowest_bit(rest))
+                # Clears the lowest set bit.
                 rest &= rest - ONE
                 found += 1
         for tie in range(starts[part], starts[part + 1]):
@@ -254,6 +271,7 @@ def _prune_below(
                 place = word * 64 + np.int64(lowest)
                 rest &= rest - ONE
                 size = np.int64(sizes[place]) & low
+                # No other thread writes to this word: parts are ranges of words.
                 if size >> shift < digit:
                     pruned[word] |= ONE << lowest
                 elif size >> shift == digit:
@@ -280,11 +298,13 @@ def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
     """Prune the first ``quota`` of the tied weights."""
     for word in range(len(tied)):
         rest = tied[word]
+        # The whole word is pruned, so it need not be taken apart.
         if quota >= popcount(rest):
             pruned[word] |= rest
             quota -= int(popcount(rest))
             continue
         while quota > 0:
+            # Lowest set bit: of equal votes the lower index is pruned first.
             lowest = rest & (~rest + ONE)
             pruned[word] |= lowest
             rest ^= lowest
@@ -305,6 +325,7 @@ def parts_of_rows(shape: tuple[int, int]) -> Places:
     A part begins at the start of a word, so that no two threads write to the same word.
     """
     rows, columns = shape
+    # Fewest rows whose bits fill whole words.
     aligned = 64 // math.gcd(columns, 64)
     return np.minimum(
         np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned, rows
@@ -319,9 +340,11 @@ def _prune_rows(
         tied = np.empty(columns // 64 + 2, np.uint64)
         keys = np.empty(columns, np.uint64)
         for row in range(parts[part], parts[part + 1]):
+            # First and last word of the row; both can hold bits of other rows.
             first = row * columns >> 6
             last = (row + 1) * columns - 1 >> 6
             words = last - first + 1
+            # Bits of other rows in these words are cleared.
             for word in range(words):
                 tied[word] = ALL
             tied[0] = ALL << np.uint64(row * columns & 63)
@@ -340,9 +363,11 @@ def _descend(planes: Planes, first: int, tied: Words, pruned: Words, quota: int)
     Returns the number of tied weights that must be pruned too.
     """
     for plane in range(len(planes) - 1, -1, -1):
+        # Tied weights with this bit have more votes than those without.
         above = 0
         for word in range(len(tied)):
             above += int(popcount(tied[word] & planes[plane, first + word]))
+        # If all of them fit into the quota they are pruned; otherwise the others are out.
         take = above <= quota
         if take:
             quota -= above
@@ -365,6 +390,7 @@ def nth_lowest(keys: Words, place: int) -> np.uint64:
     first = 0
     last = len(keys) - 1
     while first < last:
+        # Values are all different, so the scans stop at the pivot.
         pivot = keys[(first + last) >> 1]
         left = first
         right = last
@@ -398,8 +424,10 @@ def _prune_smallest_in_row(
         while rest:
             place = word * 64 + int(lowest_bit(rest))
             rest &= rest - ONE
+            # Size first, then index: all keys differ, and ties go to the lower index.
             keys[found] = (np.int64(sizes[first * 64 + place]) & low) << 32 | place
             found += 1
+    # Exactly ``quota`` keys are at most ``last``.
     last = nth_lowest(keys[:found], quota - 1)
     for key in keys[:found]:
         if key <= last:
@@ -439,6 +467,8 @@ def _prune_pattern(
             for place in range(size):
                 at = row * columns + first + place
                 key = np.int64(sizes[at]) & low if len(sizes) else np.int64(0)
+                # More votes give a lower key; sizes have at most 31 bits, so they never reach the
+                # votes.
                 keys[place] = key - (np.int64(_votes_at(planes, at)) << 31)
             for place in range(size):
                 before = 0
@@ -464,6 +494,7 @@ def most_voted_in_columns(
     """Prune the ``quota`` most voted weights of every column."""
     rows, columns = shape
     pruned = np.zeros(planes.shape[1], np.uint64)
+    # Rows are padded to a multiple of 8 for ``_count_in_columns``; padded rows have no bits.
     lines = np.zeros((-(-columns // WIDTH), -(-rows // ROWS) * ROWS, LINE_WORDS), np.uint64)
     _prune_columns(planes, rows, columns, quota, sizes, lines)
     _join(lines, parts_of_rows(shape), columns, pruned)
@@ -483,14 +514,17 @@ def _prune_strip(
     planes: Planes, rows: int, columns: int, first: int, quota: int, sizes: Sizes, pruned: Lines
 ) -> None:
     """Prune up to 512 columns, starting at column ``first``."""
+    # Number of weights still to be pruned, per column.
     missing = np.full(WIDTH, quota)
     tied = np.zeros_like(pruned)
     bits = np.zeros_like(pruned)
     for word in range(LINE_WORDS):
+        # Bits right of the matrix belong to the next row and are never tied.
         beyond = first + 64 * (word + 1) - columns
         in_matrix = ALL >> np.uint64(max(beyond, 0)) if beyond < 64 else np.uint64(0)
         for row in range(rows):
             tied[row, word] = in_matrix
+    # As in ``_descend``, for 512 columns at once: ``take`` decides for each column.
     for plane in range(len(planes) - 1, -1, -1):
         for row in range(rows):
             _read_line(planes[plane], row * columns + first, tied[row], bits[row])
@@ -499,6 +533,7 @@ def _prune_strip(
             for word in range(LINE_WORDS):
                 both = bits[row, word]
                 pruned[row, word] |= both & take[word]
+                # Taken columns keep the weights without the bit, others those with it.
                 tied[row, word] = (tied[row, word] ^ both) & take[word] | both & ~take[word]
     _prune_tied(tied, missing, columns, first, sizes, pruned)
 
@@ -542,11 +577,13 @@ def _count_in_columns(bits: Lines) -> Places:
 
     Eight rows, and then their carries, are added by carry-save addition.
     """
+    # Bits of the largest possible count.
     levels = 3
     while len(bits) >> levels:
         levels += 1
     counter = np.zeros((levels, LINE_WORDS), np.uint64)
     carry = np.empty(LINE_WORDS, np.uint64)
+    # Full adders turn eight rows into one carry of weight 8.
     for row in range(0, len(bits), ROWS):
         for lane in range(LINE_WORDS):
             ones, twos_a = _full_adder(counter[0, lane], bits[row, lane], bits[row + 1, lane])
@@ -557,6 +594,7 @@ def _count_in_columns(bits: Lines) -> Places:
             twos, fours_b = _full_adder(twos, twos_c, twos_d)
             counter[0, lane], counter[1, lane] = ones, twos
             counter[2, lane], carry[lane] = _full_adder(counter[2, lane], fours_a, fours_b)
+        # The carry ripples on; mostly it ends after a plane or two.
         for plane in range(3, levels):
             left = np.uint64(0)
             for lane in range(LINE_WORDS):
@@ -566,6 +604,7 @@ def _count_in_columns(bits: Lines) -> Places:
                 left |= both
             if left == 0:
                 break
+    # Read the counters back, one number per column.
     numbers = np.zeros(WIDTH, np.int64)
     for plane in range(levels):
         for column in range(WIDTH):
@@ -591,6 +630,7 @@ def _prune_tied(
     Without sizes the first ones are pruned.
     """
     low = lower_bits(sizes)
+    # A counting sort: each column's tied weights get a range of ``keys``.
     starts = np.zeros(WIDTH + 1, np.int64)
     numbers = _count_in_columns(tied)
     for column in range(WIDTH):
@@ -604,6 +644,7 @@ def _prune_tied(
                 column = word * 64 + int(lowest_bit(rest))
                 rest &= rest - ONE
                 size = np.int64(sizes[row * columns + first + column]) & low if len(sizes) else 0
+                # Size first, then row: all keys of a column differ.
                 keys[found[column]] = size << 32 | row
                 found[column] += 1
     for column in range(min(WIDTH, columns - first)):
@@ -628,5 +669,6 @@ def _join(lines: Planes, parts: Places, columns: int, pruned: Words) -> None:
                 bits = lines[word // LINE_WORDS, row, word % LINE_WORDS]
                 shift = np.uint64(place & 63)
                 pruned[place >> 6] |= bits << shift
+                # The word can straddle two words of the mask; a shift by 64 bits is undefined.
                 if shift and bits >> np.uint64(64) - shift:
                     pruned[(place >> 6) + 1] |= bits >> np.uint64(64) - shift

@@ -50,6 +50,7 @@ def _count_tile(
     The lowest three planes are named variables; further planes, for more than seven voters, are in
     ``upper``.
     """
+    # int64, because voters times words can exceed 32 bits.
     place = tl.cast(tl.program_id(0), tl.int64) * tile + tl.arange(0, tile)
     end = tl.cast(voters, tl.int64) * words
     ones = tl.zeros([tile], tl.int64)
@@ -59,6 +60,7 @@ def _count_tile(
     for _ in tl.static_range(num_planes - 4):
         # Tuples of Triton have no unpacking, and before Triton 3.6 no product.
         upper = upper + (ones,)  # type: ignore[assignment]  # noqa: RUF005
+    # Four pairs of masks per step: the carries of eight masks meet in one.
     for voter in range(0, voters, 8):
         ones, twos_a = _add_two(ones, masks, voter, end, words, place)
         ones, twos_b = _add_two(ones, masks, voter + 2, end, words, place)
@@ -68,6 +70,7 @@ def _count_tile(
         twos, fours_b = _full_add(twos, twos_c, twos_d)
         fours, carry = _full_add(fours, fours_a, fours_b)
         added = upper[:0]
+        # The carry of weight 8 ripples through the upper planes.
         for plane in tl.static_range(len(upper)):
             added = added + (upper[plane] ^ carry,)  # type: ignore[assignment]  # noqa: RUF005
             carry = upper[plane] & carry

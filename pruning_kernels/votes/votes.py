@@ -28,8 +28,10 @@ The upper bit is ignored, so that the bits of a float count as its magnitude.
 
 def magnitudes(weight: Tensor) -> Sizes:
     """Return the weights' bits as sizes, same shape; 16- and 32-bit floats are not copied."""
+    # float64 and 8-bit floats: only 16- and 32-bit sizes are supported.
     if weight.element_size() not in (2, 4):
         weight = weight.to(torch.float32)
+    # A view of the bits, so large weights are not copied.
     integers = (
         weight.contiguous().view(torch.int16 if weight.element_size() == 2 else torch.int32).numpy()
     )
@@ -93,6 +95,7 @@ class VoteCounter:
 
     def _count(self, masks: NDArray[np.uint64], first: int) -> None:
         planes = self.planes[:, first : first + masks.shape[1]]
+        # The same results; compilation is only worth it for large matrices.
         if self._large:
             from pruning_kernels.votes.carry_save import count_votes
 
@@ -105,6 +108,7 @@ class VoteCounter:
             for mask in masks:
                 carry = mask
                 for plane in planes:
+                    # The right side is evaluated before both assignments.
                     plane[:], carry = plane ^ carry, plane & carry
 
     def take_counts(self, counts: NDArray[np.unsignedinteger]) -> None:
@@ -112,6 +116,7 @@ class VoteCounter:
 
         A count above the number of voters, which no honest client causes, is unanimous.
         """
+        # A count above the number of voters is impossible and would be a wrong plane.
         votes = np.minimum(counts, self.num_voters)
         for bit in range(len(self.planes)):
             self._set_plane(bit, pack((votes >> votes.dtype.type(bit) & 1).astype(np.bool_)))
@@ -138,13 +143,16 @@ class VoteCounter:
         if not trim:
             return
         # Subtract ``trim`` in bit planes; a borrow at the end marks weights with fewer votes.
+        # zeros in the planes' type, which may be a tensor on a device.
         borrow = self.planes[0] ^ self.planes[0]
         zeros = borrow
         for bit, plane in enumerate(self.planes):
+            # A bit of ``trim`` for all weights at once.
             taken = ~zeros if trim >> bit & 1 else zeros
             less = plane ^ taken ^ borrow
             borrow = (~plane & (taken | borrow)) | (taken & borrow)
             plane[:] = less
+        # Fewer votes than ``trim`` remain none.
         for plane in self.planes:
             plane[:] = plane & ~borrow
         # ``equal`` and ``above`` compare with ``remaining``, from the highest plane downward.
@@ -157,6 +165,7 @@ class VoteCounter:
             else:
                 above = above | (equal & plane)
                 equal = equal & ~plane
+        # Counts above ``remaining`` are set to it.
         for bit, plane in enumerate(self.planes):
             plane[:] = (plane | above) if remaining >> bit & 1 else (plane & ~above)
         self.num_voters = remaining
@@ -170,10 +179,12 @@ class VoteCounter:
 
     def unanimous(self) -> Words:
         """Return the packed mask of the weights that every voter would prune."""
+        # All ones in the planes' type; then each plane must equal the number of voters.
         all_of_them = ~(self.planes[0] ^ self.planes[0])
         for bit, plane in enumerate(self.planes):
             all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
         words = self._on_host(all_of_them)
+        # The unused bits of the last word are zero in every mask.
         if self.num_weights % 64:
             words[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
         return words
@@ -195,8 +206,10 @@ class VoteCounter:
 
         use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
+        # An empty array means that the index breaks ties.
         flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
         if group == "layer":
+            # The kernels get whole lines, and the result is cut to the words of the mask.
             words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
         elif group == "row":
             words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
@@ -237,6 +250,7 @@ def select_most_voted(
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)
     lines = (-1, group_size((rows, columns), group))
+    # Without the sign bit; the bits of a float then order as its magnitude.
     key = None if sizes is None else sizes & sizes.dtype.type(np.iinfo(sizes.dtype).max >> 1)
     if group == "column":
         key = None if key is None else key.T.reshape(lines)
@@ -250,6 +264,7 @@ def select_most_voted(
 def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
     """Prune the ``quota`` weights of each line with the most votes and then the smallest keys."""
     # The sort is stable, so that of equal weights the lower index comes first.
+    # The last key of ``lexsort`` is the primary one: votes, then size.
     order = np.lexsort((-counts,) if key is None else (key, -counts), axis=1)
     prune_mask = np.zeros(counts.shape, np.bool_)
     np.put_along_axis(prune_mask, order[:, :quota], True, axis=1)
