@@ -139,6 +139,7 @@ class AdapterAverager:
         number = self.federation.clients_of_round(len(among))
         if number < len(among):
             seed = derive_seed(self.run.settings.seed, "clients", server_round=server_round)
+            # ``choice`` returns places in random order; sorted, they follow the client order.
             places = np.random.default_rng(seed).choice(len(among), number, replace=False)
             among = [among[place] for place in sorted(places.tolist())]
         return {seat.client: self._rank_of(seat) for seat in among}
@@ -155,8 +156,10 @@ class AdapterAverager:
         self._round = server_round
         self.rank_limits = dict(rank_limits)
         adapters = self.adapters()
+        # The first reading fixes the fleet's file for the whole run.
         self.clock.record(adapters.rounds)
         values = adapters.beginnings(self.rank_limits.values())
+        # In round 1 clients begin with the initial values, not rounded for the wire.
         if server_round == 1:
             values = ((key, adapters.tensors(key)) for key in adapters.blobs)
         for key, tensors in values:
@@ -165,6 +168,7 @@ class AdapterAverager:
         if server_round > 1:
             self.push(server_round, self.rank_limits, omitted=1, first=first)
         sampled = self.federation.sampled_clients < 1
+        # The quorum refers to the sampled clients; without sampling to all of the run.
         return Selection(list(self.rank_limits), len(self.rank_limits) if sampled else None)
 
     def push(
@@ -176,9 +180,11 @@ class AdapterAverager:
         """
         rounds = self.run.rounds
         wanted = {
+            # Without the last parts, which travel with the order.
             client: self._parts(client, limit, server_round)[: -omitted or None]
             for client, limit in rank_limits.items()
         }
+        # Clients of low rank may have fewer parts.
         for part in range(max(map(len, wanted.values()), default=0)):
             seats = [seat for seat in rounds.receiving() if part < len(wanted.get(seat.client, ()))]
             requests = [
@@ -193,6 +199,7 @@ class AdapterAverager:
                 )
                 for seat in seats
             ]
+            # Answers only confirm; ``exchange`` drops clients that fail.
             list(rounds.exchange(requests))
 
     def deliver(self, server_round: int) -> None:
@@ -225,12 +232,14 @@ class AdapterAverager:
         """Return the order to train; each part of the reply has complete blocks, or the head."""
         limit = self.rank_limits[client]
         parts = self._parts(client, limit, server_round)
+        # Round 1 sends no adapters: the seed determines them.
         later = server_round > 1
         return ClientOrder(
             Order(rank_limit=limit),
             parts,
             self._blobs(client, limit, parts[-1]) if later else {},
             self.adapters().along(client) if later else {},
+            # Contracts of later parts need the rank that the client reported.
             fetch=lambda report, hashes: PartOrder(
                 blob_sha256=hashes, rank_limit=limit, rank=report["rank"]
             ),
@@ -246,6 +255,7 @@ class AdapterAverager:
             skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
             samples = {"samples": told.samples} if tells_samples(self.run.settings) else {}
             seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+            # A repeated first part starts the record anew.
             self._faults[seat.client] = {}
         for key, tensors in body.tensors.items():
             if fault := self._fault(seat.client, key, tensors):
@@ -253,15 +263,18 @@ class AdapterAverager:
 
     def _fault(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> str:
         """Return the first tensor of a blob that training cannot have reached; empty if none."""
+        # Values with which the client began, if it sent differences.
         begun: Mapping[str, Tensor] = {}
         if self.federation.sends_differences:
             begun = self.adapters().part_for(client, key, self.adapters().tensors(key))
         for name, sent in tensors.items():
             reach = next(own for start, own in self._reaches.items() if name.startswith(start))
             trained = sent
+            # The trained value is what has to be finite: a difference can overflow it.
             if name in begun:
                 trained = begun[name][tuple(map(slice, sent.shape))] + sent
             finite = bool(torch.isfinite(trained).all())
+            # The bound applies to what was sent.
             if not finite or (sent.numel() and sent.abs().max().item() > reach.limit(key, name)):
                 return f"{key} {name}: {reach.reason}"
         return ""
@@ -269,6 +282,7 @@ class AdapterAverager:
     def fault_of(self, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
         faults = self._faults[client]
+        # In the order of the plan, so the reason does not depend on the order of arrival.
         return next((faults[key] for key in self.plan_of(client).shapes() if key in faults), None)
 
     # ----- aggregation ----------------------------------------------------------------------------
@@ -284,9 +298,11 @@ class AdapterAverager:
         """
         plans = {client: self.plan_of(client) for client in clients}
         ranks = {client: self.reports[client].rank for client in plans}
+        # ``updates.products`` uses changes that are clipped already.
         updates = Updates(inbox, self.adapters(), plans, ranks, self.federation, self._limits)
         if len(clients) < MIN_CLIENTS or self._limits.off:
             return updates
+        # (clients, clients)
         products = updates.products()
         distances = dict(zip(clients, distances_from_others(products), strict=True))
         usual = median_low(distances.values())
@@ -305,6 +321,7 @@ class AdapterAverager:
         if fleet is None:
             return
         settings = self.run.settings
+        # Virtual time depends on the plan and on bytes, not on this machine's speed.
         kept = self.run.model.plan.num_parameters
         times = {}
         for client in clients:
@@ -333,6 +350,7 @@ class AdapterAverager:
         ``mean`` replaces the mean of the settings.
         """
         updates = self.updates(server_round, inbox, clients)
+        # Clients that were left out do not delay the virtual round.
         self.note_times(server_round, updates.clients)
         weights = self.samples_of(updates.clients)
         self.average(updates, weights, self.limits_after(server_round), mean)
@@ -350,9 +368,11 @@ class AdapterAverager:
         the adapters are sent next. ``mean`` replaces the mean of the settings.
         """
         rounds = self.run.rounds
+        # Claimed weights are limited first, so a client cannot buy influence by a large number.
         weights = count_claims(rounds, "weight", claimed)
         means = self._means(updates, weights, mean or self._mean)
         self.adapters().replace(means, limits_after)
+        # After all blobs, one line per client.
         self._limits.tell(rounds)
 
     def average_sums(self, sums: Sums, clients: Sequence[int], limits_after: Iterable[int]) -> None:
@@ -370,6 +390,7 @@ class AdapterAverager:
         def mean_of(key: str) -> dict[str, Tensor]:
             found = self.adapters().tensors(key)
             for name, spec in specs[key].items():
+                # The scale divides by the sum of weights; rounding to float32 is the last step.
                 values = scale.mean(sums.tensor(key, name), spec.bits, total)
                 found[name] = values.view(shapes[key][name]).to(torch.float32)
             return found
@@ -382,6 +403,7 @@ class AdapterAverager:
         They are sent for training, and after the last round in full rank if clients evaluate the
         result.
         """
+        # Nothing is sent after the last round unless clients evaluate the result.
         if server_round == self.federation.rounds:
             return [self.run.settings.lora.rank] if self._brings_result else []
         return [self._rank_of(seat) for seat in self.run.rounds.roster.active()]
@@ -394,6 +416,7 @@ class AdapterAverager:
         in_order = [weights[client] for client in updates.clients]
         # Only a complete pair of A and B has a product; a single tensor has a mean of its own.
         whole = adapters.factors == FACTORS and not adapters.bases
+        # A trimmed mean works number by number, so it needs tensors and not products.
         by_tensor = self.federation.trim(len(updates.clients)) > 0 or not whole
 
         def mean_of(key: str) -> dict[str, Tensor]:
@@ -406,6 +429,7 @@ class AdapterAverager:
                         tensors[name] = updates.mean(key, name, weights)
                     continue
                 tensors |= mean(key, adapter, updates.factors(key, adapter), in_order)
+            # Tensors that are trained as a whole, such as a classification head.
             for name in adapters.whole.get(key, {}):
                 tensors[name] = updates.mean(key, name, weights)
             return tensors
@@ -419,6 +443,7 @@ class AdapterAverager:
         keys = list(self.adapters().adapters.shapes())
         self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
         for key in keys:
+            # One blob is made, stored and freed before the next.
             yield key, mean_of(key)
             if (index := block_of_key(key)) is not None:
                 clients = count(num_clients, "client")
@@ -463,6 +488,7 @@ class Tuning(Method):
         fleet_of_run(settings, simulation=False)
         adapters = trained(model.plan, settings)
         adds_modules = adapters.bases or before_round(adapters, settings, 2).folded
+        # ``torch.compile`` traces the base once; modules that are added per round are not in it.
         if adds_modules and settings.training.compile:
             raise InputError(
                 f"training.compile = true: compiled code would leave out what {settings.method} adds"

@@ -58,6 +58,7 @@ class AdapterResult(RunResult):
         self.model = model
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
+        # Initial values are stored once: differences and dead ranks refer to them in every round.
         begun = self._begun(first)
         self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
         self.blobs: dict[str, str] = dict(self._first)
@@ -87,6 +88,7 @@ class AdapterResult(RunResult):
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
+        # Everything that the checkpoint names must survive the deletion of unused blobs.
         sending = [*self.sent.values(), *self.lost.values()]
         return [*self.blobs.values(), *(key for keys in sending for key in keys.values())]
 
@@ -101,13 +103,17 @@ class AdapterResult(RunResult):
 
         Packed blobs and rounding errors of other limits are discarded.
         """
+        # Sorted, so that equal runs write equal checkpoints.
         limits = sorted(set(rank_limits))
         self.sent = {}
+        # Residuals belong to what a receiver has; those of other limits would be applied to other
+        # values.
         self.lost = {name: self.lost[name] for name in map(str, limits) if name in self.lost}
         for key, tensors in folded:
             first = self._first_tensors(key)
             alive = _alive(tensors, first)
             self.blobs[key] = self.store.put(save(alive))
+            # Global values stay exact; only what is sent is rounded.
             for limit in limits:
                 self._pack(key, alive, first, limit)
 
@@ -117,9 +123,11 @@ class AdapterResult(RunResult):
         """Pack one blob for clients of a rank limit; differences are taken from ``first``."""
         federation = self.settings.federation
         name = str(limit)
+        # Rounding error of the last values that were sent at this rank limit.
         before = self.lost.get(name, {}).get(key) if self.job.feeds_back else None
         residuals = load(self.store.get(before)) if before else None
         cut = self._cut(key, tensors, limit)
+        # Both cut to the limit, so that the first ranks of both are compared.
         if self.job.delivers_differences(federation):
             cut = differences(cut, self._cut(key, first, limit))
         blob, lost = pack_adapters(cut, federation.wire_dtype, residuals)
@@ -131,9 +139,11 @@ class AdapterResult(RunResult):
         """Return the part of one blob's tensors for clients of a rank limit."""
         shapes = self.adapters.limited(limit).shapes()[key]
         cut = {
+            # The first ranks of A and B: leading rows and columns.
             name: tensors[name][tuple(slice(size) for size in shape)]
             for name, shape in shapes.items()
         }
+        # Folded updates are never cut: all clients have the same base.
         folded = {name: value for name, value in tensors.items() if is_folded(name)}
         return cut | folded
 
@@ -147,9 +157,11 @@ class AdapterResult(RunResult):
 
     def received(self, key: str, limit: int) -> dict[str, Tensor]:
         """Return the tensors that clients have after they received ``blob``: float32, by name."""
+        # As a client decodes them, including the rounding.
         federation = self.settings.federation
         shapes = self.adapters.limited(limit).shapes()[key]
         found = unpack_adapters(shapes, self.blob(key, limit), federation.wire_dtype)
+        # A client adds differences to its own first values.
         differ = self.job.delivers_differences(federation)
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
 
@@ -171,6 +183,7 @@ class AdapterResult(RunResult):
         """Yield the tensors with which clients of these rank limits begin, blob by blob."""
         for limit in sorted(set(limits)):
             for key in self.blobs:
+                # The largest of these bounds what training can reach.
                 yield key, self.received(key, limit)
 
     def part_for(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -214,6 +227,7 @@ def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[s
     for name in [name for name in alive if name.endswith(".lora_a")]:
         a = alive[name]
         b = alive[name.removesuffix("_a") + "_b"]
+        # (rank,): both the row of A and the column of B are zero.
         dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
         alive[name] = torch.where(dead[:, None], first[name], a)
     return alive

@@ -25,6 +25,7 @@ def up_to_median(claimed: Mapping[int, float], max_ratio: float) -> dict[int, fl
     The median is that of the positive claims; of an even number it is the lower middle value, so
     that one of two clients cannot raise it.
     """
+    # Claims of 0 would pull the median down to 0.
     positive = [value for value in claimed.values() if value > 0]
     if not positive:
         return dict(claimed)
@@ -45,11 +46,13 @@ def limited_weights(claimed: Mapping[int, float], max_ratio: float) -> dict[int,
     falling = sorted((value for value in counted.values() if value > 0), reverse=True)
     if not falling or falling[0] <= max_ratio * (sum(falling) / len(falling)):
         return counted
+    # Fallback of the loop: with a ratio of 1 all count as the smallest.
     most = falling[-1]
     number = len(falling)
     # Suffix sums: each weight plus all smaller ones. Subtracting from the total would cancel
     # digits.
     sums = list(accumulate(reversed(falling)))[::-1]
+    # Find how many of the largest are limited: the first place at which the limit exceeds the rest.
     for above, (value, rest) in enumerate(zip(falling, sums, strict=True)):
         # If the first ``above`` clients count ``limit`` each, the limit solves
         # limit = ratio * (above * limit + rest) / number.
@@ -69,6 +72,7 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
     """
     seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
     measured = [seat.site for seat in seats if seat.measured]
+    # A mixture is not comparable: a measured speed and a stated one have different units.
     if measured and len(measured) < len(seats):
         raise InputError(
             f"capability: {', '.join(measured)} measured its own, others state theirs, and the two"
@@ -96,6 +100,7 @@ def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float]) -> dic
 def count_sizes(rounds: Rounds, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
     """Return the factor with which each client's numbers count, whose sum is its claim."""
     counted = count_claims(rounds, what, sizes)
+    # A client without numbers has nothing to scale.
     return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
 
@@ -108,6 +113,7 @@ def note_claims(
         seat = rounds.roster.seats[client]
         note = {"claimed": claimed[client], "counted": counted[client]}
         before = seat.capped.get(what, {})
+        # The count of earlier rounds stays.
         seat.capped[what] = {**before, **note}
         if seat.capped[what] != before:
             text = (

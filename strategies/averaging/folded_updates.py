@@ -65,6 +65,7 @@ class FoldedResult(AdapterResult):
     def _with(
         self, server_round: int, key: str, adapter: Adapter, update: Factors
     ) -> dict[str, Tensor]:
+        # Zero for matrices that are too small to need a folded update.
         rank = adapter.folded_rank(self.folded_after(server_round))
         if not rank:
             return {}
@@ -72,6 +73,7 @@ class FoldedResult(AdapterResult):
         if adapter.folded_b in tensors:
             before = tensors[adapter.folded_b], tensors[adapter.folded_a]
         else:
+            # First round with a residual: nothing is folded yet.
             before = update.b[:, :0], update.a[:0]
         found = with_update(Factors(*before, adapter.scaling), update, rank)
         return {adapter.folded_b: found.b, adapter.folded_a: found.a}
@@ -80,6 +82,7 @@ class FoldedResult(AdapterResult):
         """Return adapters that contain the folded updates, of a larger rank."""
         if not self.folded:
             return self
+        # If all adapters are folded, the folded update is the whole result.
         alone = not self.job.sent_factors
         plan = joined_plan(self.adapters, self.folded, alone=alone)
         read = partial(self._joined, plan, alone)

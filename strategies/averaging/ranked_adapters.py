@@ -31,7 +31,9 @@ class RankedResult(AdapterResult):
             )
         energy = rank_energy(updates)
         total = energy.sum()
+        # Before training all updates are zero.
         shares: list[float] = (energy / total if total > 0 else energy).tolist()
+        # A repeated round replaces its entry.
         self.energy = [*self.energy[: server_round - 1], shares]
         return shares
 

@@ -47,6 +47,7 @@ class Reach:
             # Decay and float32 rounding change a number w in a round. A step rounds by at most
             # 2^-24 |w|; twice that is used, because a number may grow during the round.
             decay = training.learning_rate * training.weight_decay
+            # A decay above 1 turns the sign of w, so w changes by up to itself and its new size.
             kept = (1.0 - decay) ** training.steps if decay <= 1.0 else -growth
             self.factor = 1.0 - kept + training.steps * 2.0**-23
         self.starts = {} if starts is None else starts
@@ -61,11 +62,13 @@ class Reach:
         for name, tensor in tensors.items():
             place = f"{key}/{name}"
             largest = tensor.abs().max().item() if tensor.numel() else 0.0
+            # The maximum over all rounds; see the class.
             self.starts[place] = max(self.starts.get(place, 0.0), largest)
 
     def limit(self, key: str, name: str) -> float:
         """Return the largest magnitude that a client may send in a tensor; it may be infinite."""
         start = self.starts[f"{key}/{name}"]
+        # ``factor`` may be infinite, and infinity times 0 would be NaN.
         return SLACK * ((self.factor * start if start else 0.0) + self.distance)
 
 
@@ -79,6 +82,7 @@ def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
     growth = 1.0
     distance = 0.0
     rate = training.learning_rate
+    # 1 - rate * decay is negative for large products; its magnitude then grows.
     decay = max(1.0, rate * training.weight_decay - 1.0)
     for step in range(training.steps):
         growth = growth * decay
@@ -98,5 +102,6 @@ def largest_step(step: int) -> float:
     """
     beta1, beta2 = BETAS
     ratio = beta1**2 / beta2
+    # Geometric series of the Cauchy-Schwarz bound.
     total = (ratio**step - 1) / (ratio - 1)
     return (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2) * total)

@@ -64,6 +64,7 @@ class UpdateLimits:
 
     def note(self, client: int, place: Any, claimed: float, counted: float) -> None:
         """Record that ``counted`` is used in place of the value that a client sent."""
+        # A tensor that was made larger counts as much as one that was made smaller.
         low, high = sorted((claimed, counted))
         self._clipped.setdefault(client, {})[place] = (
             min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
@@ -79,6 +80,7 @@ class UpdateLimits:
             seat = rounds.roster.seats[client]
             factor = max(places.values())
             before = seat.capped.get(what, {})
+            # Over all rounds of the run.
             times = before.get("times", 0) + len(places)
             most = max(before.get("factor", 0.0), factor)
             seat.capped[what] = {"factor": most, "times": times}
@@ -93,6 +95,7 @@ class UpdateLimits:
                 )
             note = {"factor": factor, "places": len(places)}
             rounds.progress.note("limited", text, client=client, site=seat.site, what=what, **note)
+        # The next round begins without a record.
         self._clipped = {}
 
 
@@ -148,6 +151,7 @@ class Updates:
         """Return a client's part of a global tensor; zeros for ranks that the client removed."""
         own = self._adapters.part_for(client, key, {name: self._global(key)[name]})[name]
         shape = self._shapes[client][key][name]
+        # Ranks that the client removed began at a value, but it trains and sends zeros.
         return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._ranks[client])[name]
 
     def _global(self, key: str) -> Mapping[str, Tensor]:
@@ -163,12 +167,14 @@ class Updates:
         if not self._federation.clips:
             return tensors
         sizes = {
+            # A root mean square does not grow with the number of entries, so ranks are comparable.
             client: root_mean_square(trained - self._begun(client, key, name))
             for client, trained in tensors.items()
         }
         for client, factor in self._limits.factors((key, name), sizes).items():
             if factor != 1.0:
                 begun = self._begun(client, key, name)
+                # Shorten the change, keep its direction.
                 tensors[client] = begun + factor * (tensors[client] - begun)
         return tensors
 
@@ -186,6 +192,7 @@ class Updates:
 
         The sum is in float64 and in client order.
         """
+        # A trimmed mean drops the extreme values of each number.
         if trim := self._federation.trim(len(self.clients)):
             sent = list(self._limited(key, name).values())
             in_order = [weights[client] for client in self.clients]
@@ -211,6 +218,7 @@ class Updates:
                     change = limited - self._begun(client, key, name)
                     whole = self._adapters.spread(client, key, name, change, shape)
                     rows.append(whole.flatten().to(torch.float64))
+                # (clients, numbers of this tensor)
                 changes = torch.stack(rows)
                 products += changes @ changes.T
         return products

@@ -57,6 +57,9 @@ class CheckpointFolder:
             "state": state,
             "blobs": sorted(set(blobs)),
         }
+        # The file is replaced at the end of the block. Until then the last checkpoint is untouched,
+        # and its copy becomes the previous one; so a crash at any point leaves at least one intact
+        # file.
         with replacing(self._last) as file:
             file.write(sealed(document))
             # A checkpoint of the same round has no new results, so the previous file stays.
@@ -76,6 +79,7 @@ class CheckpointFolder:
         says what remains), or if it belongs to another version, other settings or another model.
         """
         if not self._last.exists():
+            # A lost checkpoint must not look like a run that has not begun.
             if self._previous.exists():
                 raise InputError(f"{self._last}: is missing; {self._remedy(self._last)}")
             return None
@@ -87,6 +91,7 @@ class CheckpointFolder:
             if document["identity"].get(name) != value:
                 given = f"the run's {name} is not that of {self._last}"
                 raise InputError(f"resume-from: {given}; only deadlines and out-dir may differ")
+        # Read and hash all blobs now: damage is reported before clients spend time.
         if damaged_blobs := self._damaged_blobs(document):
             raise InputError(self._error_text(document, damaged_blobs))
         return document

@@ -97,9 +97,12 @@ class Enroller:
         sites: dict[str, tuple[int, Enrolment]] = {}
         reported = -1
         reported_at = 0.0
+        # 1. Ask nodes and take answers until enough sites are found or time is up.
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
+                # A site that can have a seat extends the wait; others, for instance refused ones,
+                # do not.
                 if is_new and (
                     len(sites) <= wanted if clients is None else enrolment.site in clients
                 ):
@@ -109,6 +112,8 @@ class Enroller:
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if clients is None else sites.keys() & clients.keys())
+            # Connected nodes that have not answered yet are waited for longer, while seats are
+            # free.
             waits = (found < wanted or rounds.shared_workers) and self._unanswered()
             until = max(end, last) if waits else end
             now = rounds.clock.now()
@@ -116,11 +121,15 @@ class Enroller:
                 reported = found
                 reported_at = now
                 self._tell(found, wanted, until - now)
+            # All questions are answered, so no further site can change the choice of clients.
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= until:
                 break
             rounds.clock.sleep(POLL_SECONDS)
+        # 2. Assign client numbers.
+        # Sorted by name, so that the numbers do not depend on the order of arrival.
         if clients is None:
             clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
+        # 3. Tell the nodes that have no seat.
         if min(len(sites), len(clients)) < settings.num_clients:
             self._tell_who_was_left(clients, sites)
         else:
@@ -128,6 +137,7 @@ class Enroller:
             for site in sorted(sites.keys() - clients.keys()):
                 self._tell_node(sites[site][0], why)
         self._await_told()
+        # 4. Seat the sites, and go on only if they are enough.
         self._seat(clients, sites)
         rounds.seat_with(self)
         rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
@@ -179,6 +189,7 @@ class Enroller:
         claims = [node_id for node_id in self._claims.get(seat.site, ()) if node_id in connected]
         if not claims:
             return
+        # The former holder stays in line: it may only have been slow.
         last = [seat.node_id] if seat.node_id in connected else []
         seat.node_id, *self._claims[seat.site] = claims + last
         # The node had been refused as the second one of its name.
@@ -198,6 +209,8 @@ class Enroller:
         if reason := self._refusal(enrolment):
             self._refuse(site, reason, node_id)
             return False
+        # The first node keeps the seat; otherwise anybody could take a seat by using its site's
+        # name.
         if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
             if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
                 text = f"refused      a second node named {site}; give each node its own site name"
@@ -235,10 +248,12 @@ class Enroller:
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
         """Ask nodes that have not been asked, and yield the answers that have arrived."""
+        # Sorted, so that simulated runs ask in the same order every time.
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
             self._tries[node_id] += 1
             seat = Seat(NO_CLIENT, "", node_id)
+            # A fresh nonce per question: an earlier signature cannot be replayed.
             asked = NoFields() if self.keys is None else Challenge(nonce=new_nonce())
             request = self.rounds.request("enrol", seat, 0, asked)
             if (message_id := self.rounds.push(request, seat)) is not None:
@@ -248,6 +263,8 @@ class Enroller:
             node_id = question.node_id
             if (reply := self.rounds.pull(message_id)) is not None:
                 del self._waiting[message_id]
+                # The node's program did not start, for instance while files were copied; it may
+                # work next time.
                 if could_not_load(reply) and self._tries[node_id] < TRIES:
                     self._asked.discard(node_id)
                     continue
@@ -258,6 +275,7 @@ class Enroller:
         notified: int | None = node_id
         try:
             if not reply.has_content():
+                # A node that could not run the app cannot receive the reason either.
                 notified = None
                 raise InputError(error_of(reply))
             body = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
@@ -283,6 +301,7 @@ class Enroller:
             return validate(Enrolment, body.fields)
         signed = validate(SignedEnrolment, body.fields)
         said = f"claims to be {signed.site}"
+        # An operator may have added the site's key after the start.
         if signed.site not in self.keys and self.read_keys is not None:
             # A key file that is just being written is invalid; the node is refused without it.
             with suppress(EspalierError):
@@ -297,6 +316,7 @@ class Enroller:
             raise InputError(
                 f"{said}, but did not prove it; set site-key in --node-config to its private key"
             )
+        # The statement binds the signature to this question, run and node.
         text = statement(signed.told(), request.fields["nonce"], request.header.lineage, node_id)
         if not is_signed(key, text, signed.signature):
             raise InputError(f"{said}, but does not have the key of {signed.site} in site-keys")
@@ -312,6 +332,7 @@ class Enroller:
 
     def _tell_node(self, node_id: int, reason: str) -> None:
         """Send a node the reason for its own log; simulated nodes share the run's log."""
+        # In a simulation the node's log is this run's log.
         if self.rounds.shared_workers:
             return
         seat = Seat(NO_CLIENT, "", node_id)
@@ -328,12 +349,15 @@ class Enroller:
         grid = self.rounds.grid
         end = clock.now() + REFUSED_SECONDS
         while True:
+            # A node that has gone will never confirm.
             connected = set(grid.get_node_ids())
             for message_id, (node_id, request) in list(self._untold.items()):
                 if (reply := self.rounds.pull(message_id)) is None and node_id in connected:
+                    # A lost confirmation only costs time.
                     continue
                 del self._untold[message_id]
                 if reply is not None and reply.has_content():
+                    # The content does not matter, but the ledger has to count its bytes.
                     with suppress(EspalierError):
                         self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if not self._untold or clock.now() >= end:
@@ -342,6 +366,7 @@ class Enroller:
 
     def _refusal(self, enrolment: Enrolment) -> str | None:
         """Return the reason why a site cannot take part; None if it can."""
+        # Different code may compute other masks or read messages in another way.
         if enrolment.code_sha256 != self.code_sha256:
             return (
                 f"runs another version of the program ({enrolment.code_sha256[:12]}, the server"

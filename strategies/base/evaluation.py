@@ -73,6 +73,7 @@ class ClientEvaluation:
 
     def _packed(self) -> tuple[Texts, dict[str, bytes]]:
         """Return the request's fields, and the blobs with evaluation texts and test items."""
+        # Token ids fit int32; half the bytes of int64.
         samples = {
             name: samples.numpy().astype(np.int32) for name, samples in self.public_text.items()
         }
@@ -88,6 +89,7 @@ class ClientEvaluation:
         self.run.progress.begin("local result", expected, of_clients=True)
         for body in replies:
             seat = rounds.roster.seats[body.header.client]
+            # Time of the evaluation counts as work of the client.
             seat.seconds += body.fields["seconds"]
             for name in ("losses", "own_losses", "test_scores"):
                 if body.fields[name]:

@@ -64,11 +64,13 @@ class Federation:
         """
         run = self.run
         rounds = self.rounds
+        # 1. Continue from the checkpoint, or make sure that there is nothing to continue from.
         saved = run.checkpoint.load(run.identity())
         if saved is None:
             run.folder.require_not_begun()
         else:
             run.folder.restore_ledger(saved["state"]["traffic"])
+        # 2. Enrol: a resumed run accepts only the sites that have a number in the checkpoint.
         read_keys = partial(public_keys, run.settings.site_keys)
         enroller = Enroller(rounds, code_sha256(), run.model.sha256, run.site_keys, read_keys)
         enroller.enrol(saved["clients"] if saved else None)
@@ -91,11 +93,13 @@ class Federation:
         last = rounds.finished
         rounds.evaluating = True
         rounds.begin()
+        # The result leaves first: baselines and evaluation refer to it.
         self.method.deliver(last)
         self._let_work_alone(last)
         rounds.begin()
         evaluation = self.method.evaluation
         evaluation.collect(rounds, rounds.exchange(evaluation.requests(rounds, last)))
+        # Only now: until here a resumed run may still have to unmask the last sum.
         if self.run.settings.federation.secure_sum:
             self._end_sums()
 
@@ -117,6 +121,7 @@ class Federation:
         )
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
+    # Blobs are stored before the state that names them.
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finished = saved["round"]
         self._prepared = saved["state"]["prepared"]
@@ -133,6 +138,7 @@ class Federation:
 
     def _round(self, server_round: int) -> None:
         """Run one round and write its checkpoint."""
+        # 1. Decide and push what the clients need for the round.
         rounds = self.rounds
         # A resumed run must not decide again: clients may have received the first decision.
         if self._prepared < server_round and self.method.before_round(server_round):
@@ -144,6 +150,7 @@ class Federation:
         active = [seat.client for seat in rounds.roster.active()]
         selection = selection or Selection(active)
         rounds.require_quorum(len(active), f"left for round {server_round}")
+        # 2. Ask the clients that still take part.
         asked = [client for client in selection.clients if client in active]
         num_rounds = self.method.num_rounds
         self.run.progress.begin(
@@ -153,17 +160,21 @@ class Federation:
             server_round=(server_round, num_rounds) if num_rounds > 1 else None,
         )
 
+        # A secure sum may ask several times, in sessions of their own.
         def replies(session: str = "") -> Iterator[MessageBody]:
+            # Lost clients are asked only after they have caught up.
             present = [client for client in asked if client not in (rounds.lost or {})]
             return chain(
                 rounds.exchange(self._requests(server_round, present, session), self._next_part),
                 self._caught_up(server_round, catch_up, session),
             )
 
+        # 3. Receive and aggregate.
         if self.run.settings.federation.secure_sum:
             self._aggregate_sums(server_round, replies, selection.quorum_of)
         else:
             self._aggregate(server_round, replies(), selection.quorum_of)
+        # 4. The checkpoint is written last, so a crash before it repeats the round.
         self._measure_result(server_round)
         self._save(server_round)
         rounds.finished = server_round
@@ -175,6 +186,7 @@ class Federation:
         self, server_round: int, clients: Iterable[int], session: str
     ) -> Iterator[MessageBody]:
         """Yield the orders of clients that still take part; ``session`` is that of a secure sum."""
+        # Clients may have been dropped since the selection.
         active = {seat.client for seat in self.rounds.roster.active()}
         for client in (one for one in clients if one in active):
             order = self.method.order(server_round, client)
@@ -210,10 +222,12 @@ class Federation:
             self._reports[header.client] = body.fields
         following = header.part + 1
         # With secure sums the tensors follow masked, after the clients have exchanged keys.
+        # The last part has arrived.
         if following == len(order.parts) or self.run.settings.federation.secure_sum:
             return None
         report = self._reports[header.client]
         keys = [key for part in order.parts for key in part]
+        # The client committed to the hashes in its first reply; later parts must match them.
         hashes = dict(zip(keys, report["blob_sha256"], strict=True))
         asked = order.fetch(report, [hashes[key] for key in sorted(order.parts[following])])
         seat = self.rounds.roster.seats[header.client]
@@ -225,13 +239,16 @@ class Federation:
         self, server_round: int, replies: Iterable[MessageBody], quorum_of: int | None
     ) -> None:
         """Receive the replies as they arrive, and aggregate the complete and plausible ones."""
+        # Replies go to the disk in order of arrival, and are read in client order.
         inbox = Inbox(self.run.folder.inbox)
         for body in inbox.receive(replies):
             self._note_arrival(body)
+        # A client with a missing part or an implausible reply does not count at all.
         clients = [client for client in inbox.complete_clients() if self._is_sound(inbox, client)]
         self.rounds.require_quorum(
             len(clients), f"sent their {self.method.WORDS.sent}", of=quorum_of
         )
+        # Only whole replies of the clients in ``clients`` are read.
         self.method.fold(server_round, inbox, clients)
         inbox.clear()
 
@@ -258,6 +275,7 @@ class Federation:
         masked = sums.load(server_round)
         if masked is None:
             masked = secure.masked_sum(server_round, advertise, quorum_of)
+            # From here on a resumed run repeats the unmasking only.
             ledger = self.run.folder.ledger
             masked = replace(masked, seats=self.rounds.roster.state(), traffic=ledger.state())
             sums.save(masked)
@@ -265,6 +283,7 @@ class Federation:
             self.rounds.roster.restore(masked.seats)
             self.run.folder.restore_ledger(masked.traffic)
         unmasked = secure.unmask(masked)
+        # Reports of clients whose tensors are in the sum; the others' work is lost.
         for client in masked.included:
             seat = self.rounds.roster.seats[client]
             train = self.rounds.request("train", seat, server_round, NoFields())
@@ -289,6 +308,7 @@ class Federation:
             self.run.progress.step(words.event, text, client=seat.client, seconds=seat.seconds)
 
     def _note_work(self, body: MessageBody) -> None:
+        # The client reports this time itself.
         self.rounds.roster.seats[body.header.client].worked(body.fields["seconds"])
 
     def _is_sound(self, inbox: Inbox, client: int) -> bool:
@@ -321,6 +341,7 @@ class Federation:
             return
         seats = [rounds.roster.seats[client] for client in orders]
         self.run.progress.begin("baseline", len(seats), of_clients=True)
+        # The time of all rounds may exceed that of one; slow clients are not cut off.
         rounds.begin(least=max(map(self._patience, seats)) * rounds.settings.attempts)
         requests = [
             rounds.request("alone", seat, server_round, orders[seat.client]) for seat in seats
@@ -342,6 +363,7 @@ class Federation:
         """
         most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
         seats = self.rounds.roster.seats.values()
+        # A client cannot raise the limit for itself without end by reporting long times.
         of_a_round = {
             one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds
         }

@@ -39,6 +39,7 @@ class Inbox:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # A folder of an interrupted round would mix its parts with new ones.
         shutil.rmtree(root, ignore_errors=True)
         self._arrived: dict[int, set[int]] = {}
         self._expected: dict[int, int] = {}
@@ -48,10 +49,12 @@ class Inbox:
         """Store the blobs of each reply, and yield it without them, so that memory is freed."""
         for body in replies:
             client = body.header.client
+            # Decoded tensors are not stored: they are read from the blob again, one at a time.
             for key in body.blobs:
                 write_bytes(self.root / f"{client:05d}" / key, body.blobs[key])
             self._arrived.setdefault(client, set()).add(body.header.part)
             self._expected[client] = body.header.num_parts
+            # Only the file has the bytes now.
             body.blobs = {}
             yield body
             # The caller has seen the decoded tensors by now.
@@ -70,10 +73,12 @@ class Inbox:
         file = self.root / f"{client:05d}" / key
         offset, spec = self._located(file)[tensor]
         data = bytearray(spec.num_bytes)
+        # Unbuffered: one read of exactly the tensor's bytes, without a copy.
         with open(file, "rb", buffering=0) as opened:
             opened.seek(offset)
             opened.readinto(data)
         dtype = INBOX_DTYPES[spec.dtype]
+        # ``frombuffer`` does not accept an empty buffer.
         if not data:
             return torch.empty(spec.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).view(spec.shape)
@@ -89,6 +94,7 @@ class Inbox:
         files = [self.root / f"{client:05d}" / key for client in clients]
         places = [self._located(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
+        # A multiple of a cache line, because masks are counted by lines.
         at_once = max(MIN_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
         buffer = stack_of_masks(len(files), min(at_once, total))
         for first in range(0, total, at_once):
@@ -96,6 +102,7 @@ class Inbox:
             for row, file, (offset, _) in zip(stretch, files, places, strict=True):
                 with open(file, "rb", buffering=0) as opened:
                     opened.seek(offset + 8 * first)
+                    # Read directly into the row of the buffer.
                     opened.readinto(row)
             yield first, stretch
 

@@ -98,6 +98,7 @@ def require_fit(
 
     Parameters and further errors are those of ``Method.require_fit``.
     """
+    # Not every model fits every method.
     if settings.job.PRUNES and model.family.experts:
         raise InputError(
             f"method = {settings.method!r}: {model.directory} is a mixture of experts (model_type ="
@@ -167,6 +168,7 @@ class Method(ABC):
         By default it is an order without content, with the parts of its contract.
         """
         run = self.run
+        # The contract determines the parts, so server and client cut the reply in the same way.
         seat = self.rounds.roster.seats[client]
         order = self.rounds.request("train", seat, server_round, NoFields())
         contract = contract_for(order, lambda: run.model.plan, run.settings)
@@ -239,4 +241,5 @@ def settings_of(settings: RunSettings) -> Iterator[None]:
     try:
         yield
     except EspalierError as error:
+        # The key lies in the method's own table.
         raise InputError(f"{settings.method}.{error}") from None

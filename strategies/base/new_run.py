@@ -45,16 +45,19 @@ def new_run(grid: Grid, context: Context) -> Run:
         The settings are wrong, the model cannot be used with them, or the directory cannot be made.
         Nothing was started.
     """
+    # ``parse`` needs to know which keys apply.
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation).with_quorum(simulation=simulation)
     name = settings.model
     model = open_model(download_model(name) if is_on_hub(name) else name)
     computing = set_up(settings, Path(settings.out_dir))
+    # Everything is checked before the directory is made and clients are asked.
     require_within_limits(settings, model)
     clients = range(settings.num_clients) if simulation else ()
     # Simulated nodes state no capability, so all have the same.
     require_fit(settings, model, {f"client {client}": 1.0 for client in clients})
     stamp = datetime.now().strftime(STAMP)
+    # Two runs may start in the same second.
     run_id = str(context.run_id)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:

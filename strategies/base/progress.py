@@ -111,12 +111,15 @@ class Progress:
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:
+        # Any line, not only a beat, shows that the run is alive.
         """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        # Strings of clients must not break a line or carry control characters.
         told = {
             name: printable(value, MAX_CHARACTERS) if isinstance(value, str) else value
             for name, value in details.items()
         }
+        # JSON has no NaN; other readers of the file would fail.
         self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})
         for listener in self.listeners:
             listener(event, details)

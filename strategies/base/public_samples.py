@@ -39,6 +39,7 @@ def require_public_text(settings: RunSettings, job: PublicTextSettings) -> None:
     chosen = job.public_text
     texts = settings.evaluation.named_texts()
     if chosen in BUILT_IN_TEXTS:
+        # The content decides, since a copy under another name is the same text.
         same = chosen in texts
     else:
         paths = [path for path in (*texts.values(), settings.task.test_path) if path]
@@ -77,6 +78,7 @@ def require_counting(device: torch.device, asked: str) -> None:
         return
     try:
         counter = vote_counter((1, WEIGHTS), VOTERS, device)
+        # The lowest bit of the word is set in all masks: one weight with all votes.
         counter.count(np.full((VOTERS, 1), np.uint64(1)))
         found = counter.counts()[0].tolist()
     # Triton, the C compiler and the driver raise exceptions of many types.

@@ -114,6 +114,7 @@ class Roster:
         The result is None if there are already ``MAX_REFUSED`` entries.
         """
         who = printable(who)
+        # A node that reconnects under ever new names must not fill the summary.
         if who not in self.refused and len(self.refused) >= MAX_REFUSED:
             self._beyond += 1
             self.refused[BEYOND] = f"{self._beyond} more were refused"
@@ -145,6 +146,7 @@ class Roster:
             for _, seat in sorted(self.seats.items())
             if seat.status == "dropped"
         ]
+        # Refused sites only explain seats that stayed free.
         free = max(0, asked - len(self.seats))
         if not free:
             return missing
@@ -192,5 +194,6 @@ class Roster:
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Restore the entries that ``state`` returned."""
         for entry in state:
+            # Entries of a checkpoint that this class does not know are ignored.
             for name in entry.keys() & set(KEPT):
                 setattr(self.seats[entry["client"]], name, entry[name])

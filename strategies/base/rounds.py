@@ -160,8 +160,10 @@ class Rounds:
         The answer may take ``seconds``, or ``deadline-seconds`` if that is more. Returns Flower's
         message id, or None if Flower did not accept the message.
         """
+        # A message lives in the SuperLink at least as long as its answer is waited for.
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
         message = address(body, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
+        # Counted when it is sent: lost messages and repetitions cost bytes too.
         self.folder.ledger.record("down", seat.client, body, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
@@ -200,6 +202,7 @@ class Rounds:
         ``clients`` restricts the clients; None means all that still take part.
         """
         answers: list[MessageBody] = []
+        # One part for all clients, then the next, so that memory holds one part of blobs at a time.
         for part, (fields, blobs) in enumerate(parts):
             seats = [s for s in self.receiving() if clients is None or s.client in clients]
             answers += self.exchange(
@@ -247,6 +250,7 @@ class Rounds:
         patience : function that returns the seconds an answer of a client may take, if more than
             ``deadline-seconds``
         """
+        # 1. Send the first request to each client.
         pending = [self._send(request, patience) for request in requests]
         last: dict[int, MessageBody] = {}
         next_look = self.clock.now() + LOOK_SECONDS
@@ -254,7 +258,9 @@ class Rounds:
         # Near the end of the round's time, clients still get the time of one message with its
         # attempts.
         ends = max(self.ends, self.clock.now() + min(self._of_a_message(), self.round_seconds()))
+        # 2. Collect replies until each client has answered or is given up.
         while pending:
+            # The round's time is up: whoever has not answered is dropped.
             if self.clock.now() >= ends:
                 self._end(pending)
                 return
@@ -265,6 +271,8 @@ class Rounds:
                     continue
                 reply = self.pull(entry.message_id) if entry.message_id is not None else None
                 if reply is None:
+                    # Being late is not enough in a simulation: another client may occupy the
+                    # worker.
                     late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
                     # A message without an id was not sent; its node may have reconnected by now.
                     if entry.message_id is None or late:
@@ -272,9 +280,11 @@ class Rounds:
                     continue
                 idle = False
                 last_reply = self.clock.now()
+                # A worker has become free for the clients that wait for it.
                 if self.shared_workers:
                     self._restart_deadlines(pending)
                 body = self._accept(entry, reply, pending)
+                # The reply's bytes are in ``body`` now; keep only one copy.
                 del reply
                 if body is not None:
                     pending.remove(entry)
@@ -283,6 +293,7 @@ class Rounds:
                     yield body
                 # Only one part is in memory when the next one is pulled.
                 del body
+            # 3. Nothing arrived in this pass: look for new nodes, then wait.
             if pending and idle:
                 if not self._work_goes_on(pending):
                     self.progress.waiting(_waited_for(pending, self.clock.now()))
@@ -329,6 +340,7 @@ class Rounds:
         before. ``last`` holds the last follow-up request of each client, because parts may arrive
         in any order.
         """
+        # Requests that this client has not answered yet.
         client = body.header.client
         own = [entry for entry in pending if entry.seat.client == client]
         while (
@@ -361,10 +373,14 @@ class Rounds:
         seat = entry.seat
         header = entry.request.header
         attempts = self.settings.attempts
+        # Flower no longer lists the node.
         gone = seat.node_id not in self.grid.get_node_ids()
+        # Move the seat only if the entry's own node failed: another entry may have moved it
+        # already.
         if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
             if self._seating is not None:
                 self._seating.reseat(seat)
+            # ``reseat`` may have found a connected node.
             gone = seat.node_id not in self.grid.get_node_ids()
         if gone:
             if not late:
@@ -374,6 +390,7 @@ class Rounds:
             reason = "its node is not connected"
         # The seat has moved to another node, which has not been asked yet.
         elsewhere = entry.node_id != seat.node_id
+        # The new node of a moved seat has its own attempts.
         if header.attempt >= (2 * attempts if elsewhere else attempts):
             asked = f"{header.attempt} of {count(max(header.attempt, attempts), 'attempt')}"
             self._give_up(entry, pending, f"{reason} ({asked})")
@@ -381,24 +398,30 @@ class Rounds:
         number = header.attempt + 1
         note = {"client": seat.client, "kind": header.kind, "attempt": number, "reason": reason}
         self.progress.note("sent_again", f"sending again to {seat.site}: {reason}", **note)
+        # Only the attempt differs, so the client recognises the request and repeats its answer.
         again = replace(entry.request, header=header.model_copy(update={"attempt": number}))
         following = self._send(again, lambda _: entry.seconds)
+        # The wait is counted from the first attempt.
         following.since = entry.since
+        # In place, because ``exchange`` goes through a copy of the list.
         pending[pending.index(entry)] = following
 
     def _accept(
         self, entry: _Pending, reply: Message, pending: list[_Pending]
     ) -> MessageBody | None:
         """Check a reply; return None if the client was dropped, asked again, or has to catch up."""
+        # Flower's own error, for instance of a crashed worker: try again.
         if not reply.has_content():
             self._send_again(entry, pending, error_of(reply), late=False)
             return None
         try:
             body = self.checked(reply, entry.request, entry.seat)
+        # A reply that breaks its contract is not asked for again: its sender is at fault.
         except EspalierError as error:
             self._give_up(entry, pending, f"reply refused: {error}")
             return None
         if body.header.status == "failed" and self._is_to_catch_up(entry, body):
+            # The client's other requests are void until it has its state again.
             pending[:] = [other for other in pending if other.seat is not entry.seat]
             return None
         if body.header.status == "failed":
@@ -408,6 +431,7 @@ class Rounds:
 
     def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
         """Drop a client, and stop waiting for its replies."""
+        # By seat, because all parts of this client are void.
         pending[:] = [other for other in pending if other.seat is not entry.seat]
         self.drop(entry.request.header.kind, entry.seat, why)
 
@@ -426,6 +450,7 @@ class Rounds:
         """
         reason = printable(f"{kind}: {why}")
         if self.evaluating:
+            # The rounds are over, so its contribution stays in the result.
             seat.leave_out(reason)
         else:
             seat.drop(reason)
@@ -440,15 +465,18 @@ class Rounds:
         InputError, so that it affects only its sender; but OSError is a fault of the server's disk.
         """
         try:
+            # The contract follows from the request, never from what the reply says.
             body = read(reply.content)
             contract = contract_for(request, lambda: self.plan, self.settings)
             check_reply(body, request, contract, keep=True)
         except (OSError, *INTERRUPTS):
             raise
+        # Not only ``Exception``: parsers of hostile bytes may raise anything.
         except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             known = isinstance(error, EspalierError)
             raise InputError(
+                # The type only: the text of an unexpected error may quote the client's bytes.
                 str(error) if known else f"unexpected {type(error).__name__}"
             ) from None
         self.folder.ledger.record("up", seat.client, body, reply.content)
@@ -466,6 +494,7 @@ class Rounds:
             or not body.fields.get("lost")
         ):
             return False
+        # From now on the client receives nothing until it catches up.
         self.lost[seat.client] = reason
         note = {"client": seat.client, "site": seat.site, "reason": reason}
         self.progress.note("lost", f"lost state   {seat.site}: {reason}", **note)
@@ -490,6 +519,7 @@ class Rounds:
         return math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
 
     def reasons(self) -> str:
+        # Silent and dropped clients both have a reason.
         """Return a line for each client that failed, with the reason."""
         reasons = [
             f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason
@@ -513,6 +543,7 @@ def _waited_for(pending: list[_Pending], now: float) -> str:
     for entry in pending:
         if entry.seat.site not in first or entry.since < first[entry.seat.site].since:
             first[entry.seat.site] = entry
+    # Sites with approval first, since a person may have to be reminded.
     ordered = sorted(first.values(), key=lambda entry: (not entry.seat.approval, entry.seat.site))
     names = []
     for entry in ordered[:NAMED]:

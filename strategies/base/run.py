@@ -47,6 +47,7 @@ class Run:
         self.seconds_before = self.folder.load_times().run
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
+        # The size with which the summary compares all traffic.
         self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
         self.rounds = Rounds(
             self.grid,
@@ -67,6 +68,7 @@ class Run:
 
     def seconds(self) -> float:
         """Return the seconds of the run so far, including the parts before a resumption."""
+        # A monotonic clock: time before the interruption comes from the file.
         return self.seconds_before + self.clock.now() - self._started
 
     def identity(self) -> dict[str, str]:

@@ -37,6 +37,7 @@ class _Lines(JsonLines):
         self._folder = folder
 
     def append(self, entry: dict[str, Any]) -> None:
+        # After a removal of the directory, a line must not bring it back.
         self._folder.require_there()
         super().append(entry)
 
@@ -83,6 +84,7 @@ class RunFolder:
 
     def require_not_begun(self) -> None:
         """Raise InputError if ``metrics.jsonl`` records a finished round, but no checkpoint is left."""
+        # The last line may be cut off by a crash, so the file is not parsed.
         if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
             errors="replace"
         ):
@@ -131,6 +133,7 @@ class RunFolder:
                 for client, (seconds, rounds) in saved["clients"].items()
             }
             times = Times(float(saved["run"]), clients)
+            # NaN and negative numbers can only come from damage.
             if not all(0 <= number < math.inf for number in [times.run, *chain(*clients.values())]):
                 raise ValueError
             return times

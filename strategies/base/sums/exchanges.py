@@ -76,11 +76,13 @@ class OpenSession:
 
     def request(self, client: int) -> MaskOrder:
         """Return the request for the masked summands of a member."""
+        # Members that did not send shares have no mask with this client.
         sources = [other for other in self.graph[client] if other in self.shares]
         sealed = []
         seeds = []
         keys = []
         for other in sources:
+            # Same order as in the owner's reply: its neighbours, and for hashes also itself.
             holders = sorted([*self.graph[other], other])
             sealed.append(self.shares[other].shares[self.graph[other].index(client)])
             seeds.append(self.shares[other].seed_sha256[holders.index(client)])
@@ -96,6 +98,7 @@ class OpenSession:
 
     def readers(self, owner: int, included: list[int]) -> list[int]:
         """Return the clients in the sum that hold usable shares of a member."""
+        # The owner keeps a share of its own secrets.
         holders = [*self.graph[owner], owner]
         return [
             one for one in holders if one in included and owner not in self.unreadable.get(one, ())
@@ -120,19 +123,25 @@ class SecureSum:
         Raises RunFailed if too few clients finished one of the steps; nothing is unmasked then.
         """
         restarts = 0
+        # Each pass is a new session with new keys.
         while True:
             session, reports = self._session(server_round, advertise, quorum_of)
             inbox = self._inbox()
             self._receive_masked(server_round, session, inbox)
+            # 1. Clients whose masked summands are complete are in the sum; from here on this is
+            # fixed.
             included = inbox.complete_clients()
             self._require(server_round, len(included), session.order, "sent masked sums")
             self.rounds.require_quorum(len(included), "sent masked sums", quorum_of)
             needed = session.order.neighbourhood.threshold
+            # 2.
+            # 2. No secret is asked for before it is sure that all of them can be rebuilt.
             # No secret is asked for before it is sure that all of them can be rebuilt.
             lacking = [
                 owner for owner in session.members if len(session.readers(owner, included)) < needed
             ]
             if not lacking:
+                # 3. Add while everything is still masked, and free the disk.
                 totals = self._totals(server_round, inbox, included)
                 inbox.clear()
                 return MaskedSum(
@@ -144,6 +153,7 @@ class SecureSum:
                     {str(client): reports[client] for client in included},
                     totals,
                 )
+            # 4. Otherwise drop the clients whose shares cannot be read, and try again.
             # With nobody to drop, the next session may fail in the same way.
             if not self._drop_unreadable(session, lacking):
                 restarts += 1
@@ -158,8 +168,10 @@ class SecureSum:
         self, server_round: int, advertise: Advertise, quorum_of: int | None
     ) -> tuple[OpenSession, dict[int, dict[str, Any]]]:
         """Return a new session with the shares of its members, and the clients' reports."""
+        # A random name, so that messages of an earlier session cannot be mixed with this one.
         number = token_hex(SESSION_BYTES)
         reports = {}
+        # 1. Public keys of each client, with the report of its work.
         for body in advertise(number):
             if self._has_good_keys(body, number):
                 reports[body.header.client] = body.fields
@@ -169,12 +181,14 @@ class SecureSum:
                 f"secure sum of round {server_round}: {count(len(reports), 'client')} sent keys, a"
                 f" sum needs {least}; nothing was unmasked{self.rounds.reasons()}"
             )
+        # 2. All clients get the same list of keys, and derive the same graph of neighbours from it.
         order = self._order(number, reports)
         session = OpenSession(order, neighbours(order.keys(), order.neighbourhood.degree))
         requests = (
             self.rounds.request("shares", self.rounds.roster.seats[client], server_round, order)
             for client in order.clients
         )
+        # 3. Shares of each client's secrets, encrypted for its neighbours.
         for body in self.rounds.exchange(requests):
             session.shares[body.header.client] = validate(Shares, body.fields)
         self._require(server_round, len(session.members), order, "sent shares")
@@ -182,6 +196,7 @@ class SecureSum:
 
     def _order(self, number: str, reports: Mapping[int, Mapping[str, Any]]) -> ShareOrder:
         clients = sorted(reports)
+        # Each of these alone must be met: two thirds for security, the quorum, and the noise.
         quorum = self.rounds.quorum_of(len(clients))
         least = least_of_sum(self.rounds.settings)
         return ShareOrder(
@@ -200,8 +215,10 @@ class SecureSum:
     def _has_good_keys(self, body: MessageBody, number: str) -> bool:
         """Return True if the others can use a client's keys; drop the client otherwise."""
         seat = self.rounds.roster.seats[body.header.client]
+        # Weak points of the curve would make the common secret predictable.
         keys = [body.fields["mask_key"], body.fields["share_key"]]
         fault = "" if all(map(is_usable, keys)) else "its public keys are not usable"
+        # Without signatures the server could exchange the keys for its own.
         if self.site_keys is not None:
             header = body.header
             text = key_statement(
@@ -242,6 +259,7 @@ class SecureSum:
         contract = contract_for(requests[0], lambda: self.rounds.plan, self.rounds.settings)
         num_parts = contract.num_parts
         for body in inbox.receive(self.rounds.exchange(requests, following)):
+            # Part 0 says which neighbours' shares the client could not read.
             header = body.header
             if header.part == 0:
                 session.unreadable[header.client] = body.fields["unreadable"]
@@ -252,6 +270,7 @@ class SecureSum:
     def _drop_unreadable(self, session: OpenSession, lacking: list[int]) -> bool:
         """Drop the clients whose shares others could not read; return True if there are any."""
         found = False
+        # Only owners without enough readers: a single false claim drops nobody.
         for owner in lacking:
             readers = [one for one, names in session.unreadable.items() if owner in names]
             if readers:
@@ -273,9 +292,11 @@ class SecureSum:
     def _totals(self, server_round: int, inbox: Inbox, included: list[int]) -> dict[str, str]:
         """Add the masked summands, and return the hash of the stored sums by blob key."""
         totals = {}
+        # One tensor of one client in memory at a time.
         for key, tensors in self._specs(server_round).items():
             sums: dict[str, Words] = {}
             for name, spec in tensors.items():
+                # Sums modulo 2^64, so the order of the clients has no effect.
                 total = np.zeros(spec.num_words, np.uint64)
                 for client in included:
                     add_to(total, inbox.tensor(client, key, name).numpy(), spec)
@@ -299,9 +320,14 @@ class SecureSum:
         Raises RunFailed if too few answer; the run can then be resumed.
         """
         unmasking = Unmasking(masked, self.rounds)
+        # 1. All clients in the sum confirm one list, so that the server cannot unmask two different
+        # sums.
         answers = self._answers(masked, self._confirmed(masked))
+        # 2. Their answers have the secrets of exactly this list.
+        # Sorted, so that the result and errors do not depend on the order of arrival.
         for holder, answer in sorted(answers):
             unmasking.take(holder, answer)
+        # 3. Masks are removed only when every secret is known and checked.
         removals = unmasking.removals()
         return Sums(self._specs(masked.server_round), masked.totals, self.store, removals)
 
@@ -316,6 +342,7 @@ class SecureSum:
         sent: dict[int, dict[int, str]] = {}
         for body in self.rounds.exchange(requests):
             sender = body.header.client
+            # The tags are in the order of the other clients.
             others = [one for one in masked.included if one != sender]
             sent[sender] = dict(zip(others, body.fields["tags"], strict=True))
         needed = masked.keys.threshold
@@ -326,6 +353,7 @@ class SecureSum:
                 f" when the sites answer again{self.rounds.reasons()}"
             )
         return {
+            # Each client gets the tags that the others made for it.
             receiver: {
                 sender: tags[receiver] for sender, tags in sent.items() if sender != receiver
             }

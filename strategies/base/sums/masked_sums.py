@@ -30,6 +30,7 @@ class MaskedSum:
     """Sum of masked summands that is to be unmasked, with all that is needed to do so."""
 
     server_round: int
+    # The encrypted shares themselves are only for their receivers.
     order: dict[str, Any]
     """Fields of the request for shares: session, threshold and keys."""
     members: list[int]
@@ -75,6 +76,8 @@ class MaskedSum:
         ----------
         tags : tag for the holder of each other client that confirmed the list of the sum
         """
+        # For each neighbour one of two secrets, never both: the seed if it is in the sum, else its
+        # key.
         held = self.holders(holder)
         return UnmaskOrder(
             session=self.keys.session,
@@ -99,7 +102,9 @@ class MaskedSums:
     def save(self, masked: MaskedSum) -> None:
         """Write a sum whose blobs are stored, and delete those of earlier rounds."""
         document = {"version": VERSION, **asdict(masked)}
+        # ``sealed`` adds a checksum, because a wrong sum would be noticed only in the result.
         write_bytes(self._document(masked.server_round), sealed(document))
+        # Two rounds stay, see above.
         for folder in self._root.glob("r[0-9]*"):
             if int(folder.name[1:]) <= masked.server_round - ROUNDS_KEPT:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -52,6 +52,7 @@ class Sums:
     def tensor(self, key: str, name: str) -> Numbers:
         """Return the sum of one tensor as ``unpack`` returns it."""
         spec = self._specs[key][name]
+        # A copy, because masks are removed in place.
         words = np.array(views(self._store.get(self._totals[key]))[name])
         for mask, subtracts in self._removals:
             apply_mask(words, spec, mask, self._places[key, name], subtracts=subtracts)
@@ -64,6 +65,7 @@ class Unmasking:
     def __init__(self, masked: MaskedSum, rounds: Rounds) -> None:
         self.masked = masked
         self.rounds = rounds
+        # Keys are derived for this session only.
         self.session = Session(rounds.lineage, masked.server_round, masked.keys.session)
         self._told: dict[int, bytes] = {}
         """Seeds of own masks, by the client that told its own."""
@@ -76,6 +78,8 @@ class Unmasking:
         order = self.masked.request(holder, {})
         told = validate(Unmask, answer)
         seat = self.rounds.roster.seats[holder]
+        # Every client in the sum tells its own seed; the hash was published before the sum was
+        # known.
         own = bytes.fromhex(told.own_seed)
         if fingerprint(own) != self.masked.shared[str(holder)]["own_sha256"]:
             self.rounds.drop("unmask", seat, "the seed of its mask is not the one that it chose")
@@ -90,6 +94,7 @@ class Unmasking:
         ):
             for owner, text in pairs:
                 share = bytes.fromhex(text)
+                # An empty share means that the holder could not read it.
                 if share and fingerprint(share) != self._published(owner, holder, kind):
                     self.rounds.drop("unmask", seat, "a share is not the one that its owner made")
                     return
@@ -113,7 +118,10 @@ class Unmasking:
 
     def _own_masks(self) -> Iterator[tuple[bytes, bool]]:
         for client in self.masked.included:
+            # Told by its owner, or put together from shares if the owner failed.
             seed = self._told.get(client) or self._rebuilt(self._seeds, client)
+            # The client may have shared another secret than it used; then no sum is better than a
+            # wrong one.
             if fingerprint(seed) != self.masked.shared[str(client)]["own_sha256"]:
                 raise self._wrong(client)
             yield own_mask_key(seed, self.session, client), True
@@ -123,9 +131,11 @@ class Unmasking:
         public = dict(zip(self.masked.keys.clients, self.masked.keys.mask_keys, strict=True))
         for client in self.masked.dropped:
             others = [one for one in self.masked.graph[client] if one in self.masked.included]
+            # All neighbours dropped out too, so none of its masks is in the sum.
             if not others:
                 continue
             private = private_key(self._rebuilt(self._keys, client), self.session, "mask")
+            # The rebuilt private key must belong to the public key that was used for the masks.
             if public_bytes(private) != public[client]:
                 raise self._wrong(client)
             for other in others:
