@@ -79,6 +79,7 @@ def masked_by_all(run: Run) -> Edits:
     stream = BlockStream(run.model, run.computing)
     store = BlobStore(run.folder.path / SCRATCH)
     samples = pooled_samples(run)
+    # The server's metric with the clients' local settings.
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     hashes = []
@@ -98,6 +99,7 @@ def pooled_by_all(run: Run) -> Edits:
     """
     stream = BlockStream(run.model, run.computing)
     store = BlobStore(run.folder.path / SCRATCH)
+    # Batches may not mix clients: their forward passes would round otherwise.
     parties = [_samples_of(run, client) for client in range(run.settings.num_clients)]
     run.progress.begin("centralized", len(run.model.plan.blocks))
     hashes = []
@@ -171,6 +173,7 @@ def llm_streamline_of_all(run: Run) -> OpenedModel:
     run.progress.step("centralized", f"{count(len(samples), 'sample')} compared", block=start)
     if job.replacement == "none":
         return open_streamlined(run.model, start, span, None)
+    # As many steps as all clients of all rounds together.
     steps = run.settings.num_clients * run.settings.federation.rounds * job.steps
     seed = derive_seed(run.settings.seed, "training/centralized")
     training = Replacement(Stretch.walked(stream, samples, start, span), job.training, seed, steps)
@@ -196,6 +199,7 @@ def slicegpt_of_all(run: Run) -> OpenedModel:
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     """Train the run's adapters on all clients' sequences; return them by blob key and name."""
     settings = run.settings
+    # ``clients`` read the run's own data, since a simulated node has none.
     nowhere = simulated_node()
     clients = range(settings.num_clients)
     adapters = of_all_rounds(trained(run.model.plan, settings), settings)
@@ -204,6 +208,7 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
         computing=run.computing,
         settings=settings,
         adapters=adapters,
+        # Sequences of all clients as one data set.
         sequences=reduce(
             lambda first, other: first.joined(other),
             (client_sequences(settings, nowhere, run.model, client) for client in clients),
@@ -216,4 +221,5 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     tensors, _ = training.run(start, 0, training.total_steps)
     done = f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}"
     run.progress.step("centralized", done)
+    # As plain adapters, for the evaluation.
     return {key: plain_tensors(adapters, key, block) for key, block in tensors.items()}

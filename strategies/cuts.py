@@ -51,12 +51,14 @@ class CutResult(RunResult):
         """Store the decision on each block."""
         self.run.progress.begin("cutting", len(self.base.plan.blocks))
         for index, blob in enumerate(blobs):
+            # One blob per block, appended in block order.
             self.blobs.append(self.store.put(blob))
             self.run.progress.step("cut", f"block {index}", block=index)
 
     def push(self, server_round: int) -> None:
         """Push the decisions to the clients, if they evaluate models on their own text."""
         settings = self.run.settings
+        # Otherwise clients do not need the model.
         if settings.evaluation.own_text:
             places = {block_key(block.index): block.index for block in self.base.plan.blocks}
             specs = cut_specs(self.base.plan, self.biases, self.scaled)
@@ -74,6 +76,7 @@ class CutResult(RunResult):
     def report(self) -> dict[str, Any]:
         """Return size and remaining fraction of the model, and the group counts of each block."""
         small = self.model
+        # ``open_cut`` always gives the model a structure.
         assert small.structure is not None
         blocks = small.structure.blocks
         found: dict[str, Any] = {
@@ -89,6 +92,7 @@ class CutResult(RunResult):
     def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
         """Return the smallest and largest scale of a block's kept groups, by kind."""
         scales = {
+            # Only scales of remaining groups: others have no meaning.
             kind: own[list(block.kept(kind))]
             for kind, own in scales_of(self.blob(block.source)).items()
         }
@@ -158,6 +162,7 @@ class Editing(Method):
         """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             blobs = self.result.blobs()
+            # Parts do not depend on the client.
             parts = self.order(server_round, 0).parts
             whole = ((NoFields(), {key: blobs[key] for key in part}) for part in parts)
             self.rounds.push_parts(server_round, whole)

@@ -86,6 +86,7 @@ def bytes_of_round(
     sent: AdapterPlan, received: AdapterPlan, settings: RunSettings, server_round: int
 ) -> int:
     """Return the bytes of adapters that a device receives and sends; round 1 has no download."""
+    # In round 1 the seed determines the adapters.
     both = [sent] if server_round == 1 else [sent, received]
     specs = [spec for plan in both for spec in blob_specs(plan, settings).values()]
     return sum(spec.num_bytes for blob in specs for spec in blob.values())
@@ -100,6 +101,8 @@ def bytes_of_bits(
     to cut receives and sends them once more.
     """
     bits = sum(spec.num_bytes for spec in bit_specs(groups).values())
+    # All n parts of the download have the bits, and so have the n - 1 requests for further parts of
+    # the reply.
     return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
 
 
@@ -116,6 +119,7 @@ def virtual_seconds(
 
     ``kept`` is the number of parameters of the frozen model that the device still has.
     """
+    # Bandwidth and speed vary by round, from the run's seed.
     conditions = fleet.drawn(settings.seed, client, server_round)
     operations = training_operations(settings.tokens_of_round, kept, adapters.num_parameters)
     computing = operations / conditions.operations_per_second
@@ -150,6 +154,7 @@ class RoundTime:
         """Return the entry of a round with these devices (FedSpine's equation 1)."""
         seconds = [own.seconds for own in devices.values()]
         slowest = max(seconds, default=0.0)
+        # ``fsum`` is exact, so the order of the devices has no effect.
         waiting = math.fsum(slowest - own for own in seconds) / max(1, len(seconds))
         return cls(server_round, slowest, waiting, devices)
 

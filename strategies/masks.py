@@ -85,6 +85,7 @@ class MaskResult(RunResult):
         """Return the sparsity of a client's local baseline, as the settings demand."""
         job = self.run_settings.of(PruningSettings)
         shapes = self.model.plan.shapes
+        # Exact numbers, not the fraction of the settings: each group rounds down.
         pruned = sum(pruned_in_matrix(shape, job.sparsity, job.local_group) for shape in shapes)
         return pruned / self.model.plan.num_weights
 
@@ -98,6 +99,7 @@ def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:
             raise InputError(f"{given}: {linear.parameter}: {error}") from None
+        # A pattern's groups must lie within the columns that are decided together.
         if job.pattern and job.columns_together % size:
             raise InputError(
                 f"{given}: sparsegpt decides {job.columns_together} columns at a time, which"
@@ -150,11 +152,13 @@ class Masking(Method):
         order = super().order(server_round, client)
         if self.masking.strategy == "one-shot" or server_round == 1:
             return order
+        # Rounds count from 1, blocks from 0: the block of the previous round.
         before = server_round - 2
         return replace(order, blobs={block_key(before): self.result.blob(before)})
 
     def catch_up(self, server_round: int) -> Callable[[Sequence[int]], None] | None:
         """Return a function that pushes all decisions to clients that lost their hidden states."""
+        # Hidden states exist only between the rounds of iterative pruning.
         if self.masking.strategy == "one-shot" or server_round == 1:
             return None
         return lambda lost: self._push(server_round, server_round - 1, lost)
@@ -169,6 +173,7 @@ class Masking(Method):
     ) -> None:
         """Push the decisions on the first ``decided`` blocks to clients; None means all."""
         parts = (
+            # A generator: one part is in memory at a time.
             (
                 self.decision(blocks, decided),
                 {key: blob for index in blocks for key, blob in self.decided_blobs(index).items()},

@@ -72,7 +72,6 @@ def select_number(
     else:
         if sums is not None and factors is not None:
             scores = relative_score(scores, sums, factors)
-        # Infinite factors or weights are found below.
         elif factors is not None:
             scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)

@@ -107,11 +107,11 @@ class Progress:
 
     def _line(self, text: str) -> None:
         self._show(printable(text, MAX_CHARACTERS))
+        # Any line, not only a beat, shows that the run is alive.
         self._beats.another_line()
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:
-        # Any line, not only a beat, shows that the run is alive.
         """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # Strings of clients must not break a line or carry control characters.

@@ -416,8 +416,8 @@ class Rounds:
             return None
         try:
             body = self.checked(reply, entry.request, entry.seat)
-        # A reply that breaks its contract is not asked for again: its sender is at fault.
         except EspalierError as error:
+            # A reply that breaks its contract is not asked for again: its sender is at fault.
             self._give_up(entry, pending, f"reply refused: {error}")
             return None
         if body.header.status == "failed" and self._is_to_catch_up(entry, body):
@@ -471,8 +471,8 @@ class Rounds:
             check_reply(body, request, contract, keep=True)
         except (OSError, *INTERRUPTS):
             raise
-        # Not only ``Exception``: parsers of hostile bytes may raise anything.
         except BaseException as error:
+            # Not only ``Exception``: parsers of hostile bytes may raise anything.
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             known = isinstance(error, EspalierError)
             raise InputError(
@@ -519,7 +519,6 @@ class Rounds:
         return math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
 
     def reasons(self) -> str:
-        # Silent and dropped clients both have a reason.
         """Return a line for each client that failed, with the reason."""
         reasons = [
             f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason

@@ -67,6 +67,7 @@ class VoteResult(MaskResult):
 
     def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
         """Decide the prune masks of the next block by its votes, and store the result."""
+        # All matrices of a block have the same voters; trimming has reduced them equally.
         (voters,) = {counter.num_voters for counter in counters.values()}
         masks = {}
         votes = {}
@@ -74,8 +75,11 @@ class VoteResult(MaskResult):
             counter = counters[linear.name]
             job = self.settings
             words = counter.most_voted(job.sparsity, job.server_group, self._sizes(block, linear))
+            # Kept only to reach the exact sparsity of the group, although all clients would prune
+            # them.
             self.unanimous_survivors += count(counter.unanimous() & ~words)
             masks[linear.name] = words
+            # The votes are stored only if scaling needs them: they are larger than the masks.
             if job.weight_scaling:
                 votes[linear.name] = counter.counts().astype(self.votes_dtype)
         self.keep_masks(masks)
@@ -88,6 +92,7 @@ class VoteResult(MaskResult):
         if self.settings.ties == "magnitude":
             return magnitudes(self.model.checkpoint.read(linear.parameter))
         if self.settings.ties == "random":
+            # A seed per matrix, so that the order in which matrices are decided has no effect.
             seed = derive_seed(self.seed, f"ties/{linear.name}", block=block.index)
             return np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
         return None
@@ -142,8 +147,10 @@ class FedPrLLM(Masking):
     def order(self, server_round: int, client: int) -> ClientOrder:
         """Return the order to send masks; if iterative, with the decision on the block before."""
         order = super().order(server_round, client)
+        # Behind a masked block the masks of the previous block are enough.
         if not order.blobs or self.settings.continue_behind == "masked":
             return order
+        # Rounds count from 1, blocks from 0: the block of the previous round.
         before = server_round - 2
         fields = self.decision([before], server_round - 1)
         return replace(order, fields=fields, blobs=self.decided_blobs(before))
@@ -152,6 +159,7 @@ class FedPrLLM(Masking):
         """Count the votes block by block, and decide the masks (section 3.2, steps 3 and 4)."""
 
         def count_masks(key: str, name: str, counter: VoteCounter) -> None:
+            # Masks of all clients, a stretch of words at a time.
             for first, masks in inbox.words(key, mask_name(name), clients):
                 counter.count(masks, first)
 
@@ -180,6 +188,7 @@ class FedPrLLM(Masking):
             for linear in block.linears:
                 counter = vote_counter(linear.shape, voters, self.run.device)
                 fill(block_key(index), linear.name, counter)
+                # Trimmed after counting: all matrices then have the same, smaller number of voters.
                 counter.trim(self.run.settings.federation.trim(voters))
                 counters[linear.name] = counter
             self.result.decide(block, counters)

@@ -66,20 +66,26 @@ class Flap(Method):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Add the sums and decide the cut."""
         replies = Replies(inbox, self.run.model.plan, clients)
+        # 1. Limit the number of tokens that each client counts for, and the scale of its inputs.
         claimed = {client: float(tokens) for client, tokens in replies.tokens.items()}
         tokens = count_claims(self.rounds, "tokens", claimed)
         factor = count_sizes(self.rounds, "inputs", replies.sizes())
+        # If no limit applies, the exact fixed-point sums are used, and the result is that of one
+        # party.
         as_claimed = tokens == claimed and set(factor.values()) == {1.0}
         federation = self.run.settings.federation
         limits = UpdateLimits(federation.update_limit)
         trim = federation.trim(len(clients))
 
+        # A block is asked for several times, for scores and for biases.
         @cache
         def moments(index: int) -> BlockMoments:
             found = replies.pooled(index)
+            # Neither a rule nor a limit is in force.
             if as_claimed and limits.off and not trim:
                 return found
             own = {client: replies.of(client, index) for client in clients}
+            # 2. Limit or trim the moments of each channel.
             for name in ADDED_BIASES:
                 counted = [
                     own[client][name].counted(int(tokens[client]), factor[client])
@@ -97,6 +103,7 @@ class Flap(Method):
                     found[name] = pooled(parts)
             return found
 
+        # 3. Decide once for all blocks; this asks for every block's moments.
         self._cut(moments)
         limits.tell(self.rounds, "moments")
 
@@ -106,6 +113,7 @@ class Flap(Method):
         @cache
         def moments(index: int) -> BlockMoments:
             key = block_key(index)
+            # One count for the block: all matrices saw the same tokens.
             tokens = int(sums.tensor(key, COUNT)[0])
             return moments_of_sums(tokens, lambda name: from_wide(sums.tensor(key, name)))
 
@@ -142,6 +150,7 @@ class Replies:
         """Return the moments of all clients' inputs of a block."""
         return moments_of_sums(
             sum(self.tokens.values()),
+            # Words are added as integers, so the order of clients has no effect.
             lambda name: summed([self._words(client, index, name) for client in self.tokens]),
         )
 

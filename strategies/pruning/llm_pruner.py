@@ -103,6 +103,7 @@ class LlmPruner(Method):
         if server_round == 1:
             parts = parts_of(score_specs(self.plan, self.run.settings), part_bytes)
             return ClientOrder(NoFields(), parts)
+        # Parts follow the shapes of the remaining groups.
         parts = parts_of(equation_specs(self.plan, self._cut(), self.job), part_bytes)
         cut = {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
         return ClientOrder(NoFields(), parts, along=cut, sends="normal equations")
@@ -163,6 +164,7 @@ class LlmPruner(Method):
     def _chosen(self, inbox: Inbox, clients: list[int]) -> Cut:
         blocks = cut_blocks(self.plan, self.job)
         names = [(index, kind) for index in blocks for kind in GROUP_KINDS]
+        # 1. Read all scores.
         sent = {
             client: [
                 inbox.tensor(client, block_key(index), score_name(kind)).double()
@@ -170,16 +172,19 @@ class LlmPruner(Method):
             ]
             for client in clients
         }
+        # 2. Limit each client's total, then each group's score relative to the median.
         sizes = {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()}
         factor = count_sizes(self.rounds, "scores", sizes)
         scores: dict[int, dict[str, Tensor]] = {index: {} for index in blocks}
         counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
+            # The factor makes all scores of one client smaller alike.
             of_all = self._limited(
                 {client: sent[client][place] * factor[client] for client in clients}, (index, kind)
             )
             scores[index][kind] = sum(of_all, start=torch.zeros(()))
             counted[index, kind] = of_all
+        # 3. Choose groups, with Fisher information if the settings use it.
         self.limits.tell(self.rounds, "scores of groups")
 
         def fisher_of(index: int, kind: str) -> Tensor:
@@ -187,10 +192,12 @@ class LlmPruner(Method):
             samples = self.run.settings.data.num_samples
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
             own = (
+                # Information is a square, so its factor gets the root.
                 read_factor(one, len(scores[index][kind]), samples) * factor[c] ** 0.5
                 for c, one in zip(clients, flat, strict=True)
             )
             scored = zip(own, counted[index, kind], strict=True)
+            # Stacked factors of the clients: F^T F is the sum of their information.
             return torch.cat([_within_scores(one, most) for one, most in scored])
 
         return taylor_cut(self.run.model, scores, self.job, fisher_of)
@@ -200,15 +207,18 @@ class LlmPruner(Method):
         if self.limits.off:
             return list(scores.values())
         found = []
+        # Scores can have either sign; their magnitudes are compared.
         sizes = torch.stack([one.abs() for one in scores.values()])
         for (client, own), size, limited in zip(
             scores.items(), sizes, within_ratio(sizes, self.limits.max_ratio), strict=True
         ):
             beyond = limited != size
             if bool(beyond.any()):
+                # A score of 0 has no ratio.
                 smaller = torch.minimum(size, limited).clamp(min=1e-300)
                 worst = int((torch.maximum(size, limited) / smaller).argmax())
                 self.limits.note(client, place, float(size[worst]), float(limited[worst]))
+                # Keep the sign.
                 own = torch.where(beyond, limited.copysign(own), own)
             found.append(own)
         return found
@@ -221,6 +231,7 @@ class LlmPruner(Method):
         """Return joint matrix and aims of a client's normal equations: float64."""
         key = equation_key(*place)
         aims = inbox.tensor(client, key, AIMS).double()
+        # The matrix is symmetric; its upper triangle is sent.
         return unpacked(inbox.tensor(client, key, JOINT).double(), len(aims)), aims
 
     def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
@@ -232,6 +243,7 @@ class LlmPruner(Method):
         blobs = []
         self.run.progress.begin("rescaling", len(self.plan.blocks))
         for index, (blob, scales) in enumerate(
+            # Blocks are solved one by one, so that memory holds one block's equations.
             scaled_cuts(self.groups, cut, self._scales(inbox, factor, refused), self.job)
         ):
             blobs.append(self.result.store.put(blob))
@@ -255,6 +267,7 @@ class LlmPruner(Method):
         def of(index: int, kind: str) -> Tensor | None:
             joint = torch.zeros(())
             aims = torch.zeros(())
+            # Equations of all clients for one place.
             equations = self._limited_equations(inbox, list(factor), (index, kind))
             for client, counts in factor.items():
                 own_joint, own_aims = equations[client]
@@ -285,11 +298,14 @@ class LlmPruner(Method):
         within = within_ratio(own, most)
         near = within_band(shares, most)
         for row, client in enumerate(clients):
+            # Rescaling rows and columns by s keeps the matrix positive semidefinite; diagonals
+            # scale by s^2.
             scales = torch.where(
                 within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0
             )
             if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
                 joint, _ = found[client]
+                # The aim keeps its limited ratio to the limited square.
                 found[client] = joint * scales[:, None] * scales, near[row] * within[row]
                 largest = max(float(scales.max()), 1 / float(scales.min().clamp(min=1e-8))) ** 2
                 self.limits.note(client, place, largest, 1.0)
@@ -309,5 +325,6 @@ class LlmPruner(Method):
 def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
     """Return a Fisher factor, (rows, groups), whose column squares sum to at most the score."""
     squares = factor.square().sum(dim=0)
+    # Rounding of float32 is not taken for a violation.
     beyond = squares > scores * (1 + ROUNDING)
     return torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor)

@@ -88,10 +88,12 @@ class StreamlinedResult(RunResult):
     def replace(self, folded: Iterable[tuple[str, Tensor]]) -> None:
         """Store a new layer, tensor by tensor, in full precision and as it is sent."""
         federation = self.settings.federation
+        # Differences are relative to the base model's block, which all clients have.
         first = first_layer(self.base, self.start)
         layer: dict[str, str] = {}
         for name, value in folded:
             sent = {name: value}
+            # The exact value stays at the server; only the copy that is sent is rounded.
             layer[name] = self.store.put(save(sent))
             if federation.sends_differences:
                 sent = differences(sent, first)
@@ -111,6 +113,7 @@ class StreamlinedResult(RunResult):
     @property
     def model(self) -> OpenedModel:
         """Smaller model."""
+        # Without a replacement there is no layer.
         layer = self.tensors() if self.job.replacement == "layer" else None
         return open_streamlined(self.base, self.start, self.span, layer)
 
@@ -181,9 +184,11 @@ class LlmStreamline(Method):
 
     def prepare(self, server_round: int, save: Callable[[], None]) -> None:
         """Push the layer, all parts but the last, which is sent with the order."""
+        # Round 1 compares blocks only; bounds start with the layer's first training.
         if server_round > 1:
             for name, value in self.result.received().items():
                 self.reach.note(name, {name: value})
+        # In round 2 every client has the base model's block.
         if server_round > 2:
             self.rounds.push_parts(server_round, self._layer(self._parts()[:-1]))
 
@@ -206,6 +211,7 @@ class LlmStreamline(Method):
     def deliver(self, server_round: int) -> None:
         """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
+            # Without a replacement one message names the removed blocks.
             parts = self._parts() if self.job.replacement == "layer" else [[]]
             self.rounds.push_parts(server_round + 1, self._layer(parts))
 
@@ -229,12 +235,14 @@ class LlmStreamline(Method):
             self._tokens[seat.client] = body.fields["tokens"]
             return
         told = self._told[seat.client] = validate(LayerReport, body.fields)
+        # A number of samples may be private, so it is recorded only if it weights the mean.
         samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
         skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
         seat.metrics = {**samples, "skipped_steps": skipped}
 
     def fault_of(self, inbox: Inbox, client: int) -> str | None:
         """Return the first tensor with values that training cannot have reached, and why."""
+        # Round 1 has cosines only, which ``_limited`` bounds.
         for name in self._shapes() if self.rounds.finished else ():
             if self._sent(inbox, client, name).abs().max().item() > self.reach.limit(name, name):
                 return f"{name}: {self.reach.reason}"
@@ -245,6 +253,7 @@ class LlmStreamline(Method):
         if server_round == 1:
             self._choose(inbox, clients)
             return
+        # Equal weights if clients do not report samples.
         claimed = {client: float(self._told[client].samples or 1) for client in clients}
         weights = count_claims(self.rounds, "weight", claimed)
         self.run.progress.begin("averaging", 1)
@@ -257,6 +266,7 @@ class LlmStreamline(Method):
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
         claimed = {client: float(self._tokens[client]) for client in clients}
+        # The mean over all tokens of all clients, so clients count by tokens.
         tokens = count_claims(self.rounds, "tokens", claimed)
         found = torch.stack(
             [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients]
@@ -264,6 +274,7 @@ class LlmStreamline(Method):
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
         cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
         self.result.cosines = cosines.tolist()
+        # The stretch with the highest cosine changes its input least.
         self.result.start = first = likest(cosines)
         last = first + self.result.span - 1
         text = (
@@ -274,6 +285,7 @@ class LlmStreamline(Method):
 
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
         """Limit the distance of cosines, (clients, stretches), from 1 by that of the median client."""
+        # Distances from 1, because cosines are all close to 1 and their ratios would show nothing.
         distances = (1 - cosines).clamp(min=0)
         limited = within_ratio(distances, SINGLE_NUMBERS * self.federation.max_update_ratio)
         changed = limited != distances
@@ -282,6 +294,7 @@ class LlmStreamline(Method):
                 claimed = float(distances[row, place])
                 self.limits.note(client, place, claimed, float(limited[row, place]))
         self.limits.tell(self.rounds, "cosines")
+        # Within the limit the bits stay.
         return torch.where(changed, 1 - limited, cosines)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -303,6 +316,7 @@ class LlmStreamline(Method):
         differ = self.federation.sends_differences
         start = begun.to(torch.float64)
         sizes = {}
+        # First pass: norms of the changes. The second pass reads each tensor again.
         for client in weights:
             sent = self._sent(inbox, client, name)
             sizes[client] = root_mean_square(sent if differ else sent - begun)
@@ -312,7 +326,9 @@ class LlmStreamline(Method):
             sent = self._sent(inbox, client, name).to(torch.float64)
             factor = factors[client]
             if factor < 1:
+                # Shorten the change; a difference is the change itself.
                 sent = sent * factor if differ else start + factor * (sent - start)
             mean += sent * weight
+        # The mean of differences is added to the exact value, not to the rounded one that was sent.
         mean /= sum(weights.values())
         return (mean + begun if differ else mean).to(torch.float32)

@@ -74,6 +74,7 @@ class PooledResult(MaskResult):
     def sums(self, index: int) -> dict[str, Tensor]:
         """Return the sums of squares of a block, float64, by the first matrix of each input."""
         found = unpack_tensors(self.store.get(self.sum_blobs[index]))
+        # Unpacked values are read-only; torch needs memory that it may write.
         return {name: torch.from_numpy(values.copy()) for name, values in found.items()}
 
     def report(self) -> dict[str, Any]:
@@ -122,9 +123,11 @@ class PooledPruning(Masking):
         for index in blocks:
             block = self.run.model.plan.blocks[index]
             replies = {client: BlockSums(inbox, client, index) for client in clients}
+            # Counts are limited first, since they weight the numbers of every channel.
             counts = self._counts({client: own.count for client, own in replies.items()})
             sums = {
                 name: self._sum(name, replies, counts, limits)
+                # Matrices with the same input share its sums, so each input appears once.
                 for name in sorted(set(shared_inputs(block).values()))
             }
             self._decide(block, sums, sum(counts.values()))
@@ -167,13 +170,16 @@ class PooledPruning(Masking):
         """Return the sum of all clients' numbers by the rule; for a mean the exact one."""
         bits = fraction_bits(self.run.settings)
         words = {client: own.words(name) for client, own in replies.items()}
+        # Exact in fixed point: the sum over all clients, which a mean uses directly.
         exact = self._numbers(summed(list(words.values())))
         if not self._compares(len(replies)):
             return exact
+        # Per token or client, so that clients with different counts can be compared.
         sent = torch.stack([from_words(own, bits) / replies[k].count for k, own in words.items()])
         if trim := self.federation.trim(len(replies)):
             weighed = [float(counts[client]) for client in replies]
             return trimmed_mean(list(sent), weighed, trim) * sum(weighed)
+        # Clip per channel relative to the median.
         limited = within_ratio(sent, self.federation.max_update_ratio)
         for place, client in enumerate(replies):
             if (beyond := sent[place] != limited[place]).any():
@@ -182,6 +188,7 @@ class PooledPruning(Masking):
                 excess = float((high / low).max())
                 limits.note(client, (replies[client].index, name), excess, 1.0)
         weights = torch.tensor([counts[client] for client in replies], dtype=torch.float64)
+        # With all counts unchanged, only channels that were clipped differ from the exact sum.
         untouched = all(counts[client] == own.count for client, own in replies.items())
         # Numbers that no limit changes stay those of the pooled samples, bit by bit.
         changed = (sent != limited).any(dim=0) if untouched else torch.ones_like(exact).bool()
@@ -200,6 +207,7 @@ class PooledPruning(Masking):
     def _masks(self, block: BlockPlan, sums: Mapping[str, Tensor]) -> dict[str, Words]:
         """Return the packed prune masks of a block, by canonical linear name."""
         try:
+            # The metric is computed as by one party that has the sums.
             masks = masks_by_sums(self.run.model, block, sums, self.settings, self.run.device)
         except NotFiniteError as error:
             raise InputError(f"{self.run.model.directory}, block {block.index}: {error}") from error

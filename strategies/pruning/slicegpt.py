@@ -69,6 +69,7 @@ class SlicedResult(RunResult):
 
     def take(self, moments: Tensor) -> float:
         """Compute and store the basis of the next place; return the fraction that it retains."""
+        # One basis per place; the moments themselves are not stored.
         basis, kept = basis_of(moments, self.width)
         self.bases.append(self.store.put(pack_statistics({BASIS: basis})))
         self.kept.append(kept)
@@ -142,10 +143,12 @@ class SliceGpt(Method):
 
     def before_round(self, server_round: int) -> bool:
         """Compute the bases from public text at the server, if the settings say so."""
+        # Nothing was decided for clients' moments, so no checkpoint is needed before the messages.
         if self.job.covariances == "clients":
             return False
         samples = public_samples(self.run.settings, self.job, self.run.model)
         self._find(mean_moments(BlockStream(self.run.model, self.run.computing), samples))
+        # The bases are in the checkpoint: a resumed run need not compute them again.
         return True
 
     def note_part(self, seat: Seat, body: MessageBody) -> None:
@@ -155,10 +158,12 @@ class SliceGpt(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments place by place, in client order, and compute the bases."""
+        # Clients had nothing to send.
         if self.job.covariances == "public":
             return
         claimed = {client: float(self._samples[client] or 1) for client in clients}
         weights = count_claims(self.rounds, "weight", claimed)
+        # A generator: moments of one place are in memory at a time.
         self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
         self.limits.tell(self.rounds, "moments")
 
@@ -182,14 +187,18 @@ class SliceGpt(Method):
         total = sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
         for client, weight in weights.items():
+            # Second pass, with the mean known: the others' mean is the rest.
             mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
         mean = unpacked(mean / total, width)
         excess = torch.zeros_like(mean)
         for client, weight in weights.items() if self._limits(weights) else ():
             own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
+            # The mean of the other clients is the bound for this one.
             others = (mean * total - own * weight) / (total - weight)
             limited, largest = limited_moments(own, others, self.limits.max_ratio)
             if limited is not own:
+                # What a limit takes from a client is subtracted from the mean, once for all
+                # clients.
                 excess += (own - limited) * (weight / total)
                 self.limits.note(client, place, largest, 1.0)
         return mean - excess
@@ -211,6 +220,7 @@ class SliceGpt(Method):
         """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
+        # Places in the order of the bases.
         numbers = {place: number for number, place in enumerate(places(self.plan))}
         parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
         whole = (

@@ -23,7 +23,9 @@ class FedPETuning(Tuning):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters blob by blob, in client order; fold a residual into the base."""
+        # None averages by the settings; a residual exists only with ``aggregation = "fedex"``.
         folds = self.averager.job.rank_folded_by(self.run.settings)
         mean = partial(self.result.with_residual, server_round) if folds else None
         self.averager.fold(server_round, inbox, clients, mean)
+        # All matrices are folded by now, so clients of the next round expect this rank.
         self.result.folded = self.result.folded_after(server_round)

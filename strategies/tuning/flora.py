@@ -24,6 +24,7 @@ class StackedResult(FoldedResult):
 
     def beginnings(self, limits: Iterable[int]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         """Yield the tensors with which clients begin a round, blob by blob, in full rank."""
+        # The adapters of a round are new, so their initial values follow from round and seed.
         for key in self.blobs:
             yield key, self.tensors(key)
 
@@ -46,6 +47,7 @@ class StackedResult(FoldedResult):
         block = first[key]
         return {
             adapter.name_a: block[adapter.name_a],
+            # B starts at zero, so the new adapter adds nothing to the folded sum.
             adapter.name_b: torch.zeros_like(block[adapter.name_b]),
             **self.with_stacked(server_round, key, adapter, factors, weights),
         }
@@ -59,6 +61,7 @@ class Flora(Tuning):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Stack the adapters blob by blob, in client order, and fold them into the base."""
+        # Initial adapters of the next round: the averaged blobs are replaced by them.
         first = self.result.first_of(server_round + 1)
         mean = partial(self.result.stacked, server_round, first)
         self.averager.fold(server_round, inbox, clients, mean)

@@ -54,12 +54,15 @@ class HetLoRA(Tuning):
         """Average the adapters, and adopt the ranks that self-pruning left."""
         averager = self.averager
         updates = averager.updates(server_round, inbox, clients)
+        # Norms of the limited updates: a client cannot buy weight by size.
         by_norms = self.run.settings.federation.client_weights == "norms"
         weights = self._norms(updates) if by_norms else averager.samples_of(updates.clients)
+        # Ranks of this round are used below from the reports; the next round starts with these.
         self._adopt_ranks(updates.clients)
         averager.note_times(server_round, updates.clients)
         mean = None
         if self.job.rank_weights == "holders":
+            # Ranks that clients hold, not the limits that they were given.
             held = [averager.reports[client].rank for client in updates.clients]
             mean = partial(self._mean_of_holders, held)
         averager.average(updates, weights, averager.limits_after(server_round), mean)
@@ -101,9 +104,11 @@ class HetLoRA(Tuning):
         seats = self.rounds.roster.seats
         lora = self.run.settings.lora
         if self.job.ranks:
+            # Given by the settings.
             return {client: self.job.rank_limit_of(client, lora) for client in seats}
         counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
+        # At least 1, so that a slow client can take part.
         return {
             client: max(1, round(lora.rank * (value / most))) for client, value in counted.items()
         }
@@ -116,6 +121,7 @@ class HetLoRA(Tuning):
             if rank < self._rank_of(seat):
                 text = f"{seat.site} continues with rank {rank} of {self._rank_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=rank)
+        # Clients without a reply keep their rank.
         self._ranks = (self._ranks or {}) | left
 
     # ----- the ranks of the mean ------------------------------------------------------------------
@@ -151,9 +157,12 @@ class HetLoRA(Tuning):
         of a client have the same weight.
         """
         squares: dict[int, list[float]] = {client: [] for client in updates.clients}
+        # Matrix by matrix, because all factors of all clients would not fit in memory.
         for index, adapter in self.result.adapters:
             found = updates.factors(block_key(index), adapter)
             for client, factors in zip(updates.clients, found, strict=True):
                 squares[client].append(norm(factors) ** 2)
+        # ``fsum`` is exact, so the order of matrices has no effect.
         norms = {client: math.sqrt(math.fsum(values)) for client, values in squares.items()}
+        # Until a B has been trained all norms are 0.
         return norms if any(norms.values()) else dict.fromkeys(updates.clients, 1.0)

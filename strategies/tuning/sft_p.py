@@ -59,6 +59,7 @@ class SftP(Tuning):
         try:
             of_generator((), settings).settings(settings.training)
         except EspalierError as error:
+            # Settings of the generator have names of their own in the method's table.
             raise InputError(f"{method}.learning-rate, {method}.weight-decay: {error}") from None
         if not model.family.residual_prunable:
             family = model.family.name
@@ -67,6 +68,7 @@ class SftP(Tuning):
                 " that can be removed; name one like LLaMA"
             )
         model.require_groups()
+        # Structures cannot mix norms over all dimensions with norms over what is read.
         if (
             model.structure is not None
             and model.structure.cuts_residual
@@ -77,6 +79,7 @@ class SftP(Tuning):
                 " before, and norms that see only what is read cannot be cut again, or mixed with"
                 " others; set it to all, or name the model that nothing was cut from"
             )
+        # Every client has its own budget; each must be reachable.
         for client in range(settings.num_clients):
             with settings_of(settings):
                 ResidualGates(model.plan).target(
@@ -100,9 +103,11 @@ class SftP(Tuning):
         """
         roster = self.rounds.roster
         number = len(roster.seats)
+        # Clients that come late have no part in the shared generator.
         on_time = [one for one in roster.active() if not self.job.is_late(one.client, number)]
         limits = self.averager.draw(server_round, on_time)
         selection = self.averager.prepare(server_round, limits)
+        # The quorum of a round counts the clients that could be asked.
         if selection.quorum_of is None and self.job.late_clients:
             number = self.run.settings.num_clients - self.job.late_clients
             return replace(selection, quorum_of=number)
@@ -113,6 +118,7 @@ class SftP(Tuning):
 
         A client without a round in the run trains its embedding first.
         """
+        # It has an untrained embedding otherwise.
         fits = not seat.rounds and self.job.fits_alone(self.run.settings.federation)
         wanted = self.job.has_local_baseline and (self.job.keep_models or fits)
         return Alone(fits=fits) if wanted else None

@@ -80,6 +80,7 @@ class KeptResult(RunResult):
 
     def stored(self) -> list[str]:
         """Return the hashes of all blobs that the state names."""
+        # Each blob once: layers that did not change are in both models.
         return [key for key in dict.fromkeys([*self.blobs, *self.before.blobs]) if key]
 
     def unfinished(self) -> list[int]:
@@ -105,6 +106,7 @@ class KeptResult(RunResult):
             pruned_by_all = votes.unanimous()
             unanimous += count(pruned_by_all)
             words = pruned_by_all
+            # Without expansion only weights that every client pruned are pruned (equation 6).
             if self.settings.mask_expansion:
                 # Equation 7: of weights that equally many clients pruned, those with the smaller
                 # mean come first. As in the whole program, ``int(s * d)`` weights are pruned; the
@@ -115,7 +117,9 @@ class KeptResult(RunResult):
                     magnitudes(torch.from_numpy(weight)),
                 )
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
+            # Rounded to the model's dtype once, after the mean.
             kept = torch.from_numpy(weight)[~prune_mask].to(TORCH_DTYPES[linear.dtype])
+            # Zeros that are not of the dense model come from weights that all clients pruned.
             dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
             zeros += int(((kept == 0) & (dense != 0)).sum())
             matrices[linear.name] = PrunedMatrix(words, linear.shape, kept)
@@ -129,11 +133,13 @@ class KeptResult(RunResult):
 
     def note_local_models(self, sampled: Sequence[Sequence[int]], server_round: int) -> None:
         """Set ``before`` and ``local_share``, before the round's layers are decided (equation 9)."""
+        # The layers that this round does not change are part of the clients' own models.
         self.before = self.layers()
         blocks = self.model.plan.blocks
         total = self.model.plan.num_weights
         own = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
         before = [
+            # A layer that was never pruned is dense.
             sum(kept) if kept else block.num_weights
             for block, kept in zip(blocks, self.num_kept, strict=True)
         ]
@@ -141,6 +147,8 @@ class KeptResult(RunResult):
             sum(own[i] if i in sampled else before[i] for i in range(len(blocks)))
             for sampled in sampled
         ]
+        # Mean of the clients' sparsities (equation 9): own layers where sampled, else the global
+        # ones.
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
     def num_bytes(self, index: int, num_kept: Sequence[int]) -> int:
@@ -242,8 +250,10 @@ class HeldLayers:
             if client in active
         }
         parts = {client: self._parts(model, blocks) for client, blocks in stale.items() if blocks}
+        # Parts in lockstep, so that memory holds one part for all clients.
         for part in range(max(map(len, parts.values()), default=0)):
             wanted = {client: cut[part] for client, cut in parts.items() if part < len(cut)}
+            # Clients with the same missing layers share the message's blobs.
             for blocks in sorted(set(wanted.values())):
                 update = Update(
                     blocks=list(blocks),
@@ -258,6 +268,7 @@ class HeldLayers:
                     if wanted.get(seat.client) == blocks
                 ]
                 list(rounds.exchange(requests))
+        # Noted after the exchange, also for clients that failed: they receive nothing more.
         for client in parts:
             held = self._held(client)
             self._versions[client] = [

@@ -75,6 +75,7 @@ def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str,
 
     ``places`` has k_i by the name of the client.
     """
+    # A client cannot have more places than there are layers.
     total = sum(min(number, num_layers) for number in places.values())
     if total < num_layers and job.coverage == "every-round":
         numbers = ", ".join(f"{site} {number}" for site, number in places.items())
@@ -97,8 +98,10 @@ def drawn_layers(
     If not all of ``layers`` can be covered, those that were pruned longest ago come first:
     ``versions`` has the round in which each layer of the model was last pruned.
     """
+    # The seed of the round, so that a draw does not depend on earlier rounds.
     generator = np.random.default_rng(derive_seed(seed, "layers", server_round=server_round))
     order = generator.permutation(len(layers))
+    # A stable sort of a random order: ties between equally old layers are random.
     by_age = sorted((layers[place] for place in order), key=lambda index: versions[index])
     return sample_layers(by_age, places, generator)
 
@@ -113,11 +116,13 @@ def sample_layers(
     """
     sizes = {client: min(places[client], len(layers)) for client in sorted(places)}
     total = sum(sizes.values())
+    # Only as many layers as there are places can be covered; they go to random places.
     first = generator.permutation(np.asarray(layers[:total], dtype=np.int64))
     seats = generator.permutation(np.repeat(list(sizes), list(sizes.values())))
     drawn: dict[int, list[int]] = {client: [] for client in sizes}
     for layer, client in zip(first, seats, strict=False):
         drawn[int(client)].append(int(layer))
+    # The remaining places are filled with other layers, without repetition.
     for client, size in sizes.items():
         others = np.setdiff1d(np.asarray(layers, dtype=np.int64), drawn[client])
         drawn[client] += generator.choice(others, size - len(drawn[client]), replace=False).tolist()
@@ -170,6 +175,7 @@ class FedSpaLLM(Method):
     @property
     def num_rounds(self) -> int:
         """Rounds of the settings, plus one more while a layer has not reached the sparsity."""
+        # A client may fail or sample too little; then further rounds prune what is left.
         finished = self.rounds.finished
         planned = self.run.settings.federation.rounds
         more = finished >= planned and self.result.unfinished()
@@ -207,9 +213,12 @@ class FedSpaLLM(Method):
         everybody = layers_per_client(
             len(self.plan.blocks), self.settings.sampled_layers, self._capabilities()
         )
+        # Places follow from all capabilities, dropped clients included, so they do not change in a
+        # run.
         places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
         layers = self._to_sample(server_round)
         if server_round == 1:
+            # Only now are the capabilities of real sites known.
             seats = self.rounds.roster.seats
             named = {seats[client].site: number for client, number in places.items()}
             require_places(self.settings, len(layers), named)
@@ -242,6 +251,7 @@ class FedSpaLLM(Method):
         """
         self._push(server_round, self._sampled)
         active = {seat.client for seat in self.rounds.roster.active()}
+        # A client may have been dropped by the push.
         self._sampled = {
             client: blocks for client, blocks in self._sampled.items() if client in active
         }
@@ -278,6 +288,7 @@ class FedSpaLLM(Method):
 
         def push_again(lost: Sequence[int]) -> None:
             for client in lost:
+                # It has nothing any more, so all layers up to its last sampled one are stale.
                 self.held.forget(client)
             self._push(server_round, lost)
 
@@ -302,6 +313,7 @@ class FedSpaLLM(Method):
         none, bit by bit.
         """
         for block in (self.plan.blocks[index] for index in self._sampled[client]):
+            # SparseGPT updates kept weights, so only their size can be checked.
             before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
             key = block_key(block.index)
             for linear in block.linears:
@@ -309,6 +321,7 @@ class FedSpaLLM(Method):
                 if before:
                     mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
                     places = _kept_places(mask, linear.shape)
+                    # Bit by bit, because NaN and -0.0 would compare in another way as numbers.
                     if not torch.equal(_bits(kept), _bits(before[linear.name][places])):
                         return (
                             f"{key} {linear.name}: a kept weight is not that of the global layer,"
@@ -317,6 +330,7 @@ class FedSpaLLM(Method):
                 elif kept.numel() and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(
                     linear
                 ):
+                    # A single huge weight would otherwise enter the mean.
                     return (
                         f"{key} {linear.name}: a kept weight is over {LARGEST_KEPT} times the"
                         " largest dense one"
@@ -384,6 +398,7 @@ class FedSpaLLM(Method):
         sampled = sorted({index for client in clients for index in self._sampled[client]})
         self.run.progress.begin("folding", len(sampled))
         for index in sampled:
+            # Only clients that sampled the layer have a say on it.
             senders = [client for client in clients if index in self._sampled[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, folded(block, senders))
@@ -402,11 +417,15 @@ class FedSpaLLM(Method):
         before = {} if changes else self._before(block.index)
         for linear in block.linears:
             votes = vote_counter(linear.shape, num_clients, self.run.device)
+            # Before the layers are decided: this needs the model of the last round.
             votes.take_counts(sums.tensor(key, votes_name(linear.name)))
+            # Votes count the clients that pruned a weight; the others kept it.
             keepers = num_clients - votes.counts().reshape(-1)
             if changes:
                 name = kept_name(linear.name)
                 scale = kept_scale(linear)
+                # Clients clip their weights to the bound; a dense weight beyond it would be
+                # changed.
                 if self._largest_dense(linear) > scale.bound:
                     raise InputError(
                         f"{linear.parameter}: has a weight beyond {scale.bound:g}, where kept"
@@ -416,15 +435,18 @@ class FedSpaLLM(Method):
                 # A mean beyond the bound, which no honest clients have, is clipped to it.
                 total = np.clip(total, -scale.bound * keepers, scale.bound * keepers)
             else:
+                # Every keeper has the same value: the sum is exact.
                 total = before[linear.name].double().reshape(-1).numpy() * keepers
             yield linear, SummedMean(linear.shape, total, keepers, num_clients), votes
 
     def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[FoldedMatrix]:
         """Yield sum and votes of each matrix of a layer, added in client order."""
         key = block_key(block.index)
+        # Without comparison every contribution counts as it is.
         compares = len(clients) >= MIN_CLIENTS and not self.limits.off
         changes = self.settings.changes_weights and compares
         before = self._before(block.index) if changes else {}
+        # One matrix at a time: dense sums, and the mask and kept weights of one client.
         for linear in block.linears:
             mean = kept_mean(linear.shape, self.run.device)
             votes = vote_counter(linear.shape, len(clients), self.run.device)
@@ -434,9 +456,11 @@ class FedSpaLLM(Method):
             for client in clients:
                 mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
                 kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32)
+                # Move the client's rows towards the layer of the round before.
                 if client in clipped:
                     places = _kept_places(mask, linear.shape)
                     kept = _towards(kept, before[linear.name], places, clipped[client])
+                # In client order, because float sums depend on the order.
                 mean.add(mask, kept.numpy(), self._weights[client])
             for first, masks in inbox.words(key, mask_name(linear.name), clients):
                 votes.count(masks, first)
@@ -461,6 +485,7 @@ class FedSpaLLM(Method):
         ):
             if bool((factors < 1).any()):
                 found[client] = factors
+                # The most limited row is reported.
                 row = int(factors.argmin())
                 self.limits.note(
                     client, (key, linear.name), float(size[row]), float(size[row] * factors[row])
@@ -475,6 +500,7 @@ class FedSpaLLM(Method):
         A client's own model consists of its layers of the last round and of the global model before
         that round (equation 9).
         """
+        # Before the final push: a client's own model needs the layers before the last round.
         if self.evaluation.asked:
             self.held.push(self.rounds, server_round, self.result.before)
         if self.run.settings.evaluation.own_text:
@@ -497,12 +523,15 @@ def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
     """Return the root mean square of the changes of each row's kept weights: (rows,), float64."""
     squares = torch.zeros(places.shape, dtype=torch.float32)
     squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
+    # A row without kept weights has no change; avoid 0 / 0.
     return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
 
 
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
     """Return kept weights with each row's changes multiplied by a factor of at most 1: float32."""
+    # Kept weights in row-major order, with the row of each.
     row_of = places.nonzero()[:, 0]
     of_each = factors.to(torch.float32)[row_of]
     begun = before[places].to(torch.float32)
+    # Rows within the limit keep their bits.
     return torch.where(of_each < 1, begun + of_each * (kept - begun), kept)

@@ -60,6 +60,7 @@ class FedSoda(Tuning):
         # Without a sub-model, which ``before_round`` makes.
         super().__init__(run, evaluation, run.folder.path / "sub-model")
         self.job = run.settings.of(FedSodaSettings)
+        # The LoRA of the adapter only; the emulator's is aligned by the server.
         self.averager = AdapterAverager(run, lambda: self.result.adapter)
         self._held: dict[int, int] = {}
         """Alignment round of the emulator's LoRA at each client with the sub-model; 0: none."""
@@ -140,11 +141,13 @@ class FedSoda(Tuning):
         super().restore(state)
         self._held = {int(client): aligned for client, aligned in state["held"].items()}
         self._drawn = (state["drawn"][0], list(state["drawn"][1]))
+        # A new alignment with other text would not be that of the interrupted run.
         if state["public"] != self._public_sha256():
             raise InputError(
                 f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
                 " text that the run began with; put that one back, or start a new run"
             )
+        # Clients hold the sub-model, so contracts are made of its plan.
         if self.result.dropped is not None:
             self.rounds.plan = self.result.model.plan
 
@@ -156,10 +159,13 @@ class FedSoda(Tuning):
         if server_round == 1:
             self._prune()
         steps = job.realign_steps if job.realigns_in(server_round) else 0
+        # The first alignment has its own number of steps.
         if server_round == 1 and job.pre_align_steps:
             steps = job.pre_align_steps
         if steps and self.result.emulator is not None:
             self.align(self.result.emulator, server_round, steps)
+        # A checkpoint, because neither pruning nor alignment may be repeated after messages were
+        # sent.
         return server_round == 1 or steps > 0
 
     def _prune(self) -> None:
@@ -175,6 +181,7 @@ class FedSoda(Tuning):
             starts, distances = self.similar_groups(emulator)
             dropped = dropped_of_groups(starts, job.group_layers)
         self.result.decide(dropped, starts, distances)
+        # From now on messages refer to blocks of the sub-model.
         self.rounds.plan = self.result.model.plan
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
@@ -186,6 +193,7 @@ class FedSoda(Tuning):
         job = self.job
         run = self.run
         run.progress.begin("comparing", 1)
+        # Blocks are compared in the full model.
         stream = BlockStream(run.model, run.computing)
         distances = angular_distances(stream, self.samples, job.group_layers, emulator)
         starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
@@ -201,6 +209,7 @@ class FedSoda(Tuning):
         run = self.run
         result = self.result
         training = job.align_training(run.settings.training, steps)
+        # The student has LoRA in the emulator and the adapter; only the emulator's is trained.
         adapters = result.adapter.adapters.joined(emulator.adapters)
         student = AdaptedModel.load(result.model, run.computing, run.settings, adapters)
         alignment = Alignment(
@@ -213,14 +222,18 @@ class FedSoda(Tuning):
         )
         run.progress.begin("aligning", 1)
         stream = BlockStream(run.model, run.computing)
+        # The teacher is the full model with the same adapter.
         edits = result.plugged().edits
         teacher = Teacher.walked(
             stream, alignment.samples, alignment.numbers(), alignment.places.of_full(), edits
         )
+        # Both start from their present global values.
         start = {key: emulator.tensors(key) for key in emulator.blobs}
         adapter = {key: result.adapter.tensors(key) for key in result.adapter.blobs}
         tensors, outcome = alignment.run(teacher, start, adapter)
+        # Packed again for the clients, at the full rank.
         emulator.replace(tensors.items(), [run.settings.lora.rank])
+        # Clients whose version differs receive the emulator's LoRA again.
         result.aligned = server_round
         fall = f"objective {outcome.losses[0]:.4f} to {outcome.losses[-1]:.4f}"
         text = f"before round {server_round}: {count(steps, 'step')}, {fall}"
@@ -230,6 +243,7 @@ class FedSoda(Tuning):
 
     def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
         """Select the round's clients; push the sub-model, alignment and LoRA that they lack."""
+        # A resumed run must not draw again: files were pushed to the first selection.
         if self._drawn[0] != server_round:
             self._drawn = (server_round, sorted(self.averager.draw(server_round)))
         clients = self._drawn[1]
@@ -248,6 +262,7 @@ class FedSoda(Tuning):
 
         def push_again(lost: Sequence[int]) -> None:
             for client in lost:
+                # It lost the files too, so it is offered all of them again.
                 self._held.pop(client, None)
             self._push_sub_model(server_round, lost)
             if server_round > 1:
@@ -266,8 +281,10 @@ class FedSoda(Tuning):
 
     def _push_sub_model(self, server_round: int, clients: Collection[int]) -> None:
         """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
+        # Files first: LoRA without a model has no place.
         self._push_files(server_round, clients)
         aligned = self.result.aligned
+        # Clients with no entry have failed; others with another version are outdated.
         stale = [client for client in clients if self._held.get(client, aligned) != aligned]
         if stale and (emulator := self.result.emulator) is not None:
             limit = self.run.settings.lora.rank
@@ -286,7 +303,9 @@ class FedSoda(Tuning):
             return
         manifest = self.result.manifest
         answers = self.rounds.push_parts(server_round, [(manifest, {})], without)
+        # A client may have pieces of an interrupted push.
         lacking = {body.header.client: body.fields["pieces"] for body in answers}
+        # Each piece is read once and sent to all clients that lack it.
         for index in range(len(manifest.piece_sha256)):
             if wanting := [client for client, pieces in lacking.items() if index in pieces]:
                 size = manifest.piece_size(index)
@@ -294,6 +313,7 @@ class FedSoda(Tuning):
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
                 blobs = {PIECE: pack_tensors({BYTES: data})}
                 self.rounds.push_parts(server_round, [(piece, blobs)], wanting)
+        # 0 is older than any alignment, so its LoRA follows.
         self._held |= dict.fromkeys(lacking, 0)
 
     # ----- round ----------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ class SubModelResult(RunResult):
         self.dropped = state["dropped"]
         self.starts = state["starts"]
         self.distances = state["distances"]
+        # It was removed; it is made again and must have the same hash.
         if not self.folder.exists():
             write_sub_model(self.base, self.kept, self.folder, self.settings)
         self._open()
@@ -178,6 +179,7 @@ class SubModelResult(RunResult):
 
     def sub_edits(self, index: int) -> Mapping[str, WeightEdit]:
         """Return the edits that merge all LoRA into one block of the sub-model."""
+        # An emulator that was never aligned has LoRA without effect.
         emulated = self.emulator.edits(index) if self.emulator and self.aligned else {}
         return {**emulated, **self.adapter.edits(index)}
 
@@ -197,6 +199,7 @@ class Plugged:
         self.rounds = of.rounds
         self._of = of
         self._report = report
+        # Keys of the sub-model's blocks, by the block's number in the full model.
         self._keys = {block_key(kept[index]): block_key(index) for index in of.adapters.blocks}
         self._places = {kept[index]: index for index in of.adapters.blocks}
 
@@ -231,6 +234,7 @@ def write_sub_model(
     if job.emulator == "nf4":
         write_quantised(model, target)
     elif model is base:
+        # Nothing was dropped: the base is copied with its own structure.
         export_edited(model, dense, target)
     else:
         export_structured(model, dense, target, "plain")
@@ -266,6 +270,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
         names=names, sizes=sizes, file_sha256=hashes, piece_bytes=piece_bytes, piece_sha256=[]
     )
     starts = range(0, whole.num_bytes, piece_bytes)
+    # Contracts bound the number of blobs of a message.
     if len(starts) > MAX_BLOBS:
         raise InputError(
             f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
@@ -274,6 +279,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     pieces = []
     for start in starts:
         digest = hashlib.sha256()
+        # Pieces cut across files, so their hashes are made of the concatenation.
         end = min(start + piece_bytes, whole.num_bytes)
         for chunk in _bytes_between(folder, whole, start, end):
             digest.update(chunk)
@@ -285,6 +291,7 @@ def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> I
     """Yield a range of the concatenated files of the folder, in chunks."""
     before = 0
     for name, size in zip(manifest.names, manifest.sizes, strict=True):
+        # Range within this file.
         first = max(start - before, 0)
         last = min(stop - before, size)
         if first < last:

@@ -105,15 +105,18 @@ class Bandit:
             1 the rightmost cells are used whole, because u then has no effect
         """
         if least >= 1:
+            # At 1 every cell would be truncated to nothing.
             cells = [cell for cell in self.cells if cell.right == 1]
         else:
             playable = [cell for cell in self.cells if cell.right > least]
             cells = [replace(cell, left=max(cell.left, least)) for cell in playable]
         bounds = self.bounds(cells, server_round)
         largest = max(bounds)
+        # The stream depends on run, device and round only.
         generator = np.random.default_rng(
             derive_seed(seed, PURPOSE, client=device, server_round=server_round)
         )
+        # Ties, for instance of cells without a point, are broken at random.
         best = [cell for cell, bound in zip(cells, bounds, strict=True) if bound == largest]
         chosen = best[int(generator.integers(len(best)))]
         return _within(chosen.left, chosen.right, generator.random()), _within(
@@ -125,9 +128,11 @@ class Bandit:
 
         A device without a valid reply gives no reward, so nothing is learned from it.
         """
+        # Cells are half-open and tile the square, so exactly one holds the point.
         (place,) = (place for place, cell in enumerate(self.cells) if cell.holds(u, v))
         cells = self.cells
         cell = self.cells[place]
+        # Split at the point, as long as the cell is large.
         if cell.diameter > self.how.granularity:
             # There are 4 parts, or fewer if one would be too thin.
             thinnest = SMALLEST_PART * self.how.granularity
@@ -145,16 +150,21 @@ class Bandit:
         It is infinite for cells without a point, or if the weights of all their points are 0.
         """
         edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells])
+        # (cells, 1) each, to be compared with (1, pulls).
         left, right, low, high = edges.T[:, :, None]
         pulls = [(pull.u, pull.v, pull.reward, pull.round) for pull in self.history]
+        # (4, pulls), also without pulls.
         points = np.array(pulls).reshape(-1, 4).T
         u, v = points[:2]
         inside = (left <= u) & (u < right) & (low <= v) & (v < high)
+        # Equation 4: discounted number of plays.
         counted = self.how.discount ** (server_round - points[3])
         counts = np.where(inside, counted, 0).sum(axis=1)
         sums = np.where(inside, counted * points[2], 0).sum(axis=1)
+        # log(1 + n_t), see above.
         spread = self.how.exploration * math.log1p(float(counts.sum()))
         return [
+            # Mean plus confidence (equations 5 and 6).
             math.inf if count == 0 else float(total / count) + math.sqrt(spread / count)
             for count, total in zip(counts.tolist(), sums.tolist(), strict=True)
         ]
@@ -185,6 +195,7 @@ def _cut(start: float, at: float, end: float, thinnest: float) -> tuple[tuple[fl
 
 def _within(start: float, end: float, share: float) -> float:
     """Return a point of [start, end); rounding cannot move it to the end."""
+    # ``random`` is below 1, but the product may round up to the end.
     return min(start + (end - start) * share, math.nextafter(end, start))
 
 
@@ -223,6 +234,7 @@ class ArmSpace:
         """
         if self.kind == "relative":
             return 0.0
+        # Slightly lower, so that rounding cannot exclude the point that led to the present ratio.
         return pruned / self.target * (1 - ROUNDING) if pruned < self.target else 1.0
 
     def refinement(self, u: float, v: float, pruned: float) -> Refinement:
@@ -240,6 +252,7 @@ class ArmSpace:
         else:
             wanted = u * self.target
             rank = low + v * (high - low)
+        # A device never gets groups back, and never exceeds the target.
         return Refinement(max(pruned, min(wanted, self.target)), min(max(round(rank), low), high))
 
 

@@ -85,6 +85,7 @@ class Choices:
         """Return the request to a device."""
         job = self.job
         before = self.pruned.get(client, 0.0)
+        # The same point for ratio and rank, even if the schedule decides one of them.
         u, v = self._point(client, server_round, before)
         chosen = self.space.refinement(u, v, before)
         usual = self.scheduled(before, server_round)
@@ -101,6 +102,7 @@ class Choices:
             derive_seed(seed, "random-arm", client=client, server_round=server_round)
         )
         u, v = generator.random(2).tolist()
+        # Uniform over the part that can still be played.
         return least + (1 - least) * u, v
 
     def scheduled(self, before: float, server_round: int) -> Refinement:
@@ -109,6 +111,7 @@ class Choices:
             before + self.target / self.rounds if server_round >= self.job.prune_from else before
         )
         return Refinement(
+            # T steps of p* / T may miss p* by rounding.
             self.target if pruned > self.target - ROUNDING else pruned,
             self.job.usual_rank(self.settings.lora),
         )
@@ -128,9 +131,11 @@ class Choices:
 
         A device that did not cut to the requested ratio does not update its bandit.
         """
+        # Before the rewards, which relate a gain to those of the last rounds.
         self.gains = with_gains(self.gains, outcomes)
         job = self.job
         if job.reward == "scaled":
+            # If only ranks are chosen, pruning steps say nothing about an arm.
             local_baseline_ranks = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
             rewards = scaled_rewards(
@@ -143,9 +148,11 @@ class Choices:
         else:
             rewards = literal_rewards(outcomes)
         for client, outcome in outcomes.items():
+            # The ratio counts in any case: it is where the next step starts.
             self.pruned[client] = outcome.pruned
             if (
                 (arm := arms.get(client)) is not None
+                # The arm's reward is that of the requested ratio; another one was not played.
                 and outcome.pruned == arm.pruned
                 and job.allocation == "bandit"
             ):

@@ -82,6 +82,7 @@ class RefinedResult(AdapterResult):
 
     def cut_of(self, client: int) -> Cut:
         """Return a device's cut; read-only, because it is cached."""
+        # By hash: devices with the same cut share the entry.
         key = self.cuts.get(client)
         if key not in self._cuts:
             self._cuts[key] = read_bits(self.groups, self.bits(client))
@@ -96,6 +97,7 @@ class RefinedResult(AdapterResult):
 
     def take_cut(self, client: int, bits: bytes) -> bool:
         """Store a device's cut; return True if it differs from the one before."""
+        # The old bits are read before the new hash replaces them.
         before, self.cuts[client] = self.bits(client), self.store.put(bits)
         return before != bits
 
@@ -103,6 +105,7 @@ class RefinedResult(AdapterResult):
         """Return the adapters in the shapes of a device's smaller model."""
         key = (self.cuts.get(client), rank_limit)
         if key not in self._plans:
+            # None leaves the plan of the whole model.
             bits = self.bits(client) if client in self.cuts else None
             self._plans[key] = trained(self.model.plan, self.settings, rank_limit, bits)
         return self._plans[key]
@@ -118,6 +121,7 @@ class RefinedResult(AdapterResult):
 
         These are the rows of B and columns of A that the device keeps.
         """
+        # Nothing is cut yet.
         if client not in self.cuts:
             return dict(tensors)
         return cut_trained({key: tensors}, self.model.plan, self.structure_of(client))[key]
@@ -130,6 +134,7 @@ class RefinedResult(AdapterResult):
         shapes = self.plan_for(client, rank_limit).shapes()[key]
         own = self.part_for(client, key, self.tensors(key))
         cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
+        # No error feedback: the shapes change with each cut, so a residual would not fit.
         return pack_adapters(cut, self.settings.federation.wire_dtype)[0]
 
     def along(self, client: int) -> dict[str, bytes]:
@@ -138,6 +143,7 @@ class RefinedResult(AdapterResult):
 
     def beginnings(self, limits: Iterable[int]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         """Yield the global adapters: no device begins with larger numbers than these."""
+        # Parts of these, for each device.
         for key in self.blobs:
             yield key, self.tensors(key)
 
@@ -151,6 +157,7 @@ class RefinedResult(AdapterResult):
         name = adapter.linear.name
         kind, _ = kind_of(name)
         kept = ~self.cut_of(client)[self.groups.at(index, kind)]
+        # Rows or columns of each kept group; a group of attention has several.
         lines = lines_of_groups(self.groups.plan, name, kind, len(kept))
         found = np.zeros(lines.size, np.bool_)
         found[lines[kept]] = True
@@ -164,6 +171,7 @@ class RefinedResult(AdapterResult):
         tensors = self.tensors(key)
         a = tensors[adapter.name_a]
         b = tensors[adapter.name_b]
+        # A zero update would only use up rank.
         if not (bool(b.any()) and bool(keep.any())):
             return None
         _, side = kind_of(adapter.linear.name)
@@ -178,6 +186,7 @@ class RefinedResult(AdapterResult):
         if adapter is None:
             return super().spread(client, key, name, change, shape)
         _, side = kind_of(adapter.linear.name)
+        # The other factor is whole on every device.
         if name != (adapter.name_b, adapter.name_a)[side]:
             return super().spread(client, key, name, change, shape)
         keep = self.kept(client, key, adapter)

@@ -52,6 +52,7 @@ def gain(outcome: Outcome) -> float:
     after = outcome.loss_after
     if not (math.isfinite(before) and math.isfinite(after) and before > 0):
         return 0.0
+    # Equation 3 is unbounded; the relative decrease is between 0 and 1.
     return min(1.0, max(0.0, (before - after) / before))
 
 
@@ -64,6 +65,7 @@ def with_gains(
     gains: Sequence[Sequence[float]], outcomes: Mapping[int, Outcome]
 ) -> list[list[float]]:
     """Return the gains of the last ``GAIN_ROUNDS`` rounds with those of a further round."""
+    # Sorted, so that the order of the devices does not change the quantile's bits.
     return [*map(list, gains), sorted(map(gain, outcomes.values()))][-GAIN_ROUNDS:]
 
 
@@ -103,13 +105,16 @@ def scaled_rewards(
     of_steps : whether pruning steps are chosen, so that they say something about an arm
     """
     mean = _mean_seconds(outcomes)
+    # Importance that is not finite must not scale the others down.
     most = max(
         (o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0
     )
     rewards = {}
     for device, outcome in outcomes.items():
+        # Without any gain so far, each decrease counts as a whole one.
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
+        # After the target no step is possible, so it is not held against the device.
         reached = outcome.arrived or outcome.pruned >= target
         pruning = _share(step, 1.0) if of_steps and not reached else 1.0
         importance = float(math.isfinite(outcome.importance))
@@ -118,6 +123,7 @@ def scaled_rewards(
         timeliness = 0.0
         if math.isfinite(outcome.seconds) and outcome.seconds >= 0:
             half = KAPPA * mean
+            # Half of the reward at a deviation of ``KAPPA`` times the mean.
             timeliness = 1 / (1 + abs(outcome.seconds - mean) / half) if half > 0 else 1.0
         rewards[device] = progress * pruning * importance * timeliness
     return rewards
@@ -135,10 +141,12 @@ def literal_rewards(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
     for device, outcome in outcomes.items():
         fall = outcome.loss_before - outcome.loss_after
         step = outcome.pruned - outcome.pruned_before
+        # A device with exactly the mean time would divide by 0.
         found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), SMALLEST_GAP)
         terms = (outcome.seconds, fall, outcome.importance)
         known = all(map(math.isfinite, terms)) and outcome.seconds >= 0 and not math.isnan(found)
         bounded = max(-LARGEST_REWARD, min(LARGEST_REWARD, found))
+        # ``and found`` turns -0.0 into 0.0.
         rewards[device] = bounded if known and found else 0.0
     return rewards
 
@@ -150,6 +158,7 @@ def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
         for outcome in outcomes.values()
         if math.isfinite(outcome.seconds) and outcome.seconds >= 0
     ]
+    # Sorted and divided first: neither order nor overflow changes the result.
     return sum(sorted(value / len(known) for value in known))
 
 

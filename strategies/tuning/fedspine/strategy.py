@@ -69,11 +69,13 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse prunable groups without adapters, from whose gradients their importance follows."""
     adapters = trained(plan, settings)
     of_kind = {kind: list[str]() for kind in GROUP_KINDS}
+    # All blocks of a plan have the same matrices.
     for linear in plan.blocks[0].linears:
         of_kind[kind_of(linear.name)[0]].append(linear.name)
     for block in plan.blocks:
         adapted = {adapter.linear.name for adapter in adapters.blocks.get(block.index, ())}
         for kind, names in of_kind.items():
+            # At least one adapter per kind and block: importance follows from its gradients.
             if not adapted & set(names):
                 raise InputError(
                     f"lora.targets = '{settings.lora.targets}', lora.layers ="
@@ -89,6 +91,7 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
         return
     multiple = settings.of(FedSpineSettings).channel_multiple
     group = group_size(plan, "attn.o", "groups")
+    # The number of remaining channels has to be whole NF4 blocks in every row.
     if multiple % BLOCK:
         raise InputError(
             f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the"
@@ -119,6 +122,8 @@ class FedSpine(Tuning):
             report=SpineReport,
         )
         self.groups = Groups.of(run.model.plan)
+        # The target counts parameters of prunable groups only, which the settings may state
+        # otherwise.
         self.choices = Choices(run.settings, self.groups.wanted(self.job))
         self._arms: dict[int, Arm] = {}
         """Ratio and rank of each device in the round; devices in their first round have none."""
@@ -174,11 +179,14 @@ class FedSpine(Tuning):
 
     def before_round(self, server_round: int) -> bool:
         """Choose ratio and rank for every active device that has measured its groups."""
+        # Nothing is measured before the first round.
         if server_round == 1:
             return False
+        # A device that joined late, or failed so far, trains once without a cut.
         measured = [
             seat.client for seat in self.rounds.roster.active() if self.choices.knows(seat.client)
         ]
+        # The arms go to the checkpoint before a message is sent.
         self._arms = {client: self.choices.arm(client, server_round) for client in measured}
         return True
 
@@ -192,6 +200,7 @@ class FedSpine(Tuning):
     def prepare(self, server_round: int, save: Callable[[], None]) -> Selection:
         """Select the round's devices, request their cuts, and push the global adapters."""
         limits = self.averager.draw(server_round)
+        # Clients that lost their state catch up later; those at their ratio are not asked.
         self._questioned = {
             seat.client
             for seat in self.rounds.receiving()
@@ -205,6 +214,7 @@ class FedSpine(Tuning):
     def _has_to_cut(self, client: int) -> bool:
         """Return True if a device's ratio of the round is above its present cut."""
         arm = self._arms.get(client)
+        # ``arm`` is None in a device's first round.
         return arm is not None and not self.groups.reaches(
             self.result.cut_of(client), arm.pruned, self.job
         )
@@ -221,8 +231,10 @@ class FedSpine(Tuning):
             )
             for client in sorted(self._questioned)
         ]
+        # A list: all cuts are known before the adapters are cut to them.
         for body in list(self.rounds.exchange(requests)):
             client = body.header.client
+            # No new bits: the device could not cut further.
             if not self.result.take_cut(client, body.blobs[STRUCTURE]):
                 self._kept_their_cut.add(client)
                 site = self.rounds.roster.seats[client].site
@@ -245,11 +257,14 @@ class FedSpine(Tuning):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the updates, and update the bandits with the outcome of the round."""
+        # 1. Updates without those far from the others.
         updates = self.averager.updates(server_round, inbox, clients)
+        # 2. Importance and outcome of the round, before the weights that depend on them.
         self._importance = self._importance_of(updates)
         self._note_round(server_round, updates.clients)
         weights = self._weights(updates.clients)
         # Adapters are cut for each device when they are sent, so none are packed for ranks.
+        # 3. Average row by row.
         self.averager.average(updates, weights, [], partial(self._mean, updates.clients))
         # The caches hold entries of outdated cuts.
         self.result.forget_plans()
@@ -259,6 +274,7 @@ class FedSpine(Tuning):
         federation = self.run.settings.federation
         weights = self.averager.samples_of(clients)
         if federation.client_weights.startswith("importance"):
+            # Importance is relative to the mean of the round; it multiplies the other weights.
             return {client: self._importance[client] * weights[client] for client in clients}
         return weights
 
@@ -268,9 +284,11 @@ class FedSpine(Tuning):
         The second term follows from the adapters, so it does not rely on a device's claim.
         """
         claimed = {client: self._report(client).taylor for client in updates.clients}
+        # Claimed by the devices, so it is limited like a weight.
         taylor = count_claims(self.rounds, "importance", claimed)
         spectral: dict[int, list[float]] = {client: [] for client in updates.clients}
         for index, adapter in self.result.adapters:
+            # Equation 13: singular values of each module, as the server received it.
             found = updates.factors(block_key(index), adapter)
             for client, factors in zip(updates.clients, found, strict=True):
                 spectral[client].append(spectral_term(factors))
@@ -280,11 +298,13 @@ class FedSpine(Tuning):
 
     def _note_round(self, server_round: int, clients: list[int]) -> None:
         """Record the time of each device, and update the bandits."""
+        # Bytes and times by the contracts, or as measured.
         sent = {client: self._bytes_of(client, server_round) for client in clients}
         seconds = {
             client: self._seconds_of(client, server_round, sent[client]) for client in clients
         }
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
+        # The bandits learn once per round, from all devices together.
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
             client: DeviceRound(
@@ -333,7 +353,10 @@ class FedSpine(Tuning):
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told = self._report(client)
         arm = self._arms.get(client)
+        # Requested ratios, because the bandit chooses among these; the cut may exceed them
+        # slightly.
         before = self.choices.pruned.get(client, 0.0)
+        # A device that kept its cut has not reached the ratio.
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
         importance = self._importance[client]
         arrived = self.groups.reaches(self.result.cut_of(client), self.choices.target, self.job)
@@ -353,6 +376,8 @@ class FedSpine(Tuning):
 
         Parts that only devices without a valid reply in this round keep are left unchanged.
         """
+        # Rows or columns of every device that takes part, also of those without a reply in this
+        # round.
         maps = {
             seat.client: self.result.kept(seat.client, key, adapter)
             for seat in self.rounds.roster.active()
@@ -362,6 +387,7 @@ class FedSpine(Tuning):
         ]
         others = [own for client, own in maps.items() if client not in clients]
         last = None
+        # Devices without a reply keep their rows of the last update.
         if others:
             last = self.result.part_of(key, adapter, torch.stack(others).any(dim=0))
         divisor: Divisor = "keepers" if self.job.aggregation == "coverage" else "all"
