@@ -68,7 +68,9 @@ def _deliver(site: Site, request: MessageBody) -> MessageBody:
 def _compute(site: Site, request: MessageBody) -> MessageBody:
     """Run the method's local job on private data: a round, or the local baseline."""
     _require_within_limits(site)
+    # ``train`` and ``alone`` are functions of the method's module.
     work = getattr(job_of(request.header.method), request.header.kind)
+    # The tensors of this round leave only as masked summands.
     if request.header.kind == "train" and site.settings.federation.secure_sum:
         return advertise(site, request, work)
     answer: MessageBody = work(site, request)
@@ -105,6 +107,7 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
     from espalier.hf.machine.computing import measured_capability
 
     require_libraries(site.settings)
+    # Without keys in the run, a site needs none.
     key = own_key(site) if site.settings.site_keys else None
     # Record the run before the data is checked, because the result of the check depends on the
     # data.
@@ -112,6 +115,7 @@ def _enrol(site: Site, request: MessageBody) -> MessageBody:
         site.state(request.header).note_asked()
     require_ready(site)
     description = Enrolment(
+        # A site that is given its model by the server has no hash of its own.
         site=site.name,
         code_sha256=code_sha256(),
         model_sha256=site.model.sha256 if site.settings.job.NEEDS_BASE_MODEL else NO_MODEL,
@@ -180,6 +184,7 @@ def answer(message: Message, context: Context) -> Message:
     """Answer a message: read it, do the work, and return what may leave the site."""
     arrived = approval.clock()
     request = None
+    # Reading comes first: without a valid header there is no run, and no contract.
     try:
         request = read(message.content)
         site = Site.of(context, request)
@@ -195,6 +200,7 @@ def answer(message: Message, context: Context) -> Message:
             else failure(request.header, _error_text(request, context, reason))
         )
         return Message(write(body), reply_to=message)
+    # A person has time to approve until the server stops waiting for this attempt.
     waits_until = approval.deadline(message.metadata.ttl, arrived, request.header.kind)
     content = egress(site, _worked(site, request, context), waits_until)
     return Message(content, reply_to=message)
@@ -216,7 +222,10 @@ def _worked(site: Site, request: MessageBody, context: Context) -> MessageBody:
             collect_old_runs(site.node.state_root(), long_ago)
             collect_old_work(site.node.state_root(), long_ago)
         if header.kind != "refused":
+            # Every message is checked against the policy, because the owner may have changed it
+            # since.
             require_allowed(site, header)
+        # The site keeps one client number in a run; a server cannot ask it as several clients.
         if header.kind not in BEFORE_A_SEAT:
             site.state(header).require_same_client()
         with at_work(site, header):
@@ -228,6 +237,7 @@ def _worked(site: Site, request: MessageBody, context: Context) -> MessageBody:
             return body
     except EspalierError as error:
         logging.getLogger("espalier").warning("%s refused: %s", header.kind, error)
+        # In a simulation the data is the run's own, so the whole text may be shown.
         reason = str(error) if in_simulation() else error.outward
         return failure(header, _error_text(request, context, reason), isinstance(error, StateLost))
     except INTERRUPTS:

@@ -59,6 +59,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         offered here.
     """
     most = node.max_bytes_of_models()
+    # The limit applies to one model and to the sum of all.
     wanted = manifest.num_bytes
     if most is not None and wanted > most:
         raise InputError(
@@ -67,7 +68,9 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         )
     models = private_folder(node.state_root(), MODELS)
     folder = models / manifest.sha256
+    # One process at a time: two runs must not reserve the same space.
     with in_turn(models):
+        # Room is made only if it is needed.
         if most is not None and _taken_beside(folder) + wanted > most:
             _remove_abandoned(folder)
         if most is not None and (taken := _taken_beside(folder)) + wanted > most:
@@ -80,6 +83,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         # Taking the folder's lock updates the time of last use.
         with in_turn(folder):
             if not (folder / RESERVED).exists():
+                # Readable for the owner only, as everything in the state directory.
                 write_json(folder / RESERVED, {"bytes": wanted}, OWNER_ONLY_FILE)
 
 
@@ -99,6 +103,7 @@ def _taken(folder: Path) -> int:
         # Another process may have joined the pieces to a file meanwhile.
         with suppress(OSError):
             there += file.stat().st_size if file.is_file() and file.name not in OUR_OWN else 0
+    # What was announced counts, even if fewer bytes have arrived.
     return max(reserved, there)
 
 
@@ -110,6 +115,7 @@ def _remove_abandoned(own: Path) -> None:
     """Delete incomplete models without messages for ``ABANDONED_SECONDS``."""
     for folder in own.parent.iterdir():
         lock = folder / LOCK
+        # Complete models, the own one, and folders that are just being made stay.
         if folder == own or not folder.is_dir() or (folder / FOUND).exists() or not lock.exists():
             continue
         if lock.stat().st_mtime < time.time() - ABANDONED_SECONDS:
@@ -137,6 +143,7 @@ def downloaded_model(state_root: Path, state: PrivateState) -> Path:
         raise StateLost(
             "the run's model has not been sent to this site yet, or its state was removed"
         )
+    # Each process takes the folder's lock: another one may be joining the pieces.
     kept = ModelFolder(state_root, offered["sha256"])
     with in_turn(kept.folder):
         if not kept.is_sound():
@@ -171,17 +178,20 @@ class ModelFolder:
     def is_sound(self) -> bool:
         """Return whether the files exist and have the offered bytes."""
         found = None
+        # A damaged record means that the files are checked in another way: they are sent again.
         with suppress(OSError, ValueError):
             found = read_json((self.folder / FOUND).read_text())
         if found is None or not self.files.is_dir():
             return False
         manifest = Manifest.offered(found["offer"])
+        # An additional file could be loaded by a library, for instance code.
         if sorted(os.listdir(self.files)) != manifest.names:
             return False
         # Hashing a whole model takes long, so it is skipped while inode, size and time are
         # unchanged.
         if self._stamps(manifest) == found["stamps"]:
             return True
+        # Something changed, so the bytes decide.
         if any(
             _sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()
         ):
@@ -203,10 +213,12 @@ class ModelFolder:
         wanted = _hashes(manifest)
         for name, size in zip(manifest.names, manifest.sizes, strict=True):
             digest = hashlib.sha256()
+            # Written under a temporary name; a crash leaves no half file.
             with replacing(self.files / name, OWNER_ONLY_FILE) as file:
                 for chunk in bytes_of.next(size):
                     digest.update(chunk)
                     file.write(chunk)
+            # Damaged or forged: nothing of it may stay.
             if digest.hexdigest() != wanted[name]:
                 self.store.keep_only([])
                 self.remove_files()
@@ -215,8 +227,10 @@ class ModelFolder:
                     " new run"
                 )
             self._require_flat(name)
+        # Files of an interrupted attempt with another offer.
         for surplus in set(os.listdir(self.files)) - set(manifest.names):
             (self.files / surplus).unlink()
+        # Only now do the files count as checked.
         self._note(manifest)
         self.store.keep_only([])
 
@@ -243,6 +257,7 @@ class ModelFolder:
         """Return inode, size and modification time (ns) of each file that exists."""
         stamps: Stamps = {}
         for name in manifest.names:
+            # A missing file has no stamp, so the comparison fails.
             try:
                 found = os.stat(self.files / name)
             except OSError:

@@ -34,6 +34,7 @@ def as_played(message: Message, context: Context, call_next: ClientAppCallable) 
 
     A real node ignores that name.
     """
+    # A simulated node answers for whichever client the message names.
     if in_simulation() and message.has_content() and (played := taken_out(message.content)):
         config = {**context.node_config, **played}
         context = Context(
@@ -58,6 +59,7 @@ def playing_a_node() -> Iterator[None]:
 
 def _is_ray_actor() -> bool:
     """Return whether this process is a Ray actor, in which Ray is always imported."""
+    # ``sys.modules``: importing Ray here would load it in every process.
     ray = sys.modules.get("ray")
     try:
         return (

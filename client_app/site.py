@@ -53,6 +53,7 @@ class Site:
     @staticmethod
     def of(context: Context, request: MessageBody | None = None) -> "Site":
         """Read the settings of the node, to answer a request."""
+        # The kind of process decides, whatever the configuration says.
         node = parse_node(context.node_config, simulated=in_simulation())
         return Site(context.run_config, node, request, context.node_id)
 
@@ -83,6 +84,7 @@ class Site:
         found = copy(self)
         found.request = request
         found.plain = True
+        # ``copy`` shares what was opened; the contract belongs to the request.
         found.__dict__.pop("contract", None)
         return found
 
@@ -100,11 +102,13 @@ class Site:
             folder = downloaded_model(self.node.state_root(), self.state(self.request.header))
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
+        # The owner's model has precedence over everything that a run names.
         if self.node.model_path:
             try:
                 return open_model(self.node.model_path)
             except EspalierError as error:
                 raise InputError(f"model-path in --node-config: {error}") from None
+        # The demo model is part of the program.
         if self.node.simulated or self.settings.model == DEMO:
             return open_model(self.settings.model)
         # A directory of this name at the site is never opened.
@@ -123,9 +127,11 @@ class Site:
         """
         name = self.settings.model
         state = self.state(self.request.header) if self.request else None
+        # The commit was fixed at enrolment.
         if state and (pinned := state.load_lasting(HUB_MODEL)):
             name = pinned["model"]
         try:
+            # Only enrolment goes to the hub; later messages must find the model in the cache.
             if self.request is None or self.request.header.kind == "enrol":
                 name = download_model(name)
                 if state:
@@ -133,6 +139,7 @@ class Site:
             return cached_model(name)
         except EspalierError as error:
             told = f"model = {self.settings.model!r}: this site could not get it from the hub"
+            # Errors of the hub may contain paths or tokens, so they stay here.
             raise InputError(str(error), f"{told}; the node's log gives the reason") from None
 
     @cached_property
@@ -180,6 +187,7 @@ class Site:
 
     def state(self, header: Header) -> PrivateState:
         """Return the client state of this site in the run of a message."""
+        # A state of other settings must not be mixed with this run's.
         client: dict[str, str | int] = {"set of settings": self.settings.digest()}
         # A site gets its client number only after enrolment.
         if header.kind != "enrol":

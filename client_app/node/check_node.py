@@ -60,11 +60,13 @@ HOLDS = {
 def accepts(site: Site) -> Iterator[str]:
     """Yield the site policy, each limit next to the value that the run requests."""
     node = site.node
+    # The amounts do not depend on a message.
     asked = amounts(site, UNREAD)
     yield f"methods {node.allowed_methods or 'all'}; the run's is {site.settings.method}"
     for limit in MOST:
         request = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "max_runs":
+            # Runs that count for the limit, with those of other servers.
             request = f" within {count(node.keep_days, 'day')}; {len(runs_answered(site)):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{request}"
     brought = node.max_bytes_of_models()
@@ -177,6 +179,7 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
     sizes = sorted(answer.num_bytes for answer in group)
     of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     each = " each" if len(group) > 1 else ""
+    # A site without a model cannot know the shapes.
     if first.specs is None:
         return (
             _called(group),
@@ -197,6 +200,7 @@ def _called(group: Sequence[Answer]) -> str:
     first = group[0]
     last = group[-1]
     kind = (
+        # Later parts of the reply to ``train`` are fetched.
         "train, fetch"
         if first.kind == "train" and any(answer.messages > 1 for answer in group)
         else first.kind
@@ -215,6 +219,7 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
     counts: Counter[tuple[str, str]] = Counter()
     for tensors in (answer.specs or {}).values():
         for name, spec in tensors.items():
+            # Names are ``<matrix>.<rest>``; tensors of all matrices are counted together.
             matrix, _, rest = name.rpartition(".")
             counts[rest if matrix in matrices else name, spec.dtype] += 1
     named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
@@ -224,12 +229,14 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
 
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the findings on what a node would do; raise InputError if it would refuse the run."""
+    # A context without a message: only the configuration is read.
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
     # `UNREAD` is a header without a run, because no run exists yet.
     require_allowed(site, UNREAD)
     yield f"site       {site.name}"
     yield f"state      {(folder := private_folder(site.node.state_root()))}"
+    # Found out now, not after hours of work.
     _require_writable(folder, "state-dir")
     if site.node.models_dir:
         _require_writable(private_folder(at_home(site.node.models_dir)), "models-dir")
@@ -253,12 +260,14 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     if settings.tunes and plan is not None:
         trained(plan, settings)
     yield from _under("data", _data(site))
+    # 2. What the run would send.
     expected = outlook(plan, settings)
     yield from _under("sends", sends(expected, plan))
 
 
 def _require_writable(folder: Path, key: str) -> None:
     """Raise InputError, with the setting that names the directory, if no file can be made there."""
+    # A temporary file, because permissions alone do not tell about read-only disks.
     try:
         with TemporaryFile(dir=folder):
             pass
@@ -296,6 +305,7 @@ def main(given: Mapping[str, Any]) -> int:
     Returns 0 if the node would accept the run, 2 if it would refuse it.
     """
     try:
+        # Progress goes to stderr, findings to stdout.
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)

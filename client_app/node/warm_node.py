@@ -83,6 +83,7 @@ class Worker:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
+            # A thread per process; it ends with the process's output.
             Thread(target=self._listen, args=(self._process, kills), daemon=True).start()
         return self._process
 
@@ -90,12 +91,14 @@ class Worker:
         """Read the process's output until its end: note answers, and let an idle process end."""
         assert process.stdout is not None
         for line in process.stdout:
+            # The lock orders this with ``hand_on``: a task may arrive at the same time.
             with self._lock:
                 if line.startswith(PULLED):
                     self._envelope = bytes.fromhex(line.removeprefix(PULLED).decode())
                 elif line != LEAVING:
                     self._note_free(process)
                 elif self._busy is not process:
+                    # A task that was handed on in the meantime is answered first.
                     self._let_go(process)
         # SIGKILL could have other senders, so the system's counter of memory kills is compared too.
         if (
@@ -104,16 +107,19 @@ class Worker:
             and (self._kills() or 0) > kills
             and self._busy is process
         ):
+            # The server gets an error now and need not wait for the deadline.
             self._lost(self._token, self._envelope)
         with self._lock:
             self._note_free(process)
 
+    # A process that was replaced must not free the new one's task.
     def _note_free(self, process: subprocess.Popen[bytes]) -> None:
         if self._busy is process:
             self._busy = None
 
     def _let_go(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
+        # The end of its standard input ends the process.
         with suppress(OSError):
             process.stdin.close()
         if self._process is process:
@@ -129,6 +135,7 @@ def main(order: dict[str, Any]) -> int:
     )
     address = order["address"]
     worker = Worker(
+        # ``-P``: modules of the current directory must not be imported.
         [sys.executable, "-P", "-m", "client_app.node.warm_worker", arguments],
         lambda *task: answer_short_of_memory(address, *task),
     )

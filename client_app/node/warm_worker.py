@@ -43,6 +43,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     """Answer with the installed ClientApp, or raise AnotherProgramError if the bundle differs."""
     own = code_sha256()
     sent = bundle_sha256(bundle)
+    # Compare before anything of the bundle is unpacked or imported.
     if own != sent:
         raise AnotherProgramError(
             f"this node runs only its installed program ({own[:12]}), but the run's bundle is"
@@ -59,6 +60,7 @@ def told(error: BaseException) -> str:
     if isinstance(error, NoAnswerError):
         tell(error)
         return str(error)
+    # The text may contain data, so it stays in this node's log.
     traceback.print_exception(error)
     return f"unexpected {type(error).__name__} before the message was read; see this node's log"
 
@@ -68,6 +70,7 @@ def main(order: dict[str, Any]) -> NoReturn:
     address = order["address"]
     warm_seconds = float(order["warm-seconds"])
     max_idle = int(order["max-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
+    # The original standard output is the channel to the SuperNode.
     answers = os.dup(sys.stdout.fileno())
     # All other output belongs in the node's log, so it must not reach the original stdout.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -91,6 +94,7 @@ def main(order: dict[str, Any]) -> NoReturn:
         # Tensors in reference cycles would count as memory between tasks.
         gc.collect()
         keeps = fits_idle(max_idle)
+        # One write, so that no task is handed on between both lines.
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
 
 
@@ -111,6 +115,7 @@ def fits_idle(most: int) -> bool:
 
 
 def _write(file: int, data: bytes) -> None:
+    # ``os.write`` may write less than it is given.
     while data:
         data = data[os.write(file, data) :]
 

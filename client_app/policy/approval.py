@@ -57,6 +57,7 @@ def is_to_be_held(site: Site, body: MessageBody) -> bool:
     # A person decides on the plain tensors, before the other sites mask theirs together with them.
     if header.kind in SECURE_KINDS or _is_of_a_secure_sum(site, header):
         return True
+    # Messages without blobs and numbers show nothing of the data.
     return bool(body.blobs) or (holds == "all" and bool(body.fields))
 
 
@@ -75,14 +76,17 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
         There was no decision until ``waits_until``, a time on ``clock``.
     """
     state = site.state(body.header)
+    # Replies are stored on the disk, so a restarted node finds them.
     replies = HeldReplies(state.held())
     kept = state.blobs(body.header.server_round)
     hashes = {blob["name"]: blob["sha256"] for blob in entry["blobs"]}
     masked = body.header.kind in SECURE_KINDS
     secret = masked or _is_of_a_secure_sum(site, body.header)
+    # Blobs that leave later are shown with the first reply.
     others = _plain_hashes(site, body.header) if secret else body.fields.get("blob_sha256", [])
     if secret or body.header.kind == "fetch":
         decided = replies.blobs_decided(body.header.server_round)
+        # Every single blob needs a decision; one that was refused blocks the reply.
         words = [decided.get(digest) for digest in (others if secret else hashes.values())]
         # A new session of a secure sum has other keys and the same tensors.
         if False in words or (masked and not (words and all(words))):
@@ -90,8 +94,10 @@ def released(site: Site, body: MessageBody, entry: Mapping[str, Any], waits_unti
         if all(words):
             return "with its first part"
     held = _of(site, body, entry, hashes, others, kept)
+    # An earlier attempt may have been decided on while no process waited.
     decision = replies.decision(held)
     if decision is None:
+        # The log has the reply before a person can see it.
         if not replies.has(held):
             note_hold(site.node.state_root(), held, "held")
             replies.add(held, {hashes[key]: blob for key, blob in body.blobs.items()}, kept)
@@ -123,6 +129,7 @@ def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -
         if clock() >= waits_until:
             _say(f"{what} still waits for approval; the server gets no answer this time")
             raise StillHeldError("the reply waits for approval at the site")
+        # Not beyond the deadline, so that the next attempt finds no process that still waits.
         pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
     return decision
 
@@ -139,6 +146,7 @@ def _of(
 
     With secure sums these are the plain tensors, which leave masked.
     """
+    # Each blob once; those of this reply are described in its entry.
     blobs = {key: kept.get(key) for key in dict.fromkeys(others) if key not in hashes.values()}
     later = [described("", blob, key, tensor_specs(blob)) for key, blob in blobs.items()]
     whose = {"lineage": body.header.lineage, "site": site.name, "time": now()}

@@ -44,6 +44,7 @@ def _chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     """Return the replies whose ids begin with the given characters, each exactly one."""
     chosen = {}
     for word in ids:
+        # Short prefixes would match by chance.
         if len(word) < MIN_OF_ID:
             raise InputError(f"release: {word!r}: give at least {MIN_OF_ID} characters of an id")
         pairs = [pair for pair in found if pair[1].id.startswith(word)]
@@ -65,12 +66,14 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
         This account is not the node's. Or, after all other decisions: another person decided
         meanwhile, a file was changed, or the log or the decision cannot be written.
     """
+    # A file of another account could not be read by the node.
     if pairs:
         _require_owner(root)
     decision = Decision(released, now(), _account(os.geteuid()), reason)
     errors = list[str]()
     for replies, held in pairs:
         try:
+            # A lock per reply: two people cannot decide at the same time.
             with replies.deciding(held):
                 _decide(root, replies, held, decision)
         except EspalierError as error:
@@ -83,9 +86,11 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
 
 def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
     """Record the decision in the egress log, then put it into effect."""
+    # The files may have changed since they were shown.
     if decision.released:
         replies.require_as_shown(held)
     why = {"reason": decision.reason} if decision.reason else {}
+    # The log first: no decision without an entry.
     try:
         note_hold(root, held, _word(decision), by=decision.by, **why)
     except OSError as error:
@@ -197,6 +202,7 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
         tell(error)
     for replies, held in _chosen(found, given["show"]):
         print("\n".join(_shown(replies, held)))
+    # Refusals are chosen first; ``--all`` releases the others only.
     refused = _chosen(found, given["refuse"])
     ids = {held.id for _, held in refused}
     released = _chosen(found, given["ids"])
@@ -204,6 +210,7 @@ def _release(root: Path, given: Mapping[str, Any]) -> int:
         raise InputError(f"release: {', '.join(both)}: cannot be both released and refused")
     if given["all"]:
         released = [pair for pair in found if pair[1].id not in ids]
+    # Refusals take effect first.
     for pairs, is_released in ((refused, False), (released, True)):
         try:
             for line in decide(root, pairs, is_released, given["reason"]):

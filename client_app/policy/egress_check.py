@@ -41,11 +41,15 @@ def egress(site: Site, body: MessageBody, waits_until: float) -> RecordDict:
     try:
         failed = body.header.status == "failed"
         side = FAILED if failed else site.contract.up
+        # A failure has a contract too: its text is all that may leave.
         fields = check(body, FAILED) if failed else check_reply(body, site.request, site.contract)
+        # Serialised before the log entry: the entry describes the bytes that leave.
         content = write(body)
         entry = reply_entry(body, content, side, fields)
+        # A person decides before the entry says that the reply has left.
         if hold.is_to_be_held(site, body):
             entry["released"] = hold.released(site, body, entry, waits_until)
+        # The last step: what is not in the log does not leave.
         _log(site, body, entry)
     except (hold.StillHeldError, *INTERRUPTS):
         raise

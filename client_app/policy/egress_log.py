@@ -51,6 +51,7 @@ def reply_entry(
     """
     header = body.header
     specs = side.blobs
+    # A contract with hashes verified them already, so large blobs are not hashed twice.
     hashes = {} if side.blob_sha256 is None else side.blob_sha256(fields)
     return {
         "entry": "reply",
@@ -60,6 +61,7 @@ def reply_entry(
         "kind": header.kind,
         "part": header.part,
         "status": header.status,
+        # Names only: values of fields are not in the log.
         "fields": sorted(body.fields),
         "bytes": num_bytes(content),
         "blobs": [
@@ -150,6 +152,7 @@ def _is_renamed(path: Path, checked: Checked) -> bool:
     return (
         checked.origin is not None
         and path.parent.name == FOLDER
+        # The name is not part of the chain, so a renamed log is found only here.
         and path.stem != "-".join(checked.origin.values())
     )
 
@@ -172,6 +175,7 @@ def main(given: Mapping[str, Any]) -> int:
     """
     codes = set[int]()
     try:
+        # Hashes that no log has contained so far.
         missing = {_noted(word) for word in given["heads"]}
         logs = _logs_of(at_home(given["where"]))
     except EspalierError as error:
@@ -188,6 +192,7 @@ def main(given: Mapping[str, Any]) -> int:
             # A manipulated log may contain control characters.
             lines = [without_control(line, keep="") for line in _findings(path, checked)]
             print("\n".join(lines), flush=True)
+            # A head in one of the logs suffices.
             missing -= checked.seen.keys()
             codes.add(_code_of(path, checked))
     for head in sorted(missing):
@@ -196,4 +201,5 @@ def main(given: Mapping[str, Any]) -> int:
             " or replaced"
         )
         codes.add(BROKEN)
+    # The most severe finding decides.
     return next((code for code in (BROKEN, UNKNOWN, TORN) if code in codes), 0)

@@ -32,6 +32,7 @@ def said_with_key(
     site: Site, request: MessageBody, enrolment: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
     """Return the enrolment with a signature that is valid for this request only."""
+    # Only this server's question is signed, for this run and node.
     nonce = validate(Challenge, request.fields).nonce
     signature = sign(key, statement(enrolment, nonce, request.header.lineage, site.node_id))
     return SignedEnrolment(**enrolment.model_dump(), signature=signature)

@@ -21,6 +21,7 @@ from espalier.storage.client_state import lineages_of
 
 def require_allowed(site: Site, header: Header) -> None:
     """Raise InputError, with a line for each violated limit, if the policy forbids the run."""
+    # All violations are collected, so that the owner sees them at once.
     lines = []
     if not site.node.allows_method(site.settings.method):
         lines.append(
@@ -28,6 +29,7 @@ def require_allowed(site: Site, header: Header) -> None:
             f" '{site.settings.method}'"
         )
     max_threads = site.node.max_threads()
+    # Threads of the run apply only if the owner sets none.
     if max_threads is not None and site.settings.threads > max_threads:
         lines.append(
             f"threads = {site.settings.threads}: at most {max_threads} are allowed here, unless the"
@@ -39,6 +41,7 @@ def require_allowed(site: Site, header: Header) -> None:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     max_runs = site.node.most("max_runs")
     runs = runs_answered(site) if max_runs is not None else set()
+    # A run that was answered before may continue.
     if max_runs is not None and header.lineage not in runs and len(runs) >= max_runs:
         lines.append(
             f"max-runs = {max_runs}: this number of runs was already answered within keep-days"
@@ -50,6 +53,7 @@ def require_allowed(site: Site, header: Header) -> None:
         )
     lines += _against_plain_sums(site)
     lines += against_privacy(site, header)
+    # One error with all lines.
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise InputError(
@@ -63,10 +67,12 @@ def _against_plain_sums(site: Site) -> list[str]:
     lines = []
     secure = site.settings.federation.secure_sum
     least = site.node.min_secure_sum
+    # With sampled clients, a sum has only those of the round.
     of_round = site.settings.federation.clients_of_round(site.settings.num_clients)
     if least and not (secure and of_round >= least):
         asked = "num-clients = " if secure else "federation.secure-sum = false, num-clients = "
         lines.append(f"min-secure-sum = {least}: {asked}{of_round}")
+    # Otherwise the server could take part under their names and subtract its own summands.
     if secure and site.node.require_site_keys and not site.node.peer_keys:
         lines.append(
             "require-site-keys: without peer-keys the server could use the names of the other"
@@ -99,10 +105,12 @@ def against_privacy(site: Site, header: Header) -> list[str]:
     if privacy.noise == "seed" and not site.node.simulated:
         return [SEED_IS_KNOWN]
     lines = _against_shared_noise(site)
+    # The budget is compared with the whole run once, and with each draw later.
     if lines or header.kind != "enrol":
         return lines
     guarantee = guarantee_of(site.settings)
     assert guarantee is not None
+    # Draws of all rounds, so that a run is refused before it starts.
     line = budget_of(site).exceeded_by(header.lineage, guarantee.draws)
     return [line] if line else []
 
@@ -114,6 +122,7 @@ def _against_shared_noise(site: Site) -> list[str]:
     if node.simulated or not asked:
         return []
     lines = []
+    # The owner decides how many other sites have to be honest.
     if asked > node.max_honest_fraction:
         lines.append(
             f"max-honest-fraction = {node.max_honest_fraction:g}: privacy.honest-fraction = {asked:g}"
@@ -130,6 +139,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
     found = dict(settings.job.asked_of_sites(settings))
+    # Other methods have limits of their own.
     if not (settings.tunes or settings.privacy.on or site.node.num_samples):
         found["max_samples"] = ("data.num-samples", settings.data.num_samples)
     # The number of rounds of other methods follows from the model.
@@ -141,6 +151,7 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
         asked = "requested round" if header.server_round > rounds else planned
         # The final result is pushed as if for one more round.
         beyond = 1 if header.kind == "deliver" else 0
+        # A server may ask for more rounds than it announced; the number in the header counts.
         found["max_rounds"] = (asked, max(rounds, header.server_round - beyond))
     return found
 

@@ -67,6 +67,7 @@ def answer_once(
     state = site.state(header)
     # Hold the lock during the whole work, so that a repeated request waits for the first one.
     with state.locked():
+        # Everything that the answer depends on, apart from the data itself.
         asked = _asked(site, request, rests_on(state))
         saved = state.load(header.server_round, header.kind)
         _require_new(state, header, asked, saved)
@@ -76,13 +77,17 @@ def answer_once(
             # as an answer.
             _note(state, header, asked)
             report = work(state).model_dump()
+            # The report is stored with the request, so a repetition is answered without the data.
             saved = {"asked": asked, "order": request.fields, "report": report}
             state.save(header.server_round, header.kind, saved)
+        # Replies of rounds before are not asked for again.
         state.collect_garbage(header.server_round)
     side = site.contract.up
+    # The stored report is validated: files of the state directory may have been damaged.
     told = validate(side.fields, saved["report"])
     if side.blob_sha256 is None:
         return reply_to(request, told)
+    # Blobs are read by hash, so a damaged one is noticed.
     store = state.blobs(header.server_round)
     hashes = side.blob_sha256(told)
     return reply_to(request, told, {key: store.get(hashes[key]) for key in side.blobs})
@@ -108,6 +113,7 @@ def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
 
 
 def _asked(site: Site, request: MessageBody, rests_on: Mapping[str, Any]) -> str:
+    # Hashes, so that the request fits in a small document.
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
     order = [
         site.settings.digest(),
@@ -122,16 +128,19 @@ def _asked(site: Site, request: MessageBody, rests_on: Mapping[str, Any]) -> str
 def _require_new(
     state: PrivateState, header: Header, asked: str, saved: Mapping[str, Any] | None
 ) -> None:
+    # The same request again.
     if saved is not None and saved["asked"] == asked:
         return
     kind = header.kind
     number = header.server_round
     answered = _answered(state, kind)
+    # A round that is over stays over, even if its reply is gone.
     if number < (last := max(answered, default=0)):
         raise InputError(
             f"{kind}: this client answered round {last}; round {number} is over; start a new run"
         )
     once_in_a_run = kind in ONCE_IN_A_RUN
+    # Requests of this round, or of the whole run for an evaluation.
     known = {one for place, one in answered.items() if once_in_a_run or place == number}
     if known - {asked} or saved is not None:
         place = "this run" if once_in_a_run else f"round {number}"
@@ -141,6 +150,7 @@ def _require_new(
 
 
 def _note(state: PrivateState, header: Header, asked: str) -> None:
+    # Sorted for a stable document.
     answered = _answered(state, header.kind) | {header.server_round: asked}
     rounds = {str(number): order for number, order in sorted(answered.items())}
     state.save_lasting(ANSWERED, (state.load_lasting(ANSWERED) or {}) | {header.kind: rounds})
@@ -155,6 +165,7 @@ def _answered(state: PrivateState, kind: Kind) -> dict[int, str]:
 def at_work(site: Site, header: Header) -> Iterator[None]:
     """Register the client as active, and report progress, until the end of the ``with`` block."""
     with ExitStack() as stack:
+        # The server shows progress lines of simulated clients.
         if site.node.simulated:
             work = AtWork(site.node.state_root(), header.lineage)
             stack.enter_context(work.working())

@@ -40,9 +40,11 @@ def answer_from_samples(
 
     def work(state: PrivateState) -> Report:
         started = time.monotonic()
+        # Before the round's answer is computed: no round is spent on data that cannot be evaluated.
         require_own_text(site, header)
         samples = samples_of(site, header)
         store = state.blobs(header.server_round)
+        # Each blob is stored before the next one is computed.
         hashes = [store.put(blob) for blob in blobs(samples)]
         told: Report = report(
             seconds=time.monotonic() - started, blob_sha256=hashes, **fields(samples)
@@ -58,6 +60,7 @@ def evaluate_edits(site: Site, request: MessageBody, edits: BlobEdits) -> Evalua
     The local baseline is the base model edited by the client's own tensors.
     """
     header = request.header
+    # The contract of the round's ``train``, whose reply is evaluated.
     train = header.model_copy(update={"kind": "train"})
     contract = plain_contract(MessageBody(train), lambda: site.model.plan, site.settings)
     own = site.state(header).blobs(header.server_round)

@@ -44,8 +44,10 @@ def keep(state: PrivateState, document: str, server_round: int, tensors: Tensors
         for key, block in tensors.items()
     }
     # An entry of this round or a later one comes from an earlier attempt and is replaced.
+    # ``earlier[-1:]``: a repetition of this round begins with the entry before it.
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     state.save_lasting(document, {"kept": [*earlier[-1:], {"round": server_round, "blobs": blobs}]})
+    # Blobs of all documents share one store.
     store.keep_only(
         {
             blob

@@ -56,6 +56,7 @@ class NextBlock:
             stream, activations = self._before_block(state)
             index = header.server_round - 1
             store = state.blobs(header.server_round)
+            # The block's blobs, as they are made.
             hashes = [store.put(blob) for blob in work(stream, activations, index)]
             return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
@@ -65,6 +66,7 @@ class NextBlock:
         """Raise StateLost if the hidden states are lost and the decisions were not pushed."""
         header = self.request.header
         number = header.server_round
+        # Round 1 starts from the samples.
         if number == 1 or _left_by(state, number - 1) is not None:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
@@ -80,20 +82,24 @@ class NextBlock:
         header = self.request.header
         before = header.server_round - 2
         stream = BlockStream(self.site.model, self.site.computing)
+        # 1. The first block: start with the samples.
         if before < 0:
             samples = samples_of(self.site, header)
             activations = stream.start(samples)
         elif (left := _left_by(state, header.server_round - 1)) is not None:
+            # 2. Usually: go on with the hidden states that the last round left, through its block.
             earlier = state.blobs(header.server_round - 1)
             samples = _samples(earlier, left)
             with earlier.opened(left["hidden"]) as hidden:
                 activations = stream.resume(samples, hidden)
             _walk(stream, activations, range(before, before + 1), self.brought(before))
         else:
+            # 3. The states are lost: start again, and pass through all decided blocks.
             decided_before = self._pushed_again()
             samples = samples_of(self.site, header)
             activations = stream.start(samples)
             _walk(stream, activations, range(before + 1), decided_before)
+        # Kept for the next round, and for a repetition of this one.
         store = state.blobs(header.server_round)
         kept = {
             "samples": store.put(pack_tensors({"": samples.numpy()})),
@@ -124,6 +130,7 @@ def make_own_masks(
 
     def make(state: PrivateState) -> dict[str, Any]:
         server_round = request.header.server_round
+        # The same samples as in the rounds.
         kept = state.load(server_round, "activations")
         if kept is None:
             raise InputError(
@@ -139,6 +146,7 @@ def make_own_masks(
 def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
     """Return the document that a round left for the next one; None if it is missing or damaged."""
     store = state.blobs(server_round)
+    # A damaged document counts as missing.
     try:
         left = state.load(server_round, "activations")
     except EspalierError:
@@ -153,6 +161,7 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
     """Pass the activations through blocks whose masks are decided."""
     for index in blocks:
         beat(f"passing block {index + 1} of {len(stream.model.plan.blocks)}")
+        # The block is loaded with its edits, and freed after it.
         with stream.block(index, edits(index), index + 1) as block:
             activations.through(index, block)
 

@@ -41,6 +41,7 @@ from espalier.storage.client_state import PrivateState
 
 def require_own_text(site: Site, header: Header) -> None:
     """Check before the first round that there is enough held-out text, if it will be evaluated."""
+    # Only once: the text does not change during a run.
     if site.settings.evaluation.own_text and header.server_round == 1:
         held_out_samples(site.settings, site.node, site.model.encode, header.client)
 
@@ -77,9 +78,11 @@ def evaluate_once(site: Site, request: MessageBody, evaluation: Evaluation) -> M
 
     def results(state: PrivateState) -> Mapping[str, object]:
         """Return the hashes of the results that are evaluated."""
+        # The stored answer itself is not an input of it.
         own = state.documents(number)
         own.pop(request.header.kind, None)
         # The final result is pushed as if for one more round.
+        # The evaluation rests on everything that this round stored and the server pushed.
         return {"own": own, "pushed": state.documents(number + 1), "model": state.brought()}
 
     return answer_once(site, request, lambda _: evaluation(), results)
@@ -106,12 +109,14 @@ def prepare_evaluation(
         }
     models: dict[str, Evaluated] = {}
     if request.fields["own_text"]:
+        # Held-out text compares three models: before, alone, and together.
         models = {"dense": before, "local_baseline": alone, "federated": federated()}
 
     def evaluation() -> Losses:
         started = time.monotonic()
         report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
         if texts:
+            # Rounded: digits beyond these would tell more about the data than about the model.
             losses = _losses(site, texts, alone).values()
             report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
         if models:
@@ -119,6 +124,7 @@ def prepare_evaluation(
                 site.settings, site.node, site.model.encode, request.header.client
             )
             own = [
+                # A limit on each loss bounds what a single sequence can reveal.
                 _losses(site, {"": samples}, models[name], OWN_LOSS_LIMIT)[""]
                 for name in OWN_TEXT_MODELS
             ]
@@ -138,6 +144,7 @@ def _losses(
         opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
     stream = BlockStream(opened, site.computing)
     losses = mean_losses(stream, texts, edits, limit)
+    # NaN would not pass the contract; the text says what to change.
     if not all(map(math.isfinite, losses.values())):
         raise not_finite(stream, "evaluate: the model of this client gives")
     return losses
@@ -165,6 +172,7 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
     """Refuse a public item that is longer than the model by the site's ``config.json`` accepts."""
     longest = max(len(one.token_ids) for one in items.requests)
     positions = site.model.num_positions
+    # An encoder reads every token; a decoder needs no position for the last one.
     if positions is not None and longest - (not classes) > positions:
         raise InputError(
             f"evaluate: a test item has {longest} tokens, and the model at this site has"
@@ -193,6 +201,7 @@ def prepare_task_evaluation(
         size = site.settings.training.batch_size
         device = site.computing.device
         report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
+        # 1. Public items: only the client's own model.
         if items is not None:
             scores = score(model_of("local_baseline"), items, classes, size, device)
             if not all(map(math.isfinite, scores.values())):
@@ -203,6 +212,7 @@ def prepare_task_evaluation(
             report.test_scores = [
                 round(scores[metric], LOSS_DIGITS) for metric in request.fields["test_metrics"]
             ]
+        # 2. Own items: all models, but only the loss leaves.
         if request.fields["own_text"]:
             own = _own_items(site, request.header)
             for name in OWN_TEXT_MODELS:

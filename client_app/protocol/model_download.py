@@ -28,6 +28,7 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
     manifest = Manifest.offered(request.fields)
     state = site.state(request.header)
     with state.locked():
+        # One model per run, as in the module's docstring.
         if offered_sha256(state) not in ("", manifest.sha256):
             raise InputError(
                 "deliver: the server offered this site another model before in this run; start a"
@@ -35,14 +36,17 @@ def take_offer(site: Site, request: MessageBody) -> MessageBody:
             )
         reserve(site.node, manifest)
         kept = ModelFolder(site.node.state_root(), manifest.sha256)
+        # The offer is stored before pieces arrive, so a restarted node knows what to expect.
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.fields})
     with in_turn(kept.folder):
         # Delete pieces from another division of the same files.
         kept.store.keep_only(manifest.piece_sha256)
         if kept.is_sound():
             return reply_to(request, Lacking(pieces=[]))
+        # Files that are not sound are of no use; pieces may be.
         kept.remove_files()
         lacking = kept.lacking(manifest)
+        # All pieces are there from an interrupted attempt.
         if not lacking:
             kept.put_together(manifest)
     return reply_to(request, Lacking(pieces=lacking))
@@ -66,10 +70,12 @@ def take_piece(site: Site, request: MessageBody) -> MessageBody:
     reserve(site.node, manifest)
     kept = ModelFolder(site.node.state_root(), piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
+    # Size before hash: a huge piece is refused without hashing it.
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
         raise InputError(f"deliver: piece {piece.index} does not have the size in the offer")
     if sha256(data) != manifest.piece_sha256[piece.index]:
         raise InputError(f"deliver: piece {piece.index} does not have the hash in the offer")
+    # Another run at this site may download the same model.
     with in_turn(kept.folder):
         if not kept.is_sound():
             if kept.store.num_bytes() + len(data) > manifest.num_bytes:

@@ -56,10 +56,12 @@ def answer_privately(
     budget = budget_of(site)
 
     def begin() -> RandomBits:
+        # Drawn first: work that fails afterwards has spent its budget.
         budget.draw(header.lineage, header.server_round, guarantee.draw, guarantee.share)
         return random_bits(site, header)
 
     reply = answer_once(site, request, lambda state: work(state, guarantee, begin), rests_on)
+    # From here on a repetition without stored reply is refused.
     budget.note_answered(header.lineage, header.server_round)
     return reply
 
@@ -73,6 +75,7 @@ def random_bits(site: Site, header: Header) -> RandomBits:
         The run asks a real site for noise from the run's seed.
     """
     settings = site.settings
+    # Secure noise comes from the operating system and cannot be repeated.
     if settings.privacy.noise == "secure":
         return SecureBits()
     if not site.node.simulated:

@@ -13,6 +13,7 @@ def take(site: Site, request: MessageBody) -> MessageBody:
     """
     header = request.header
     state = site.state(header)
+    # The state's lock, because parts of several messages may arrive at once.
     with state.locked():
         store = state.blobs(header.server_round)
         hashes = {key: store.put(blob) for key, blob in request.blobs.items()}
@@ -34,6 +35,7 @@ def taken(
     parts = [
         state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)
     ]
+    # All parts are needed; a part without content has a document too.
     if (found := [part for part in parts if part is not None]) != parts:
         raise InputError(
             f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were"
@@ -62,6 +64,7 @@ def brought(site: Site, request: MessageBody, first: int = 0) -> dict[str, bytes
     """
     store = site.state(request.header).blobs(request.header.server_round)
     hashes = pushed_hashes(site, request, first)
+    # Blobs of the request have precedence.
     return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
 
 
@@ -70,6 +73,7 @@ def pushed_hashes(site: Site, request: MessageBody, first: int = 0) -> dict[str,
 
     Both directions have the same parts, and ``first`` is the number of the first one.
     """
+    # The last part is in the request itself.
     num_parts = site.contract.num_parts - 1 if request.blobs else 0
     _, hashes, _ = taken(site, request.header, num_parts, first)
     return hashes

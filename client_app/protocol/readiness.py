@@ -22,14 +22,17 @@ def require_ready(site: Site) -> None:
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
+    # Refused at once; otherwise the offer after the first round would fail.
     if not site.settings.job.NEEDS_BASE_MODEL and node.max_bytes_of_models() == 0:
         raise InputError(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
     # Without a base model there is no tokenizer either, until the server pushes one.
     if not site.settings.job.NEEDS_BASE_MODEL:
         require_readable(site.settings, node)
         return
+    # In a simulation ``espalier run`` has checked the model.
     if node.data_path or node.model_path or not node.simulated:
         require_within_limits(site.settings, site.model)
     require_enough(site.settings, node, site.model.encode)
+    # Methods with limits of their own, such as a pruning ratio of the owner.
     if site.settings.job.CHECKS_SITE:
         part(METHODS[site.settings.method].job).require_ready(site)

@@ -75,12 +75,15 @@ def advertise(
     """Answer a ``train``: do the work, keep the tensors, and reply with new public keys."""
     header = request.header
     session = validate(site.contract.down.fields, request.fields).model_dump()["session"]
+    # The session is not part of the work: a new session must not train again.
     order = {name: value for name, value in request.fields.items() if name != "session"}
     plain = MessageBody(header, order, request.blobs, request.tensors)
+    # The plain reply is computed and stored as without secure sums.
     report = train(site.with_plain_contract(plain), plain).fields
     state = site.state(header)
     with state.locked():
         kept = state.load(header.server_round, DOCUMENT)
+        # A new session gets new secrets: masks are never used twice.
         if kept is None or kept["session"] != session:
             if header.server_round in _unmasked(state):
                 raise InputError(
@@ -88,9 +91,11 @@ def advertise(
                     f" {header.server_round}; a second one could show a single client's tensors;"
                     " start a new run"
                 )
+            # Sites of the round's first list, against which later lists are compared.
             sites = kept["sites"] if kept else []
             kept = {**_new_keys(site, header, session), "sites": sites}
             state.save(header.server_round, DOCUMENT, kept)
+    # Numbers that only the sum may contain.
     withheld = {name: 0 for name in WITHHELD if name in report}
     # By hashes of the plain tensors the server could test what it guesses of them.
     told = {**report, **withheld, "blob_sha256": [], **kept["advertised"]}
@@ -106,11 +111,13 @@ def _unmasked(state: PrivateState) -> list[int]:
 def _new_keys(site: Site, header: Header, number: str) -> dict[str, Any]:
     """Return the document of a new session: three random secrets, and two public keys."""
     session = Session(header.lineage, header.server_round, number)
+    # Independent secrets: for common masks, for the encryption of shares, and for the own mask.
     secrets = {name: new_seed().hex() for name in ("mask", "share", "own")}
     keys = {
         f"{name}_key": public_bytes(private_key(bytes.fromhex(secrets[name]), session, name))
         for name in ("mask", "share")
     }
+    # Without a site key others cannot know whose keys these are.
     signature = ""
     if site.node.site_key:
         text = key_statement(
@@ -134,12 +141,16 @@ def share(site: Site, request: MessageBody) -> MessageBody:
     order = validate(ShareOrder, request.fields)
     with _Step(site, request, "shares") as step:
         if step.answer is None:
+            # The server could list other keys for this client than it sent.
             _require_own_entry(site, request.header, order, step.kept["advertised"])
             _require_enough(site, "shares", len(order.clients))
             _require_known_sites(site, request.header, order)
             _require_enough_noise(site, order, step.kept["sites"])
+            # The first list of the round stays.
             step.kept["sites"] = step.kept["sites"] or order.sites
             step.kept["order"] = request.fields
+            # Shares are made of the list as this client sees it; others with another list cannot
+            # read them.
             party = Party(request.header, step.kept)
             told, own_shares = party.split_secrets()
             step.kept["own_shares"] = own_shares
@@ -151,15 +162,19 @@ def mask(site: Site, request: MessageBody) -> MessageBody:
     """Answer a ``masked``: take the shares of the others, and send a part of masked summands."""
     header = request.header
     if header.part:
+        # Later parts of the same answer.
         return reply_to(request, NoFields(), _masked_part(site, request))
     order = validate(MaskOrder, request.fields)
     with _Step(site, request, "masked", after="shares") as step:
         if step.answer is None:
+            # The client checks the lists itself, because a server may send different ones to each
+            # client.
             party = Party(header, step.kept)
             party.require_members(order.members)
             if order.sources != party.among(order.members):
                 raise InputError("masked: the sources are not this client's neighbours")
             received, unreadable = party.received_shares(order)
+            # Stored with the answer: the secrets of others are needed to unmask.
             step.kept |= {"members": order.members, "received": received}
             step.finish(Masked(unreadable=unreadable).model_dump())
         told = Masked(**step.answered)
@@ -172,6 +187,7 @@ def confirm(site: Site, request: MessageBody) -> MessageBody:
     with _Step(site, request, "confirm", after="masked") as step:
         if step.answer is None:
             party = Party(request.header, step.kept)
+            # This client unmasks only this list.
             party.require_included(order.included)
             _require_enough(site, "confirm", len(order.included))
             step.kept["included"] = order.included
@@ -188,6 +204,7 @@ def unmask(site: Site, request: MessageBody) -> MessageBody:
     with _Step(site, request, "unmask", after="confirm", leaves_out=CONFIRMATIONS) as step:
         if step.answer is None:
             party = Party(request.header, step.kept)
+            # The list that it confirmed, and enough confirmations of others for the same list.
             party.require_same_list(order)
             party.require_confirmed(order)
             step.finish(party.shares_of(order).model_dump())
@@ -214,6 +231,7 @@ class _Step:
         self._kind = kind
         self._after = after
         self._session = request.fields["session"]
+        # Confirmations may differ between attempts.
         asked = {name: told for name, told in request.fields.items() if name not in leaves_out}
         self._asked = sha256(json.dumps(sorted(asked.items())).encode())
         self.kept: dict[str, Any] = {}
@@ -230,6 +248,7 @@ class _Step:
     def __enter__(self) -> "_Step":
         self._lock = self._state.locked()
         self._lock.__enter__()
+        # An exception in ``_open`` must release the lock, since ``__exit__`` is not called then.
         try:
             self._open()
         except BaseException:
@@ -244,12 +263,14 @@ class _Step:
         self.kept = session_of(self._state, self._round, self._session, self._kind)
         known = self.kept.get(self._kind)
         if known is not None:
+            # A second answer of the same step could reveal a secret.
             if known["asked"] != self._asked:
                 raise InputError(
                     f"{self._kind}: this client answered another request of this session"
                 )
             self.answer = known["answer"]
         elif "unmask" in self.kept or (self._after and self._after not in self.kept):
+            # Steps have an order, and nothing is answered after ``unmask``.
             raise InputError(f"{self._kind}: does not follow the last answer of this session")
 
     def finish(self, answer: dict[str, Any]) -> None:
@@ -259,6 +280,7 @@ class _Step:
             # First this record: a crash between the two writes must not allow another session.
             rounds = sorted({*_unmasked(self._state), self._round})
             self._state.save_lasting(UNMASKED, {"rounds": rounds})
+            # Secrets are deleted: nobody can unmask with this client's help again.
             needed = ("session", "advertised", "sites", "confirm", "unmask")
             self.kept = {name: self.kept[name] for name in needed}
         self._state.save(self._round, DOCUMENT, self.kept)
@@ -268,6 +290,7 @@ class _Step:
 def session_of(state: PrivateState, server_round: int, number: str, kind: str) -> dict[str, Any]:
     """Return the document of a session; InputError if it is not the last one of its round."""
     kept = state.load(server_round, DOCUMENT)
+    # A new session replaces the document, so earlier sessions cannot go on.
     if kept is None or kept["session"] != number:
         raise InputError(
             f"{kind}: this client has no keys of this session of round {server_round}; the server"
@@ -287,16 +310,19 @@ def _masked_part(site: Site, request: MessageBody) -> dict[str, bytes]:
         raise InputError("masked: does not follow the last answer of this session")
     party = Party(header, kept)
     specs = summand_specs(header.server_round, site.model.plan, site.settings)
+    # Every summand has its own range of the mask's key stream.
     places = places_in_mask(specs)
     pairs = party.pair_keys()
     own = party.own_key()
     summands = PlainReply(site, header)
     blobs = {}
+    # One blob of the plain reply in memory at a time.
     for key in site.contract.up.blobs:
         packed = {}
         for name, numbers in summands.numbers(key).items():
             spec = specs[key][name]
             packed[name] = pack(numbers, spec)
+            # Own mask, plus and minus the common masks, modulo 2^bits.
             mask_summand(packed[name], spec, places[key, name], party.client, own, pairs)
         blobs[key] = pack_tensors(packed)
     return blobs
@@ -313,6 +339,7 @@ class PlainReply:
         """Fields of the plain report."""
         self._store = site.state(header).blobs(header.server_round)
         asked = MessageBody(train, kept["order"])
+        # The plain contract, whose blobs the stored reply has.
         contract = plain_contract(asked, lambda: site.model.plan, site.settings)
         keys = chain.from_iterable(contract.parts)
         self._hashes = dict(zip(keys, self.report["blob_sha256"], strict=True))
@@ -336,6 +363,7 @@ def _require_own_entry(
     site: Site, header: Header, order: ShareOrder, advertised: Mapping[str, str]
 ) -> None:
     """Raise InputError if the list has other keys for this client than its own."""
+    # A server that replaces this client's keys could read what others encrypt for it.
     place = order.clients.index(header.client)
     found = (order.sites[place], order.mask_keys[place], order.share_keys[place])
     if found != (site.name, advertised["mask_key"], advertised["share_key"]):
@@ -364,6 +392,7 @@ def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]
     fraction = site.settings.privacy.honest_fraction
     if not fraction:
         return
+    # The share of each site is made for this number of sites.
     share = NoiseShare(site.settings.num_clients, fraction)
     if order.threshold < share.least_of_sum or len(order.clients) > share.clients:
         raise InputError(
@@ -371,6 +400,7 @@ def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]
             f" privacy.honest-fraction = {fraction:g} it needs {share.least_of_sum} of num-clients ="
             f" {share.clients}, to have enough noise"
         )
+    # Sums of different sites could be subtracted from each other.
     if before and (more := sorted(set(order.sites) - set(before))):
         raise InputError(
             f"shares: {', '.join(more)} was not among the sites that were listed first in this round;"
@@ -380,6 +410,7 @@ def _require_enough_noise(site: Site, order: ShareOrder, before: Collection[str]
 
 def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
     """Raise InputError if keys of another site are not signed with its key (``peer-keys``)."""
+    # Without keys the client can only warn.
     if not site.node.peer_keys:
         if not site.node.simulated:
             print(
@@ -393,6 +424,7 @@ def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
     known = public_keys(site.node.peer_keys, "peer-keys")
     for place, client in enumerate(order.clients):
         name = order.sites[place]
+        # Its own keys were compared before.
         if client == header.client:
             continue
         if name not in known:
@@ -401,6 +433,7 @@ def _require_known_sites(site: Site, header: Header, order: ShareOrder) -> None:
                 f" {name}.key.pub there"
             )
         keys = [order.mask_keys[place], order.share_keys[place]]
+        # The signature covers run, round, session and client, so old keys cannot be replayed.
         text = key_statement(header.lineage, header.server_round, order.session, client, name, keys)
         if not is_signed(known[name], text, order.signatures[place]):
             raise InputError(f"shares: the keys of site {name} are not signed with its key")

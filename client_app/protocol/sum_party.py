@@ -30,8 +30,10 @@ class Party:
         self.kept = kept
         self.session = Session(header.lineage, header.server_round, kept["session"])
         self.order = validate(ShareOrder, kept["order"])
+        # Hash of the list of clients and keys; it is part of every message between clients.
         self.list_sha256 = self.order.list_sha256
         self.neighbourhood = self.order.neighbourhood
+        # Computed here, and not sent by the server, which could choose the neighbours.
         graph = neighbours(self.order.keys(), self.neighbourhood.degree)
         self.neighbours = graph[self.client]
         self.mask_keys = dict(zip(self.order.clients, self.order.mask_keys, strict=True))
@@ -43,10 +45,12 @@ class Party:
 
     def split_secrets(self) -> tuple[Shares, list[str]]:
         """Return the shares of both secrets, and the two shares that this client holds itself."""
+        # The client holds a share of its own secrets, too.
         holders = sorted([*self.neighbours, self.client])
         threshold = self.neighbourhood.threshold
         seeds = shared(self._secret("own"), threshold, holders)
         keys = shared(self._secret("mask"), threshold, holders)
+        # Shares are encrypted for each neighbour; the server only forwards them.
         private = private_key(self._secret("share"), self.session, "share")
         sealed = [
             sealed_shares(
@@ -62,6 +66,7 @@ class Party:
             shares=sealed,
             seed_sha256=[fingerprint(seeds[holder]) for holder in holders],
             key_sha256=[fingerprint(keys[holder]) for holder in holders],
+            # The hash binds the client to this seed before the sum is known.
             own_sha256=fingerprint(self._secret("own")),
         )
         return told, [seeds[self.client].hex(), keys[self.client].hex()]
@@ -81,10 +86,12 @@ class Party:
                     order.shares[place],
                 )
             except UnreadableError:
+                # A neighbour's fault must not stop this client.
                 unreadable.append(other)
                 continue
             seed = both[:SEED_BYTES]
             key = both[SEED_BYTES:]
+            # The owner published hashes, so a wrong share is found before it is needed.
             published = (order.seed_sha256[place], order.key_sha256[place])
             if (fingerprint(seed), fingerprint(key)) != published:
                 unreadable.append(other)
@@ -106,6 +113,7 @@ class Party:
 
     def require_members(self, members: list[int]) -> None:
         """Check the clients that sent shares: known ones, this one too, and enough of them."""
+        # This client sends summands only to a sum that it is part of.
         if not set(members) <= set(self.order.clients) or self.client not in members:
             raise InputError("masked: the members are not clients of this session")
         if len(members) < self.order.threshold:
@@ -115,6 +123,7 @@ class Party:
 
     def require_included(self, included: list[int]) -> None:
         """Check the clients in the sum: members, and enough of them."""
+        # Two lists of at least the threshold overlap in an honest client, which confirms only one.
         if not set(included) <= set(self.kept["members"]) or len(included) < self.order.threshold:
             raise InputError(
                 f"confirm: the sum of {len(included)} clients; it needs {self.order.threshold} of"
@@ -136,6 +145,7 @@ class Party:
         A wrong tag counts as none, so that one client cannot end the round by it.
         """
         private = private_key(self._secret("share"), self.session, "share")
+        # This client's own confirmation counts.
         confirmed = 1 + sum(
             self._list.is_confirmed(
                 private,
@@ -166,6 +176,7 @@ class Party:
         members = set(self.kept["members"])
         included = set(order.included)
         holds = sorted([*self.neighbours, self.client])
+        # One secret per client: seed and mask key together would show its tensors.
         seeds_of = [other for other in holds if other in included]
         keys_of = [other for other in self.neighbours if other in members - included]
         if (order.seeds_of, order.keys_of) != (seeds_of, keys_of):
@@ -176,6 +187,7 @@ class Party:
 
         A share is empty if that of the neighbour was unreadable.
         """
+        # The own shares are held like those of the neighbours.
         held = {**self.kept["received"], str(self.client): self.kept["own_shares"]}
         nothing = ("", "")
         return Unmask(

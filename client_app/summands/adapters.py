@@ -13,7 +13,9 @@ def of_adapters(blob: PlainBlob) -> Mapping[str, Numbers]:
 
     Blobs have the values themselves: other wire dtypes than float32 are refused with secure sums.
     """
+    # The weight has a blob of its own, as one summand.
     if blob.is_weight:
         return weight_summand(blob.weight)
     scale = value_scale(blob.run)
+    # Weighted before rounding, so that the sum of integers is the weighted sum.
     return {name: scale.integers(values, blob.weight) for name, values in blob.tensors().items()}

@@ -17,6 +17,7 @@ def of_input_sums(blob: PlainBlob) -> Mapping[str, Numbers]:
     Nothing is rounded or clipped: a client refuses to send a number that is out of range.
     """
     return {
+        # A count is an integer already. Wide integers show no carries of single clients.
         name: words.copy() if name == COUNT else to_wide(words)
         for name, words in blob.tensors().items()
     }

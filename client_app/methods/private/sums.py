@@ -26,8 +26,11 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         bits = begin()
         records = []
         chosen = []
+        # Poisson sampling: each record takes part with this probability, independently of the
+        # others.
         for record in bits.sampled(len(windows), guarantee.draw.sampling_rate):
             most = site.settings.privacy.max_sequences
+            # A record contributes a bounded number of sequences.
             for place in bits.chosen(range(len(windows[record])), most):
                 records.append(record)
                 chosen.append(windows[record][place])

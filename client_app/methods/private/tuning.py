@@ -36,6 +36,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
             site, adapters, brought(site, request), server_round=header.server_round
         )
         sent = of_round(adapters, site.settings, header.server_round)
+        # Both factors are loaded, even if only one is trained in this round.
         adapted = site.load(
             site.model,
             site.computing,
@@ -45,12 +46,18 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         )
         adapted.set(start)
         steps = _steps(site, adapted, sent, draw, header.client)
+        # Factors that are not sent must not change either.
         frozen = adapted.frozen(lambda _, name: not sent.trains(name))
         folded = folded_in(adapted.whole, site.model.family, adapters, start)
         with mistakes_of_kernels(), frozen, folded:
+            # Before noise is drawn: a model without gradients per sequence cannot be trained
+            # privately.
             steps.require_gradients_of_sequences()
+            # The learning rate schedule continues over the rounds.
             first_step = (header.server_round - 1) * draw.steps
+            # From here on the privacy budget is spent.
             steps.run(first_step, draw.steps, begin())
+        # What leaves is the result of noisy steps.
         hashes = keep_blobs(
             site, state, header.server_round, adapted.values(), start, order.rank_limit
         )
@@ -73,6 +80,7 @@ def _steps(
     sequences, records = private_sequences(settings, site.node, site.model, client)
     return PrivateSteps(
         model=adapted.whole,
+        # Steps of all rounds, for the schedule.
         parameters=flattened(adapted.chosen(lambda _, name: sent.trains(name))),
         settings=settings.training,
         sequences=sequences,

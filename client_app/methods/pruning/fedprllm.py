@@ -39,11 +39,13 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     scaled = _continues_scaled(site)
 
     def brought(before: int) -> Edits:
+        # Block by block, only the block before is decided with this request.
         voters = {before: request.fields.get("num_voters", [0])[0]}
         return _edits(site, request.blobs.__getitem__, voters, scaled=scaled)
 
     def vote(stream: BlockStream, activations: Activations, index: int) -> Iterator[bytes]:
         beat(f"pruning block {index + 1} of {len(site.model.plan.blocks)}")
+        # Errors of kernels contain no data, so their text may leave.
         with mistakes_of_kernels():
             masks = choose_in_dense_block(
                 stream, activations, index, pruning.prune_mask, watch_for(pruning)
@@ -65,6 +67,7 @@ def _continues_scaled(site: Site) -> bool:
 
 def _own_masks(site: Site, samples: torch.Tensor) -> Iterator[bytes]:
     """Prune all blocks with this client's samples only, and yield each block's masks."""
+    # One block in memory at a time.
     stream = BlockStream(site.model, site.computing)
     with mistakes_of_kernels():
         pruning = _local_pruning(site)
@@ -89,6 +92,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
         lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
     )
     blocks = len(site.model.plan.blocks)
+    # Votes are stored only with weight scaling.
     scaled = site.settings.of(FedPrLLMSettings).weight_scaling
     return prepare_evaluation(
         site, request, alone, lambda: _pushed(site, request.header, blocks, scaled=scaled)
@@ -121,6 +125,7 @@ def _stored_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     """Return the masks of the local baseline, from the vote or the ``alone`` request."""
     state = site.state(header)
     store = state.blobs(header.server_round)
+    # Iterative rounds leave no own masks; the ``alone`` request made them.
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":
         return store, stored_local_baseline(site, header)["masks"]
     return store, kept_report(site, header, "masks")["report"]["blob_sha256"]

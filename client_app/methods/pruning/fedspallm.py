@@ -39,13 +39,16 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         require_own_text(site, header)
         return _prune(site, state, request, sampled)
 
+    # Layers up to the last sampled one determine the calibration inputs, and so the answer.
     def goes_through(state: PrivateState) -> dict[str, str]:
         held = held_in(state, header.server_round).items()
         last = sampled.blocks[-1]
+        # Hashes of the layers before: the same request with other layers is another request.
         return {index: layer["blob"] for index, layer in held if int(index) <= last}
 
     def require_layers(state: PrivateState) -> None:
         held = held_in(state, header.server_round)
+        # Round 1 starts from the dense model, with versions of 0.
         if not holds(state, held, sampled.versions, range(sampled.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
@@ -59,6 +62,7 @@ def _prune(
     started = time.monotonic()
     server_round = request.header.server_round
     held = held_in(state, server_round)
+    # Recorded for this round before the work: a repeated request finds the same layers.
     hold(state, server_round, held)
     samples = samples_of(site, request.header)
     job = site.settings.of(FedSpaLLMSettings)
@@ -70,9 +74,11 @@ def _prune(
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
         edits = _global(site, state, held)
+        # Inputs pass through the pruned layers of the global model.
         for layer in prune_layers(stream, samples, pruning, sampled.blocks, edits):
             hashes.append(store.put(pack_kept(layer.matrices)))
             damping = max(damping, layer.damping)
+    # A number of samples leaves only if it is needed as a weight.
     weighed = site.settings.federation.client_weights == "samples"
     return PruneReport(
         seconds=time.monotonic() - started,
@@ -91,6 +97,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     hashes = dict(zip(sampled.blocks, kept["report"]["blob_sha256"], strict=True))
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
+    # A client's own model needs the layers of the global model that it did not prune itself.
     if not holds(state, held, sampled.versions, others):
         raise InputError(
             "evaluate: this client does not hold the layers that the server sent; run the round"

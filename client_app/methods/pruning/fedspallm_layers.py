@@ -21,6 +21,7 @@ def take_layers(site: Site, request: MessageBody) -> MessageBody:
     state = site.state(request.header)
     server_round = request.header.server_round
     with state.locked():
+        # A copy of the last layers: rounds before are not changed.
         held = held_in(state, server_round)
         for index, version in zip(update.blocks, update.versions, strict=True):
             held[str(index)] = {
@@ -33,6 +34,7 @@ def take_layers(site: Site, request: MessageBody) -> MessageBody:
 
 def held_in(state: PrivateState, server_round: int) -> Held:
     """Return the layers for a round: those pushed for it, else those of the previous round."""
+    # Without a push for this round the layers are those of the round before.
     return _document(state, server_round) or _document(state, server_round - 1)
 
 
@@ -46,6 +48,7 @@ def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iter
         layer = held.get(str(index))
         if versions[index] != (layer["version"] if layer else 0):
             return False
+        # Damaged files count as missing, so the server pushes them again.
         if layer and not store.is_whole(layer["blob"]):
             return False
     return True
@@ -58,6 +61,7 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
     repeated.
     """
     state.save(server_round, "held", held)
+    # Blobs of the rounds before and after are still needed for repeated requests.
     beside = [_document(state, server_round + step) for step in (-1, 1)]
     state.lasting().keep_only(
         {layer["blob"] for document in (held, *beside) for layer in document.values()}

@@ -52,6 +52,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     report = kept_report(site, header, "moments")["report"]
     store = site.state(header).blobs(header.server_round)
 
+    # The client's moments are read from its own reply.
     def moments(index: int) -> BlockMoments:
         return unpack_moments(store.get(report["blob_sha256"][index]))
 

@@ -57,6 +57,7 @@ def _score(site: Site, request: MessageBody) -> MessageBody:
 
 def _measure(site: Site, request: MessageBody) -> MessageBody:
     job = site.settings.of(LlmPrunerSettings)
+    # The cut is in the request, because it determines which groups are measured.
     cut = told_cut(request, site.model.plan)
     # A request without a valid cut was refused before, when its contract was checked.
     assert cut is not None
@@ -99,9 +100,11 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
     job = site.settings.of(LlmPrunerSettings)
+    # After a second round, the cut is made of own samples too.
     if job.has_local_baseline:
         made: list[str] = stored_local_baseline(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())
+    # Without one, it follows from the scores that were sent.
     kept = kept_report(site, header, "scores")["report"]["blob_sha256"]
     plan = site.model.plan
     scores = {

@@ -87,11 +87,14 @@ def _train(site: Site, state: PrivateState, request: MessageBody) -> LayerReport
     start = validate(Replace, request.fields).start
     first = first_layer(site.model, start)
     blobs = brought(site, request)
+    # In round 2 the layer begins as the base model's block.
     begun = read_layer(blobs, first, federation) if blobs else first
     samples = samples_of(site, header)
     stretch = _stretch(site, state, samples, start)
+    # Round 1 does not train.
     first_step = (header.server_round - 2) * steps
     tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
+    # Relative to what the client began with, before rounding for the wire.
     sent = differences(tensors, begun) if federation.sends_differences else tensors
     store = state.blobs(header.server_round)
     return LayerReport(
@@ -123,6 +126,7 @@ def _trained(
     )
     length = stretch.samples.shape[1]
 
+    # Checked before the work, so that a site never trains on too little data.
     def require_enough(steps: Sequence[int]) -> None:
         used = training.used(steps)
         require_tokens(site.node, length * len(used), remedy)
@@ -148,6 +152,7 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
     # A missing or damaged document is computed again.
     with suppress(EspalierError):
         kept = state.load_lasting(STRETCH) or {}
+        # Only states of the same samples, settings and stretch are used.
         if kept.get("walked") == walked:
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
                 states = stream.resume(samples, before), stream.resume(samples, behind)
@@ -158,6 +163,7 @@ def _stretch(site: Site, state: PrivateState, samples: Tensor, start: int) -> St
         "behind": store.put_pieces(found.behind.pieces()),
     }
     state.save_lasting(STRETCH, {"walked": walked, **hashes})
+    # States are large, so only those of the last stretch stay.
     store.keep_only(hashes.values())
     return found
 
@@ -175,6 +181,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
         stream = BlockStream(site.model, site.computing)
         start = likest(_cosines(site, stream, samples))
         stretch = Stretch.walked(stream, samples, start, _span(site))
+        # As many steps as the client takes in all rounds.
         steps = site.settings.federation.rounds * job.steps
         tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
         return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}
@@ -191,6 +198,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
 
 def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
+    # If a layer replaces the stretch, the baseline has one too.
     if site.settings.job.has_local_baseline:
         made = stored_local_baseline(site, header)
         return open_streamlined(
@@ -203,6 +211,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
 
 def _federated(site: Site, header: Header) -> OpenedModel:
     """Return the federated result that the server pushed after the last round."""
+    # The first part names the stretch, from which the number of parts follows.
     _, _, (order, *_) = taken(site, after(header), 1)
     start = validate(Replace, order).start
     if site.settings.of(LlmStreamlineSettings).replacement == "none":

@@ -45,6 +45,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
 
     def all_blocks(samples: Tensor) -> Iterator[bytes]:
         stream = BlockStream(site.model, site.computing)
+        # Dense inputs: all blocks in one pass.
         for index, sums in enumerate(dense_sums(stream, samples)):
             yield pack_sums(stream, index, sums, samples.numel(), job)
 
@@ -53,6 +54,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         sums = sums_in_block(stream, activations, index)
         yield pack_sums(stream, index, sums, activations.num_tokens, job)
 
+    # Iterative pruning decides block by block.
     if job.strategy == "one-shot":
         return answer_from_samples(site, request, all_blocks)
     return NextBlock(
@@ -90,6 +92,7 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, dict[str, str]]:
     job = site.settings.of(PooledPruningSettings)
     if job.strategy == "iterative":
         return store, dict(zip(keys, stored_local_baseline(site, header)["masks"], strict=True))
+    # Masks follow from the sums that were sent, so nothing is measured again.
     hashes = []
     sent = kept_report(site, header, "sums")["report"]["blob_sha256"]
     with mistakes_of_kernels():

@@ -52,7 +52,9 @@ def train(site: Site, request: MessageBody) -> MessageBody:
     def watch(state: PrivateState) -> MomentsReport:
         started = time.monotonic()
         header = request.header
+        # Own text is checked even if no moments are sent.
         require_own_text(site, header)
+        # With a public text the reply has no moments.
         if not moment_specs(site.model.plan, settings):
             return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
         samples = samples_of(site, header)
@@ -60,6 +62,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         stream = BlockStream(site.model, site.computing)
         hashes = [
             store.put(pack_statistics({MOMENTS: packed(moments)}))
+            # One place at a time; a moment matrix is stored before the next is computed.
             for moments in mean_moments(stream, samples)
         ]
         num_samples = len(samples) if settings.federation.client_weights == "samples" else 0
@@ -111,6 +114,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         return _sliced(site, store, stored_local_baseline(site, header)[BASES])
     hashes = kept_report(site, header, "moments")["report"]["blob_sha256"]
     # The bases are stored, because their eigendecompositions take long.
+    # Computed at the first evaluation, and reused after.
     known = state.load(header.server_round, BASES)
     if known is None:
         dense = dense_width(site.model.plan)

@@ -96,12 +96,15 @@ def train(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState) -> TuningReport:
+        # Enough data for everything that the run evaluates, before the first round trains.
         require_own_data(site, header)
         report = _train(site, state, request, adapters, order.rank_limit, beside)
+        # The first order has the rank with which the client began, for the local baseline.
         if state.load_lasting(FIRST_ORDER) is None:
             state.save_lasting(FIRST_ORDER, order.model_dump())
         return report
 
+    # An order with other pushed adapters is another request.
     return answer_once(
         site, request, tune, lambda _: {**beside.rests_on, **pushed_hashes(site, request)}
     )
@@ -131,18 +134,23 @@ def _train(
     server_round = request.header.server_round
     start = begins_with(site, adapters, brought(site, request), server_round=server_round)
     sent = of_round(adapters, site.settings, server_round)
+    # The schedule continues over the rounds.
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, sent, beside, request.header.client, first_step)
+    # Only HetLoRA lowers ranks.
     pruning = SelfPruning.of(site.settings, adapters, rank_limit)
     steps = site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
+        # 1. Train.
         tensors, outcome = training.run(start, first_step, steps)
         # The check is repeated after training: skipped steps contribute no tokens.
         require_enough(site, training, outcome.weighed)
+        # 2. Lower the rank, if the tail became weaker.
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     seconds = time.monotonic() - started
+    # 3. Store what is sent, rounded for the wire.
     hashes = keep_blobs(site, state, server_round, tensors, start, rank)
     return TuningReport(**report_of(site, seconds, training, outcome, rank, hashes))
 
@@ -172,6 +180,7 @@ def _training(
     """Return a client's training; refuse a first round of fewer tokens than the policy requires."""
     settings = site.settings
     penalty = None
+    # A method's own penalty replaces the proximal term.
     if beside.penalty is not None:
         settings = settings.without_proximal()
         penalty = partial(beside.penalty, adapters)
@@ -187,6 +196,7 @@ def _training(
         cache_folder=cache_of(site),
         load=site.load,
     )
+    # Before the work: data that does not suffice is never trained on.
     require_enough(site, training, range(first_step, first_step + settings.training.steps))
     return training
 
@@ -216,9 +226,11 @@ def begins_with(
         seed = job.adapter_seed(site.settings.seed, server_round)
         return initial_values(site.model, adapters, seed)
 
+    # In round 1, or with new adapters in each round, nothing was sent.
     if not blobs:
         return first()
     received = before_round(adapters, site.settings, server_round)
+    # A wrong number of parts, or adapters of another model, must not be trained.
     _require_all(received, blobs, site.settings)
     # The check of the order decoded its own blobs. Other parts come from the client state.
     decoded = {} if site.request is None else site.request.tensors
@@ -227,6 +239,7 @@ def begins_with(
         for key, shapes in received.shapes().items()
     }
     differ = job.delivers_differences(federation)
+    # Only some factors were sent, or differences: the others have their initial values.
     if not differ and received.factors == FACTORS and not received.bases:
         return found
     begun = first()
@@ -264,12 +277,15 @@ def keep_blobs(
     store = state.blobs(server_round)
     hashes = []
     job = site.settings.of(AdapterAveraging)
+    # Factors that the round does not train are not sent.
     sent = AdapterPlan({}, factors=job.trained_factors(server_round), bases=job.bases)
     feeds_back = job.feeds_back
+    # Errors from before this round, so a repeated round adds the same ones.
     owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
     losses = {}
     for key, whole in tensors.items():
         block = {name: value for name, value in whole.items() if sent.trains(name)}
+        # Differences are taken before rounding; what rounding loses goes into the next round.
         block = differences(block, start[key]) if federation.sends_differences else block
         # The rank may have become lower since the errors were stored.
         residuals = {
@@ -277,6 +293,7 @@ def keep_blobs(
             for name, loss in owed.get(key, {}).items()
             if name in block
         }
+        # Ranks beyond are zero in both, so no error of a removed rank is sent.
         blob, lost = pack_adapters(
             cut_to_rank(block, rank), federation.wire_dtype, cut_to_rank(residuals, rank)
         )
@@ -297,6 +314,7 @@ def alone(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Message
 
     def make(state: PrivateState) -> dict[str, Any]:
         asked = validate(Alone, request.fields).rank_limit
+        # Without an order the limit is that of the settings.
         limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
             request.header.client, site.settings.lora
         )
@@ -321,6 +339,7 @@ def _train_local_baseline(
             initial_values(site.model, adapters, site.settings.seed), 0, training.total_steps
         )
         require_enough(site, training, outcome.weighed)
+    # Plain adapters, also for methods that train others.
     return {
         key: store.put(save(plain_tensors(adapters, key, block))) for key, block in tensors.items()
     }
@@ -333,14 +352,17 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     """
     header = request.header
     whole = trained(site.model.plan, site.settings)
+    # The baseline was made with the client's own rank.
     made = stored_local_baseline(site, request.header)
     adapters = trained(site.model.plan, site.settings, made["rank_limit"])
     store = site.state(header).blobs(header.server_round)
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
+    # Folded updates make the result's rank larger than the trained one.
     result = result_plan(whole, site.settings)
 
     def federated() -> Tensors:
+        # The result is pushed as if for one more round.
         end = after(header)
         num_parts = len(parts(whole, site.settings, end.server_round))
         blobs = pushed_blobs(site, end, num_parts)
@@ -354,6 +376,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
         return prepare_evaluation(
             site, request, own, lambda: _edits(result, federated(), beside), before
         )
+    # Pushed adapters are needed only for the comparison on own text.
     pushed: Tensors = federated() if request.fields["own_text"] else {}
 
     @cache
@@ -372,6 +395,7 @@ def evaluate(site: Site, request: MessageBody, beside: Beside = NOTHING) -> Eval
     def model_of(name: str) -> Any:
         adapted, base = loaded()
         tensors = {"dense": base, "local_baseline": _padded(result, alone), "federated": pushed}
+        # One model in memory; only its adapters change between evaluations.
         adapted.set(tensors[name])
         return adapted.whole
 
@@ -389,6 +413,7 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
     padded: dict[str, dict[str, Tensor]] = {}
     for key, shapes in whole.shapes().items():
         for name, shape in shapes.items():
+            # Zeros add nothing to the product B A.
             value = torch.zeros(shape)
             value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
             padded.setdefault(key, {})[name] = value

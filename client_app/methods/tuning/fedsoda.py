@@ -56,17 +56,22 @@ def _take_emulator(site: Site, request: MessageBody) -> MessageBody:
     """
     state = site.state(request.header)
     part = validate(EmulatorPart, request.fields)
+    # The previous alignment stays: an order that names it may be repeated.
     with state.locked():
         kept = _kept(state)
         store = state.blobs_of(EMULATOR)
         # A part of another alignment begins a new entry; only the last two entries are kept.
+        # The same alignment arrives in several parts.
         if not kept or (kept[-1]["aligned"], kept[-1]["blocks"]) != (part.aligned, part.blocks):
             kept = [*kept[-1:], {"aligned": part.aligned, "blocks": part.blocks, "parts": {}}]
         kept[-1]["parts"][str(request.header.part)] = {
             key: store.put(blob) for key, blob in request.blobs.items()
         }
         state.save_lasting(EMULATOR, {"kept": kept})
+        # Separate from the blobs: a site that lost them must not take an older alignment for the
+        # last.
         state.save_lasting(LAST, {"aligned": part.aligned})
+        # Blobs of older alignments are deleted.
         store.keep_only(
             {blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()}
         )
@@ -98,6 +103,7 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
     """
     kept = _kept(state)
     if aligned is None:
+        # The last one that was announced.
         aligned = (state.load_lasting(LAST) or {"aligned": NEVER})["aligned"]
     if aligned == NEVER:
         return HeldEmulator([], {})
@@ -117,6 +123,7 @@ def _kept(state: PrivateState) -> list[dict[str, Any]]:
 
 def require_model(state: PrivateState, order: SubModelOrder) -> None:
     """Raise StateLost unless the sub-model that an order names was received here."""
+    # The hash of the folder covers all files.
     if offered_sha256(state) != order.model_sha256:
         raise StateLost(
             "train: the run's sub-model was not sent to this site, or its state was removed"
@@ -165,6 +172,7 @@ def _emulator(
     settings = site.settings
     blobs = held.blobs(state)
     plan = emulator_adapters(site.model.plan, settings, held.blocks)
+    # A part may be missing if the push was interrupted.
     if lacking := sorted(plan.shapes().keys() - blobs.keys()):
         raise StateLost(
             f"train: of the emulator's LoRA {', '.join(lacking)} was not sent to this site"
@@ -173,6 +181,7 @@ def _emulator(
         key: unpack_adapters(shapes, blobs[key], settings.federation.wire_dtype)
         for key, shapes in plan.shapes().items()
     }
+    # Differences are relative to the initial values, which the seed determines.
     if not settings.of(FedSodaSettings).delivers_differences(settings.federation):
         return plan, found
     first = initial_values(site.model, plan, settings.seed)
@@ -195,6 +204,7 @@ class _Pull:
                 key: {name: made[key][name].to(value.device) for name, value in block.items()}
                 for key, block in values.items()
             }
+        # On the device of the trained values, to avoid a copy in every step.
         squares = [
             (value - self._first[key][name]).square().sum()
             for key, block in values.items()

@@ -71,6 +71,7 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
     if values is None:
         return
     whole = torch.zeros(len(cut), dtype=torch.float64)
+    # Over all groups of the uncut model; 0 for those that are cut.
     whole[torch.from_numpy(~cut)] = values
     kept = {GROUPS: {"values": whole, "cut": torch.from_numpy(cut.copy())}}
     client_state.keep(state, client_state.IMPORTANCE, server_round, kept)
@@ -84,6 +85,7 @@ def measured_importance(
     The result is None if there are none, or if they belong to another cut.
     """
     kept = client_state.before(state, client_state.IMPORTANCE, server_round).get(GROUPS)
+    # Importances belong to the cut that they were measured on.
     if kept is None or not np.array_equal(kept["cut"].numpy(), cut):
         return None
     values: NDArray[np.float64] = kept["values"].numpy()
@@ -112,6 +114,7 @@ class CutModel:
     @cached_property
     def model(self) -> OpenedModel:
         """Smaller model that remains after the cut."""
+        # Without a cut the base is used as it is, with its cache.
         if not self.cut.any():
             return self.site.model
         structure = Groups.of(self.site.model.plan).structure(self.cut)
@@ -140,6 +143,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         require_own_data(site, request.header)
         return _train(site, state, request, own)
 
+    # The cut and the adapters are both inputs of the answer.
     return answer_once(
         site, request, work, lambda _: pushed_hashes(site, request, first=FIRST_PART)
     )
@@ -157,11 +161,15 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
     fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
     numbers = measured_sequences(site, training, range(first_step, first_step + steps))
     with mistakes_of_kernels():
+        # 1. Loss before training, with the weights of this round's start.
         loss_before = loss_of(training, start, numbers)
+        # 2. Train; the observer sees each step's gradients.
         with watch.watching():
             tensors, outcome = training.run(start, first_step, steps)
+        # 3. Loss after training, on the same sequences.
         loss_after = loss_of(training, tensors, numbers)
     fedpetuning.require_enough(site, training, outcome.weighed)
+    # They stay here and decide the next cut.
     keep_measured(state, server_round, own.cut, watch.importance)
     limit = validate(Order, request.fields).rank_limit
     seconds = time.monotonic() - started
@@ -170,6 +178,7 @@ def _train(site: Site, state: PrivateState, request: MessageBody, own: CutModel)
         **fedpetuning.report_of(site, seconds, training, outcome, limit, hashes),
         loss_before=loss_before,
         loss_after=loss_after,
+        # Rounded, so that the value tells less.
         taylor=shortened(watch.taylor),
     )
 
@@ -205,10 +214,12 @@ def measured_sequences(site: Site, training: AdapterTraining, steps: Sequence[in
     means over all of them. With ``min-groups`` they are all sequences of the round.
     """
     numbers = list(training.used(steps))
+    # With a minimum number of groups, all sequences count towards it.
     if site.node.fewest_groups():
         return numbers
     enough = site.node.fewest_tokens()
     tokens = 0
+    # As few sequences as the policy permits, because each is measured twice.
     for place, found in enumerate(training.sequences.tokens(numbers), start=1):
         tokens += found
         if place >= MEASURED and tokens >= enough:
@@ -230,6 +241,7 @@ def loss_of(training: AdapterTraining, tensors: Tensors, numbers: Sequence[int])
         total += summed_loss(adapted.whole, batch, device).item()
         counted += num_counted(batch)
     mean = total / counted
+    # A diverged model has a loss that the contract allows.
     return round(min(mean, MAX_LOSS) if math.isfinite(mean) else MAX_LOSS, LOSS_DIGITS)
 
 
@@ -242,6 +254,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
             own, tensors = _delivered(site, request.header)
+            # An encoder has a head, which is written with it.
             if own.adapters.head:
                 write_own_encoder(site, own.model, own.adapters, tensors, target)
             else:
@@ -269,6 +282,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     def model_of(name: str) -> Any:
         if name == "dense":
             untrained = head_plan(site.model.plan, site.settings.num_classes)
+            # Untrained: the dense model has a new classification head.
             return site.load(
                 site.model, site.computing, site.settings, untrained, fedpetuning.cache_of(site)
             ).whole

@@ -35,11 +35,13 @@ def take_or_cut(site: Site, request: MessageBody) -> MessageBody:
     store = state.blobs(header.server_round)
 
     def agree(state: PrivateState) -> NoFields:
+        # The cut is stored by hash, so a repeated question gets the same bits.
         agreed = {"blob": store.put(_cut(site, state, request))}
         state.save(header.server_round, AGREED, agreed)
         return NoFields()
 
     answer = answer_once(site, request, agree)
+    # Read again: the answer may be the stored one.
     kept = state.load(header.server_round, AGREED)
     assert kept is not None
     answer.blobs = {STRUCTURE: store.get(kept["blob"])}
@@ -57,12 +59,15 @@ def _cut(site: Site, state: PrivateState, request: MessageBody) -> bytes:
     groups = Groups.of(site.model.plan)
     before = read_bits(groups, request.blobs[STRUCTURE])
     values = measured_importance(state, number, before)
+    # Importances that led to a cut already must not lead to another one.
     used: dict[str, str] = state.load_lasting(MEASURED) or {}
     earlier = [int(one) for one in used if int(one) < number]
     measured = "" if values is None else sha256(values.tobytes())
+    # Without a new measurement the cut of the request stays.
     if values is None or (earlier and measured == used[str(max(earlier))]):
         return request.blobs[STRUCTURE]
     state.save_lasting(MEASURED, used | {str(number): measured})
     pruned = validate(CutOrder, request.fields).pruned
     job = site.settings.of(FedSpineSettings)
+    # The cut grows: groups that were cut stay cut.
     return pack_bits(lowest(groups, torch.from_numpy(values), job, pruned, before))

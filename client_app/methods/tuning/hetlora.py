@@ -39,6 +39,7 @@ class SelfPruning:
             return None
         job = settings.of(HetLoRASettings)
         pruning = SelfPruning(adapters, rank, job.gamma, job.regularisation)
+        # Matrices may be smaller than the rank; a rank that none has cannot be removed.
         return pruning if any(adapter.rank > pruning.kept for _, adapter in adapters) else None
 
     @property
@@ -54,6 +55,7 @@ class SelfPruning:
         found = []
         for index, adapter in self.adapters:
             block = tensors[block_key(index)]
+            # Matrices whose own rank is below the tail have none.
             if adapter.rank > self.kept:
                 found.append(
                     tail_norm(

@@ -38,8 +38,10 @@ CHECKED = (2, 16)
 
 def own_folder(site: Site, state: PrivateState) -> Path | None:
     """Return the target folder; None if the site's owner configured none."""
+    # In a simulation the folder is in the client's state.
     if site.node.simulated:
         return state.own_model
+    # Runs and sites have folders of their own.
     assert site.request is not None
     folder = (
         site.node.models_dir
@@ -56,12 +58,14 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
     model = _structured(model)
     stream = BlockStream(model, site.computing)
     seed = derive_seed(site.settings.seed, "export-check")
+    # Random tokens suffice to compare the written model with the one in memory.
     drawn = torch.randint(
         model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed)
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
     add_chat_template(site.settings.task, model, target)
+    # A model that computes other values must not stay in the owner's folder.
     with _removed_if_wrong(target):
         check_export(stream, edits, target, drawn)
 
@@ -83,6 +87,7 @@ def _structured(model: OpenedModel) -> OpenedModel:
     """Return the model with a structure, if necessary one that keeps everything."""
     if model.structure is not None:
         return model
+    # A whole structure, so that there is one way to write a model.
     return OpenedModel(model.directory, Structure.whole(model.plan))
 
 

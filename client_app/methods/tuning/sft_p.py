@@ -79,13 +79,17 @@ class SmallerModel:
         job = site.settings.of(SftPSettings)
         plan = site.model.plan
         gates = ResidualGates(plan)
+        # The input of the generator: the embedding, then the budget.
         own = torch.cat([embedding, budget_input(job, own_pruning_ratio(site, header))])
         logits = gate_logits(plan, shape_of(site.settings), tensors, own)
+        # A constant shift of the logits: gates begin open.
         biased = {gate: own + BIAS for gate, own in logits.items()}
+        # With masks "budget" the most likely gates within the budget, otherwise each by its own.
         chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
         adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
         smaller = OpenedModel(site.model.directory, structure)
+        # LoRA is cut to the rows and columns that remain.
         return SmallerModel(
             chosen, smaller, adapters, cut_trained(_lora_of(tensors), plan, structure)
         )
@@ -97,6 +101,7 @@ class SmallerModel:
 
     def validated(self, site: Site, header: Header) -> float | None:
         """Return its perplexity on own held-out text, which is not sent; None without such text."""
+        # The owner may look at the result of a round; nothing is sent.
         number = site.settings.of(SftPSettings).validation_samples
         if not number:
             return None
@@ -139,6 +144,7 @@ def own_pruning_ratio(site: Site, header: Header | None) -> float:
     Without a header, the ratio of an individual simulated client is not used.
     """
     job = site.settings.of(SftPSettings)
+    # The owner's ratio has precedence over the run's.
     if site.node.pruned_share:
         return site.node.pruned_share
     if header is not None and site.node.simulated:
@@ -157,6 +163,7 @@ def own_target(site: Site, header: Header | None) -> int:
         return ResidualGates(site.model.plan).target(own_pruning_ratio(site, header), scope)
     except EspalierError as error:
         if site.node.pruned_share:
+            # The server gets a text without the owner's number.
             raise InputError(f"pruned-share in --node-config: {error}", OUTWARD) from None
         raise InputError(f"{site.settings.method}.{error}") from None
 
@@ -188,6 +195,7 @@ def train(site: Site, request: MessageBody) -> MessageBody:
         require_own_data(site, request.header)
         return _train(site, state, request, order.rank_limit)
 
+    # Pushed parts of the generator and LoRA are inputs of the answer.
     return answer_once(site, request, work, lambda _: pushed_hashes(site, request))
 
 
@@ -201,10 +209,12 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     settings = site.settings
     plan = trained(site.model.plan, settings, rank_limit)
     steps = settings.training.steps
+    # Initial values of the generator and LoRA follow from the seed.
     start = fedpetuning.begins_with(site, plan, brought(site, request), _first)
     training = _training(site, state, header)
     first_step = (header.server_round - 1) * settings.training.steps
     fedpetuning.require_enough(site, training, range(first_step, first_step + steps))
+    # From before this round, so that a repeated round begins with the same embedding.
     own = _conditioning(state, header)
     moments = {}
     # Only the embedding's moments continue; those of shared tensors begin anew in every round.
@@ -213,14 +223,17 @@ def _train(site: Site, state: PrivateState, request: MessageBody, rank_limit: in
     with mistakes_of_kernels():
         tensors, outcome = training.masked(start, first_step, steps, moments)
     fedpetuning.require_enough(site, training, outcome.weighed)
+    # 1. Private: embedding and moments stay here.
     kept = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
     client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: kept})
     mine = SmallerModel.of(site, header, tensors, training.embedding)
+    # 2. The owner's record of the masks.
     mask_history.note_round(
         state, header.server_round, training.spent, mine.validated(site, header)
     )
     mask_history.note_masks(state, mine.chosen)
     seconds = time.monotonic() - started
+    # 3. What is sent: generator and LoRA.
     hashes = fedpetuning.keep_blobs(site, state, header.server_round, tensors, start, rank_limit)
     return TuningReport(
         **fedpetuning.report_of(site, seconds, training, outcome, rank_limit, hashes)
@@ -237,6 +250,7 @@ def alone(site: Site, request: MessageBody) -> MessageBody:
     order = validate(Alone, request.fields)
 
     def make(state: PrivateState) -> dict[str, Any]:
+        # A repeated request must not fit the embedding again.
         if order.fits and EMBEDDING not in _conditioning(state, after(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
@@ -270,6 +284,7 @@ def _own(site: Site, state: PrivateState, header: Header) -> tuple[Tensors, Tens
 
     Raises StateLost without the embedding: with another one the model would belong to no client.
     """
+    # Without personal embeddings all clients have the same one.
     job = site.settings.of(SftPSettings)
     needed = job.conditioned and job.has_local_baseline
     if needed and EMBEDDING not in _conditioning(state, after(header)):
@@ -297,6 +312,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         for key, own in shape_of(settings).shapes(site.model.plan).items()
         for name in own
     ]
+    # AdamW has separate settings for the generator and the embedding.
     generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
         model=site.model,
@@ -322,6 +338,7 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     kept = _conditioning(state, header)
     if EMBEDDING in kept:
         return kept[EMBEDDING]
+    # None for all clients in common.
     whose = header.client if site.settings.of(SftPSettings).conditioned else None
     return first_embedding(site.settings, whose)
 
@@ -335,6 +352,7 @@ def evaluate(site: Site, request: MessageBody) -> Evaluation:
     settings = site.settings
     state = site.state(request.header)
     own = _own(site, state, header)
+    # Before the evaluation counts as one.
     require_many_at_a_site(site, request)
 
     def evaluation() -> Losses:
