@@ -116,7 +116,7 @@ def prepare_evaluation(
         started = time.monotonic()
         report = Losses(losses=[], own_losses=[], test_scores=[], seconds=0.0)
         if texts:
-            # Rounded: digits beyond these would tell more about the data than about the model.
+            # Rounded, because further digits tell about the data and not about the model.
             losses = _losses(site, texts, alone).values()
             report.losses = [round(loss, LOSS_DIGITS) for loss in losses]
         if models:
