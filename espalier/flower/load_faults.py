@@ -44,6 +44,7 @@ def could_not_load(reply: Message) -> bool:
     """Return whether Flower's reply reports that the node could not load the ClientApp."""
     if reply.has_content():
         return False
+    # A handler that fails returns a reply; only loading raises in Flower's process.
     raised = reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     return reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION or (
         raised and bool(FAULTS.match(reply.error.reason or ""))
@@ -55,6 +56,7 @@ def load_remedy() -> str:
 
     The node's copy is in a directory with the same name as the server's.
     """
+    # Flower installs a bundle under its name and hash, on each machine.
     name = Path(__file__).parent.parent.parent.name
     folder = name if name.startswith("espalier.espalier.") else "espalier.espalier.*"
     return (
@@ -87,11 +89,13 @@ def unshared_app(app: Path, folder: Path) -> Path:
     """
     copy = folder / f"app-{secrets.token_hex(4)}"
     project = (app / "pyproject.toml").read_text(encoding="utf-8")
+    # Exactly the files that Flower puts into a bundle.
     for pattern in tomllib.loads(project)["tool"]["flwr"]["app"]["fab-include"]:
         for file in app.glob(pattern):
             target = copy / file.relative_to(app)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
+    # A table that changes the hash and nothing else.
     (copy / "pyproject.toml").write_text(
         f'{project}\n[tool.espalier]\nbundle = "{secrets.token_hex(16)}"\n', encoding="utf-8"
     )

@@ -63,6 +63,7 @@ def local_superlink() -> LocalSuperLink | None:
     The result is None without such a SuperLink, or if it also listens to other machines.
     """
     pid = os.getpid()
+    # Walk up the process tree until a SuperLink is found.
     while pid > 1:
         words = _words(pid)
         for word in words[:2]:
@@ -79,6 +80,7 @@ def local_superlink() -> LocalSuperLink | None:
 def submitters(superlink: LocalSuperLink) -> list[Submitter]:
     """Return the processes that are connected to a SuperLink's Control API."""
     connections = dict(_connections(superlink.port))
+    # Another user's connection shows only that somebody else uses the SuperLink.
     found = {user: Submitter(user) for user in connections.values() if user != os.getuid()}
     return [*found.values(), *_own_commands(set(connections))]
 
@@ -87,8 +89,10 @@ def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
     """Yield the ``flwr run`` processes of this user that have one of these sockets open."""
     for entry in PROC.glob("[0-9]*"):
         words = _words(int(entry.name))
+        # ``flwr`` may be started by a Python interpreter, so the first two words are compared.
         if PROGRAM not in [Path(word).name for word in words[:2]] or "run" not in words:
             continue
+        # The process may have ended, or belong to another user.
         with suppress(OSError):
             if inodes.isdisjoint(_sockets(entry)):
                 continue
@@ -100,6 +104,7 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
     """Return the directory given to ``flwr run``; None for an app from another source."""
     after = list(words[words.index("run") + 1 :])
     given = "."
+    # The first word that is neither an option nor its value.
     while after:
         word = after.pop(0)
         if word in OPTIONS_WITH_VALUE:
@@ -112,6 +117,7 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
 
 def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
     """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
+    # ``flwr`` starts the SuperLink that is installed next to it, else the one on its PATH.
     installed = next(Path(word) for word in words[:2] if Path(word).name == PROGRAM).with_name(
         SUPERLINK
     )
@@ -128,6 +134,7 @@ def _connections(port: int) -> Iterator[tuple[str, int]]:
     """Yield (inode, user) of each established connection to a loopback port, client side."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
+            # The first line has the names of the columns.
             for line in (PROC / "net" / table).read_text().splitlines()[1:]:
                 columns = line.split()
                 address, _, number = columns[2].rpartition(":")
@@ -158,6 +165,7 @@ def _words(pid: int) -> list[str]:
 
 def _parent(pid: int) -> int:
     try:
+        # The name in parentheses may contain blanks, so the text after the last one is split.
         return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0

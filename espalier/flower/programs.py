@@ -72,6 +72,7 @@ def value_of(option: str, words: Sequence[str]) -> str | None:
     found = None
     for place, word in enumerate(words):
         name, is_joined, value = word.partition("=")
+        # ``--p`` could mean many options; two characters after the hyphens are the shortest.
         if len(name) > 2 and option.startswith(name):
             found = value if is_joined else "".join(words[place + 1 : place + 2])
     return found
@@ -84,6 +85,7 @@ def read_node_config(text: str) -> dict[str, Any]:
     """
     from flwr.common.config import parse_config_args
 
+    # Flower drops what does not match its pattern, without a message.
     if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
         raise InputError(
             f"node-config: {rest!r} is not key=value, and Flower would ignore it; write"

@@ -25,6 +25,7 @@ def ask_again_soon() -> None:
         inflatable_utils.pull_objects,
         inflatable_utils.pull_and_inflate_object_from_tree,
     ):
+        # Defaults of keyword arguments, which exist once per process.
         function.__kwdefaults__.update(
             initial_backoff=FIRST_SECONDS, backoff_cap=LONGEST_SECONDS, max_tries_per_object=None
         )

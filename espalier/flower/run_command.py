@@ -56,6 +56,7 @@ class RunCommand:
             Flower refused the run.
         """
         run_config = ("--run-config", str(config_file))
+        # Flower's answer is JSON; its exit code says little.
         answer = self._ask("run", str(app), CONNECTION, *run_config, *options)
         if answer.get("success"):
             return str(answer["run-id"])
@@ -75,6 +76,7 @@ class RunCommand:
             raise NoAnswerError(str(error)) from None
         try:
             run = answer["runs"][0]
+            # A run that was just submitted may have no details yet.
             return str(run["status"]), str(run.get("status-details", ""))
         except (KeyError, IndexError):
             raise NoAnswerError(_error_message(answer)) from None

@@ -27,6 +27,7 @@ PLAYED = "played"
 
 def with_enough_nodes(grid: Grid, clients: int) -> Grid:
     """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than ``clients``."""
+    # Only simulations can share nodes: a real node answers for one site.
     if not isinstance(grid, InMemoryGrid) or len(list(grid.get_node_ids())) >= clients:
         return grid
     return SharedNodes(grid, clients)
@@ -50,7 +51,9 @@ class SharedNodes(Grid):
 
     def _addressed(self, message: Message) -> Message:
         client = message.metadata.dst_node_id - 1
+        # Clients are spread evenly over the nodes.
         message.metadata.dst_node_id = self._nodes[client % len(self._nodes)]
+        # The record names the client for which the node acts.
         message.content[PLAYED] = ConfigRecord(
             {"partition-id": client, "num-partitions": self._clients}
         )

@@ -50,6 +50,7 @@ class Waits:
         self._sleep = sleep
         self._busy_until = now()
 
+    # Everything but ``sleep`` is that of the module.
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
@@ -75,6 +76,7 @@ class ReadyReplies:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._state, name)
+        # Only reading of replies must not wait.
         return (
             partial(_at_once, found) if name in ("get_messages", "get_messages_legacy") else found
         )
@@ -104,6 +106,7 @@ class ClaimableTasks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
 
+    # Flower would end the task as failed.
     def finish_task(self, *_: Any, **__: Any) -> bool:
         """Leave the task to the process that claims it."""
         return True
@@ -148,6 +151,7 @@ class Steps:
         **arguments: Any,
     ) -> int:
         """Receive a message if there is one. Flower's loop goes on to sending in any case."""
+        # Wrapped functions: an ended run becomes an error after which Flower cleans up.
         run_id = self._receive(
             state=ClaimableTasks(state),
             pull_object=_as_failure(pull_object),
@@ -155,6 +159,7 @@ class Steps:
             **arguments,
         )
         self._received = run_id is not None
+        # 0 stands for no run; Flower's loop then goes on to sending.
         return run_id or 0
 
     def send(self, *, state: Any, **arguments: Any) -> None:
@@ -165,6 +170,7 @@ class Steps:
         try:
             self._send(state=ReadyReplies(state), **arguments)
         except NothingToSend:
+            # Flower's receiving would sleep for as long.
             self._sleep(IDLE_SECONDS)
 
 

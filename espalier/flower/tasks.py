@@ -79,6 +79,7 @@ def claim_tasks(
             answered.set()
             answer = client.AcquireTask(request)
             if answer.HasField("task") and answer.token:
+                # The former heartbeat has ended; this one begins before the worker gets the token.
                 answered = keep_claim(address, answer.token)
                 hand_on(answer.token)
         sleep(ASK_SECONDS)
@@ -95,6 +96,7 @@ def keep_claim(address: str, token: str) -> Event:
     client = _client(address, RuntimeTokenHttpInterceptor(token), None)
 
     def tell() -> None:
+        # A failed heartbeat is tried again: the SuperNode may be busy.
         while not answered.wait(CLAIM_SECONDS):
             with suppress(httpx.HTTPError, RunNotRunningException):
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
@@ -128,8 +130,10 @@ def answer_task(
     status = SubStatus.FAILED
     details = "the task could not be pulled"
     try:
+        # Heartbeats while the work takes long; without them the SuperNode gives the task away.
         heartbeat.start()
         message, context, _, bundle = _pull(client)
+        # For the process that answers if this one is killed.
         note(message_to_proto(remove_content_from_message(message)).SerializeToString())
         try:
             reply = work(bundle.content, message, context)
@@ -139,6 +143,7 @@ def answer_task(
             raise
         except BaseException as error:
             details = told(error)
+            # The server gets an error for this message, and not only a lost task.
             reply = Message(
                 Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message
             )
@@ -150,6 +155,7 @@ def answer_task(
     except httpx.HTTPError as error:
         details = f"the SuperNode does not answer: {error}"
     finally:
+        # The SuperNode may be gone; one attempt is enough at the end.
         invoker.max_tries = 1
         push_task_output(client=client, context=context, sub_status=status, details=details)
         if heartbeat.is_running:
@@ -180,6 +186,7 @@ def answer_with_error(address: str, token: str, envelope: bytes, reason: str) ->
     ``envelope`` is the metadata of the message, as ``answer_task`` passed it to ``note``.
     """
     message = message_from_proto(ProtoMessage.FromString(envelope))
+    # This process answers in place of the one that was killed, under its identity.
     TaskIdentity.run_id = message.metadata.run_id
     TaskIdentity.node_id = message.metadata.dst_node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or 0

@@ -50,6 +50,7 @@ def code_sha256() -> str:
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(f"package {package} is not installed")
         root = Path(next(iter(spec.submodule_search_locations)))
+        # By the installed location, so an installed and a copied program have the same hash.
         files |= {
             f"{package}/{file.relative_to(root).as_posix()}": file.read_bytes()
             for file in root.rglob("*.py")
@@ -72,9 +73,11 @@ def bundle_sha256(bundle: bytes) -> str:
     times, are refused. A bundle with the same bytes is read once. Raises zipfile.BadZipFile for
     anything that Flower would not make.
     """
+    # Size first: everything below reads the bundle.
     if len(bundle) > MAX_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MAX_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
+    # Popped and put back, so that the dictionary is in order of use.
     known = _verdicts.pop(key, None) or _verdict(bundle)
     # The newest bundle is the last, since the oldest ones at the beginning are removed.
     _verdicts[key] = known
@@ -107,6 +110,7 @@ def _require_few_entries(bundle: bytes) -> None:
         raise zipfile.BadZipFile("the end of the bundle is not that of a Flower bundle")
     if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
         raise zipfile.BadZipFile("the bundle is a ZIP64 file, which Flower's bundles are not")
+    # Size of the list of files, from the end record.
     size = END_RECORD.unpack_from(bundle, start)[5]
     if (
         size > min(MAX_DIRECTORY_BYTES, start)
@@ -120,6 +124,7 @@ def _require_few_entries(bundle: bytes) -> None:
 
 def _of_program(bundle: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+        # Other files of the bundle do not run on a node.
         files = [file for file in archive.infolist() if file.filename.endswith(".py")]
         files = [file for file in files if file.filename.partition("/")[0] in PACKAGES]
         # Overlapping files claim more compressed bytes than the bundle has.
@@ -132,10 +137,12 @@ def _of_program(bundle: bytes) -> str:
                 f"{strange[0][:200]!r} in the bundle is not packed as in Flower's bundles"
             )
         found = list[tuple[str, bytes]]()
+        # A total limit, because many small claims could add up.
         left = MAX_BYTES
         for file in files:
             # The claimed size only makes the buffer small; it may be too small or too large.
             with archive.open(file) as opened:
+                # One byte more than claimed, so that a file that is too large is noticed.
                 content = opened.read(min(file.file_size, left) + 1)
             left -= len(content)
             if left < 0:

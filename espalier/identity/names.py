@@ -42,6 +42,7 @@ def printable(text: str, most: int = MAX_CHARACTERS) -> str:
 
 def without_control(text: str, keep: str = "\n") -> str:
     """Return ``text`` with a question mark for each unprintable character not in ``keep``."""
+    # Combining marks that follow each other on one character.
     found = []
     marks = 0
     # Compose characters first, so that ordinary accents do not count as marks.

@@ -48,6 +48,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     """
     try:
         with open(at_home(path), "rb") as file:
+            # The status of the open file: the path may be changed in between.
             status = os.fstat(file.fileno())
             data = file.read(MAX_BYTES)
     except OSError as error:
@@ -86,6 +87,7 @@ def public_keys(folder: str, setting: str = "site-keys") -> dict[str, ec.Ellipti
     """
     try:
         files = sorted(
+            # Hidden files, such as those of an editor, are ignored unless they are named like keys.
             file
             for file in at_home(folder).iterdir()
             if not file.name.startswith(".") or _site(file)
@@ -106,6 +108,7 @@ def public_keys(folder: str, setting: str = "site-keys") -> dict[str, ec.Ellipti
         except EspalierError as error:
             lines.append(str(error))
             continue
+        # The same key at two sites would let one use the other's name.
         other = holders.setdefault(_bytes_of(key), name)
         if other != name:
             lines.append(f"{file.name}: is also the key of {other}; each site needs its own key")
@@ -142,6 +145,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     """Return the fingerprint of a public key in the format of ``ssh-keygen -l``."""
+    # The second part of an OpenSSH line is the key itself.
     _, blob, *_ = _bytes_of(key).split()
     return f"SHA256:{b64encode(sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 

@@ -54,6 +54,7 @@ class Draw:
 
 def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     """Return epsilon at ``delta`` of all draws together; 0 without draws."""
+    # Equal mechanisms are counted together, which Opacus handles much faster.
     steps: Counter[tuple[float, float]] = Counter()
     for draw in draws:
         steps[draw.noise_multiplier, draw.sampling_rate] += draw.steps
@@ -61,6 +62,7 @@ def epsilon_of(draws: Iterable[Draw], delta: float) -> float:
     if not history:
         return 0.0
     found = _bound(MOMENTS, history, delta)
+    # Both bounds are valid, so the smaller one may be used.
     return found if found > MOMENTS_ONLY else min(found, _bound(VARIABLE, history, delta))
 
 
@@ -75,6 +77,7 @@ def _bound(accountant: str, history: History, delta: float) -> float:
         from opacus import accountants
 
         counted = getattr(accountants, accountant)()
+        # The history is set directly: Opacus would merge only consecutive equal steps.
         counted.history = list(history)
         return float(counted.get_epsilon(delta))
 
@@ -97,12 +100,14 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
 
     # The bound by moments is cheap, and the other one allows a little less noise. Opacus' Rényi
     # orders do not reach the smallest epsilons.
+    # Even the most noise may not suffice for a tiny epsilon.
     cheap = by_moments(MOST_NOISE)
     if not cheap and not by_both(MOST_NOISE):
         raise InputError(
             f"privacy.epsilon = {epsilon:g}: no noise keeps {steps} steps at delta = {delta:g} and"
             f" sampling rate {sampling_rate:g} within it; raise epsilon or delta"
         )
+    # The cheap bound gives the upper end of the search with both.
     enough = _smallest(by_moments if cheap else by_both)
     return _between(by_both, enough * LESS_BY_BOTH, enough)
 
@@ -122,6 +127,7 @@ def _smallest(keeps: Callable[[float], bool]) -> float:
 
 def _between(keeps: Callable[[float], bool], low: float, high: float) -> float:
     """Return the smallest number between two, nearly, that keeps; ``high`` does."""
+    # Geometric bisection: the relative accuracy counts.
     while high / low > 1 + NEARLY:
         middle = (low * high) ** 0.5
         if keeps(middle):

@@ -85,6 +85,7 @@ class Budget:
         draws: dict[tuple[str, int], Draw] = {}
         answered = set[tuple[str, int]]()
         for entry in self._entries():
+            # Two kinds of entries: draws, and answers that are stored.
             place = (str(entry["run"]), int(entry["round"]))
             if entry["entry"] == DRAW:
                 draws[place] = Draw(
@@ -107,6 +108,7 @@ class Budget:
         """
         if not self.max_epsilon:
             return ""
+        # Draws of this run are part of ``planned``.
         others = self.spent().of_others(run)
         would = self.epsilon([*others, *planned])
         if would <= self.max_epsilon:
@@ -131,6 +133,7 @@ class Budget:
             The answer was stored before and is lost, or the draw exceeds the budget.
         """
         place = (run, server_round)
+        # One process at a time, so that two runs cannot spend the same budget.
         with in_turn(self._folder):
             spent = self.spent()
             if place in spent.answered:
@@ -138,6 +141,7 @@ class Budget:
                     f"train: this site answered round {server_round} with noise, and the stored"
                     " answer is gone; another one would reveal more; start a new run"
                 )
+            # The request is repeated after a failure; it has drawn already.
             if place in spent.draws:
                 if spent.draws[place] != draw:
                     raise InputError(
@@ -151,6 +155,7 @@ class Budget:
                     f"max-epsilon = {self.max_epsilon:g} (delta = {self.delta:g}): with this answer"
                     f" the site would have spent {would:.3f}"
                 )
+            # Written before the work begins; see the module's docstring.
             entry = {"entry": DRAW, "run": run, "round": server_round, **asdict(draw)}
             self._append(entry | ({"shared_noise": asdict(share)} if share else {}))
 
@@ -174,6 +179,7 @@ class Budget:
         """Yield the entries of the log, after it was verified."""
         if not self.path.exists():
             return
+        # Verified as a whole before a single entry is believed.
         checked = chain_check(self.path)
         if checked.fault:
             text = (

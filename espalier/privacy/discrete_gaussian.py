@@ -61,6 +61,7 @@ class Table:
         """Return integers by inversion, (number,)."""
         upper = words(number)
         lower = words(number)
+        # Binary search in the upper halves decides nearly always.
         places = np.searchsorted(self.high, upper, side="right")
         # Only if the upper bits are equal do the lower ones decide.
         equal = np.flatnonzero(self.high[np.maximum(places - 1, 0)] == upper)
@@ -85,10 +86,12 @@ def discrete_gaussian(number: int, deviation: float, words: RandomWords) -> NDAr
     """
     shifts, width = terms(deviation)
     table = narrow(width)
+    # In chunks, because each draw needs two words per number.
     found = np.zeros(number, np.int64)
     for first in range(0, number, CHUNK):
         chunk = found[first : first + CHUNK]
         for shift in shifts:
+            # Terms are independent; shifts keep integers exact.
             chunk += table.draw(len(chunk), words) << np.int64(shift)
     return found
 
@@ -97,9 +100,11 @@ def terms(deviation: float) -> tuple[list[int], float]:
     """Return the powers of two of all terms, as exponents, and the deviation of each narrow one."""
     if not LEAST_DEVIATION <= deviation <= MOST_DEVIATION:
         raise ValueError(f"a deviation of {deviation:g} is out of range")
+    # The widest term: its step is as coarse as the deviation allows.
     top = math.floor(math.log2(deviation / LEAST_DEVIATION))
     shifts = [*range(0, top, STEP_BITS), top]
     together = math.sqrt(sum(4.0**shift for shift in shifts))
+    # Slightly wider: rounding must not make the noise smaller.
     return shifts, deviation / together * (1 + 2.0**-42)
 
 
@@ -112,9 +117,11 @@ def narrow(width: float) -> Table:
     ratio = _fixed(DIGITS.exp(-rate))
     fall = _fixed(DIGITS.exp(DIGITS.multiply(Decimal(-2), rate)))
     weights = [one]
+    # Integers of 256 bits after the point: errors stay far below those of the table.
     for _ in range(math.ceil(REACH * width)):
         weights.append(weights[-1] * ratio >> EXTRA_BITS)
         ratio = ratio * fall >> EXTRA_BITS
+    # The distribution is symmetric; the weight of 0 occurs once.
     both = [*weights[:0:-1], *weights]
     total = sum(both)
     cumulative = [(until << TABLE_BITS) // total for until in accumulate(both)][:-1]

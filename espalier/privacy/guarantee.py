@@ -31,6 +31,7 @@ class Guarantee:
     @property
     def site_multiplier(self) -> float:
         """Noise multiplier of the noise that one site adds."""
+        # A sum has the noise of all honest sites together, so variances add up to the whole.
         honest = self.share.honest_in_sum if self.share else 1
         return self.draw.noise_multiplier / math.sqrt(honest)
 
@@ -79,6 +80,7 @@ def guarantee_of(run: RunSettings) -> Guarantee | None:
     if not privacy.on:
         return None
     rate = privacy.rate(run.job.MECHANISM)
+    # Training answers once per round, sums once in the run.
     trains = run.job.MECHANISM == "dp-sgd"
     answers = run.federation.rounds if trains else 1
     steps = run.training.steps if trains else 1

@@ -49,6 +49,7 @@ class RandomBits(ABC):
 
     def uniform(self, number: int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1) with 53 bits, (number,)."""
+        # The upper 53 bits, as many as a float64 has.
         return np.ldexp((self.words(number) >> np.uint64(11)).astype(np.float64), -53)
 
     def grid_noise(self, number: int, deviation: float) -> Integers:
@@ -58,12 +59,15 @@ class RandomBits(ABC):
         ----------
         deviation : standard deviation in units of the clipping bound
         """
+        # The grid's step is 2^-40 of the bound.
         return discrete_gaussian(number, math.ldexp(deviation, RECORD_BITS), self.words)
 
     def sampled(self, number: int, rate: float) -> list[int]:
         """Return the records that take part, each of ``number`` with probability ``rate``."""
+        # With rate 1 no randomness is used.
         if rate >= 1:
             return list(range(number))
+        # Independent choices (Poisson sampling), which the accounting assumes.
         found: list[int] = np.flatnonzero(self.uniform(number) < rate).tolist()
         return found
 
@@ -71,6 +75,7 @@ class RandomBits(ABC):
         """Return ``most`` of the places at random, in order; all if there are not more."""
         if len(places) <= most:
             return list(places)
+        # Sorting random words gives a random subset; ties are practically impossible.
         order = np.argsort(self.words(len(places)), kind="stable")[:most]
         return [places[place] for place in sorted(order.tolist())]
 

@@ -60,7 +60,9 @@ class ListOfSum:
 
     def _code(self, key: X25519PrivateKey, other: str, session: Session, route: Route) -> HMAC:
         info = session.info("list of the sum", route.sender, route.receiver)
+        # Bound to the session, the direction and the list of keys.
         code = HMAC(agreed(key, other, info), SHA256())
+        # Both lists are covered: who sent shares, and who is in the sum.
         told = [route.list_sha256, list(self.members), list(self.included)]
         code.update(json.dumps(told).encode())
         return code

@@ -46,6 +46,7 @@ class Session:
 
     def info(self, purpose: str, *clients: int) -> bytes:
         """Return the context of a derived key: its purpose, the session and the clients."""
+        # JSON separates the parts, so that two contexts never have the same bytes.
         document = [purpose, self.lineage, self.server_round, self.number, *clients]
         return b"espalier secure sum 1\n" + json.dumps(document).encode()
 
@@ -97,6 +98,7 @@ def agreed(key: X25519PrivateKey, other: str, info: bytes) -> bytes:
         If it is a point of small order, with which any key would agree.
     """
     try:
+        # X25519 of a point of small order is all zeros; the library refuses it.
         secret = key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
     except ValueError as error:
         raise UnreadableError("a public key is not usable") from error
@@ -106,6 +108,7 @@ def agreed(key: X25519PrivateKey, other: str, info: bytes) -> bytes:
 def is_usable(public: str) -> bool:
     """Return whether others can agree on keys with a public key, hexadecimal."""
     try:
+        # Any key pair will do: only the public key is tested.
         agreed(X25519PrivateKey.generate(), public, b"")
     except UnreadableError:
         return False
@@ -114,6 +117,7 @@ def is_usable(public: str) -> bool:
 
 def mask_key(key: X25519PrivateKey, other: str, session: Session, one: int, two: int) -> bytes:
     """Return the key of the mask that two clients share; it is the same for both."""
+    # Ordered, so that both clients derive the same key.
     return agreed(key, other, session.info("pair mask", min(one, two), max(one, two)))
 
 
@@ -127,6 +131,7 @@ def sealed_shares(
 ) -> str:
     """Return a pair of shares, encrypted for another client by AES-256-GCM, hexadecimal."""
     info = session.info(f"shares {route.list_sha256}", route.sender, route.receiver)
+    # A random nonce; each key encrypts one pair of shares.
     nonce = os.urandom(NONCE_BYTES)
     return (nonce + AESGCM(agreed(key, other, info)).encrypt(nonce, shares, info)).hex()
 
@@ -141,6 +146,7 @@ def opened_shares(
     UnreadableError
         If the text was not encrypted for this session, sender, receiver and list of keys.
     """
+    # Sender, receiver and list are part of the key and of the authenticated data.
     info = session.info(f"shares {route.list_sha256}", route.sender, route.receiver)
     data = bytes.fromhex(text)
     try:

@@ -22,9 +22,11 @@ def num_blocks(num_words: int) -> int:
 
 def mask(key: bytes, first_block: int, num_words: int) -> NDArray[np.uint64]:
     """Return words of the stream of a key from a block on, (num_words,), uint64, writable."""
+    # The counter starts at the tensor's own block, so ranges never overlap.
     counter = first_block.to_bytes(BLOCK_BYTES, "big")
     stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
     data = bytearray(stream.update(bytes(num_blocks(num_words) * BLOCK_BYTES)))
+    # The last block may be used in part.
     return np.frombuffer(data, "<u8")[:num_words].astype(np.uint64, copy=False)
 
 
@@ -34,5 +36,6 @@ def first_blocks(sizes: Iterable[int]) -> list[int]:
     block = 0
     for size in sizes:
         found.append(block)
+        # Whole blocks, so that the next tensor begins with a fresh one.
         block += num_blocks(size)
     return found

@@ -69,6 +69,7 @@ def neighbourhood(clients: int, threshold: int) -> Neighbourhood:
     clients : number of clients whose keys are known
     threshold : number of clients that must stay, more than two thirds of them
     """
+    # With few clients a graph saves little, and its guarantees are weaker.
     fewer = int((clients - 1) * WORTHWHILE) if clients > ALL_UP_TO else 0
     for degree in range(2, fewer + 1, 2):
         needed = _needed(clients, threshold, degree)
@@ -88,6 +89,7 @@ def neighbours(keys: Mapping[int, str], degree: int) -> dict[int, list[int]]:
     clients = sorted(keys)
     if degree >= len(clients) - 1:
         return {client: [other for other in clients if other != client] for client in clients}
+    # Nobody can choose the order, since all public keys enter the hash.
     seed = sha256("\n".join(f"{client} {keys[client]}" for client in clients).encode()).hexdigest()
     circle = sorted(clients, key=lambda one: sha256(f"{seed} {one}".encode()).digest())
     return {
@@ -102,11 +104,14 @@ def _beside(circle: Sequence[int], place: int, reach: int) -> list[int]:
 
 def _needed(clients: int, threshold: int, degree: int) -> int:
     """Return the number of shares that are needed with a degree; 0 if it does not suffice."""
+    # Fraction of clients that may drop out.
     lost = 1 - threshold / clients
+    # Bound: a run of ``degree / 2`` such clients that begins at any of the places.
     in_a_row = clients * min(1.0, COLLUDING + lost) ** (degree // 2)
     if in_a_row > SECRET:
         return 0
     colluding = math.ceil(COLLUDING * clients)
+    # More than two thirds of the holders, or more if too many could collude.
     needed = two_thirds(degree + 1)
     while needed <= degree:
         if clients * _at_least(needed, degree, clients - 1, colluding) <= SECRET:
@@ -114,6 +119,7 @@ def _needed(clients: int, threshold: int, degree: int) -> int:
         needed += 1
     # A client that dropped out does not hold its own shares any more.
     stays = _at_least(needed, degree, clients - 1, threshold)
+    # Union bound over all clients.
     return needed if needed <= degree and clients * (1 - stays) <= CORRECT else 0
 
 

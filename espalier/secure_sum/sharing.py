@@ -17,6 +17,7 @@ def shared(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes
 
     ``threshold`` of them are needed to put it together.
     """
+    # ``False``: not the variant of the program ``ssss``.
     shares = Shamir.split(threshold, len(holders), secret, False)
     return {holder: share for holder, (_, share) in zip(holders, shares, strict=True)}
 
@@ -35,7 +36,9 @@ def rebuilt(shares: Mapping[int, bytes], threshold: int, holders: list[int]) -> 
     """
     if len(shares) < threshold:
         raise ValueError(f"{len(shares)} shares, {threshold} are needed")
+    # Places count from 1, because a share at 0 would be the secret itself.
     places = {holder: place for place, holder in enumerate(holders, start=1)}
+    # Exactly the threshold: more shares cost time and change nothing.
     chosen = sorted(shares)[:threshold]
     secret: bytes = Shamir.combine([(places[holder], shares[holder]) for holder in chosen], False)
     return secret
@@ -43,4 +46,5 @@ def rebuilt(shares: Mapping[int, bytes], threshold: int, holders: list[int]) -> 
 
 def fingerprint(share: bytes) -> str:
     """Return the SHA-256 of a share or secret, hexadecimal; both are too random to be guessed."""
+    # The prefix separates these hashes from others of the same bytes.
     return sha256(b"espalier secure sum\n" + share).hexdigest()

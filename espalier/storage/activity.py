@@ -50,9 +50,11 @@ class AtWork:
                 f"cannot write {self.path}: {error.strerror}; name another state-dir"
             ) from None
         try:
+            # Shared: several clients work at the same time.
             fcntl.flock(handle, fcntl.LOCK_SH)
             yield
         finally:
+            # Closing releases the lock.
             os.close(handle)
 
     def anybody(self) -> bool:
@@ -73,6 +75,7 @@ class AtWork:
     def say(self, line: str) -> None:
         """Append a progress line for the server; on an error, such as a full disk, drop it."""
         opener = partial(os.open, mode=OWNER_ONLY_FILE)
+        # Appending by one unbuffered call, since several processes write.
         with (
             suppress(OSError),
             open(self.path, "ab", buffering=0, opener=opener) as file,
@@ -84,6 +87,7 @@ class AtWork:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._read)
+                # An incomplete last line is read by the next call.
                 said, end, _ = file.read().rpartition(b"\n")
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -99,5 +103,6 @@ class AtWork:
 def collect_old_work(root: Path, older_than: float) -> None:
     """Delete the files of runs last used before ``older_than``, in seconds since the epoch."""
     for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
+        # The file's time is that of its last line or use.
         if file.stat().st_mtime < older_than:
             file.unlink(missing_ok=True)

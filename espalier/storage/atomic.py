@@ -34,6 +34,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     system refuses, for lack of space or permission.
     """
     try:
+        # The same directory, because a rename is atomic only within one file system.
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
@@ -43,6 +44,8 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            # ``fsync`` before the rename: otherwise a power failure may leave an empty file with
+            # the name.
             file.flush()
             os.fsync(file.fileno())
         # ``mkstemp`` creates the file with owner-only permissions.
@@ -50,6 +53,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         os.replace(name, path)
         # The rename survives a power failure only after the directory is synced.
         sync_directory(path.parent)
+    # Also after Ctrl-C no temporary file is left.
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
@@ -126,6 +130,7 @@ class JsonLines:
 
         If it cannot be written whole, nothing of it is in the file, and the OSError has the path.
         """
+        # Serialised before the file is opened, so an invalid entry leaves it unchanged.
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -136,6 +141,7 @@ class JsonLines:
             data = (b"\n" if torn else b"") + line.encode()
             # One system call, so that lines of several processes do not mix.
             if os.write(handle, data) != len(data):
+                # Undo a partial write of a full disk.
                 os.ftruncate(handle, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -149,6 +155,7 @@ def canonical(value: Any) -> bytes:
 
     Raises ValueError if a number is NaN or infinite.
     """
+    # Sorted and without blanks: equal values have equal hashes.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -178,6 +185,7 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     try:
         document = read_json(path.read_bytes().decode())
         seal = document.pop(SEAL, None) if isinstance(document, dict) else None
+        # A document that is not an object has no checksum and fails below.
         is_unchanged = digest(document) == seal
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
@@ -187,6 +195,7 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
         raise Damaged(f"{path}: is damaged: it contains no document")
     if not is_unchanged:
         raise Damaged(f"{path}: is damaged: its checksum does not match, so it was changed")
+    # The version is checked after the checksum: a damaged one would be misleading.
     if (found := document.get("version")) != version:
         raise InputError(
             f"{path}: has version {found}, but this program reads version {version}; resume with"

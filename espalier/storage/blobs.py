@@ -35,6 +35,7 @@ class BlobStore:
     def put(self, data: bytes) -> str:
         """Store a blob and return its hash; an intact copy that already exists is not rewritten."""
         key = sha256(data)
+        # Hashing an existing copy also repairs a damaged one.
         if not self.is_whole(key):
             write_bytes(self.path(key), data, self._mode)
         return key
@@ -65,6 +66,7 @@ class BlobStore:
         if not self.has(key):
             raise self._missing(key)
         with open(self.path(key), "rb") as file:
+            # Verified before it is used; it may be larger than memory.
             if hashlib.file_digest(file, "sha256").hexdigest() != key:
                 raise self._damaged(key)
             file.seek(0)
@@ -94,6 +96,7 @@ class BlobStore:
         Raises InputError if ``key`` is not a SHA-256, or if the blob is missing or damaged.
         """
         try:
+            # Keys may come from a message: nothing but a hash becomes part of a path.
             data = self.path(key).read_bytes() if _SHA256.fullmatch(key) else None
         except FileNotFoundError:
             data = None

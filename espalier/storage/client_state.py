@@ -53,6 +53,7 @@ def private_folder(root: Path, *parts: str) -> Path:
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        # Each level is created with its mode; ``parents=True`` would ignore it.
         for depth in range(len(parts) + 1):
             folder = root.joinpath(*parts[:depth])
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -103,6 +104,7 @@ def collect_old_runs(root: Path, older_than: float) -> None:
     ``older_than`` is in seconds since the epoch. Only directories with our version file are
     deleted, so that other files below a wrong ``root`` stay.
     """
+    # Lock files have the time of last use.
     for lock in root.glob(f"*/*/{LOCK}"):
         if lock.is_file() and lock.stat().st_mtime < older_than:
             remove_ours(lock.parent)
@@ -116,6 +118,7 @@ def remove_run(root: Path, lineage: str) -> None:
 
 def remove_ours(folder: Path) -> None:
     """Delete a directory with our version file, and its parent if the parent is then empty."""
+    # A link could lead to files of others.
     if not folder.is_symlink() and is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
         # ``rmdir`` fails if the state of another client is in the parent.
@@ -133,6 +136,7 @@ def is_ours(folder: Path) -> bool:
 
 def lineages_of(root: Path, site: str) -> set[str]:
     """Return the names of the runs for which a site has state."""
+    # One folder per run and site.
     found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
     # The folder of a model may have the same name as the site.
     return {name for name in found if is_lineage(name)}
@@ -158,6 +162,7 @@ class PrivateState:
 
         ``collect_old_runs`` reads the time of this use from the lock file.
         """
+        # The folder must exist before its lock.
         private_folder(self.root, *self._parts())
         with in_turn(self.folder):
             known = self.require_same_client()
@@ -172,6 +177,7 @@ class PrivateState:
         The lock is not acquired, because another process may hold it during long work.
         """
         self.require_same_client()
+        # Its time counts as last use, for ``keep-days``.
         touch_lock(private_folder(self.root, *self._parts()))
         self._open()
 
@@ -192,6 +198,7 @@ class PrivateState:
             )
         if not isinstance(known := document.get("client", {}), dict):
             raise _damaged(path)
+        # Keys that are not known yet may be added, but none may change.
         if other := [
             name for name, value in self.client.items() if known.get(name, value) != value
         ]:
@@ -260,11 +267,13 @@ class PrivateState:
     def collect_garbage(self, server_round: int) -> None:
         """Delete the state of all rounds up to ``server_round - 2``."""
         for folder in self.folder.glob("r[0-9]*"):
+            # The round before may be requested again.
             if int(folder.name[1:]) <= server_round - ROUNDS_KEPT:
                 shutil.rmtree(folder)
 
     def _open(self, *name: str) -> Path:
         """Create the folder of the client, or the folder with this name in it."""
+        # Marked at the first use, so that it can be deleted later.
         marked_folder(self.root, *self._parts(), client=self.client)
         return private_folder(self.root, *self._parts(), *name)
 

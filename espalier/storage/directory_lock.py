@@ -53,6 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
             )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         oneself = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+        # For the error of another process; the lock itself is the kernel's.
         _write(file.fileno(), json.dumps(oneself) + "\n")
         try:
             yield
@@ -68,6 +69,7 @@ def in_turn(folder: Path) -> Iterator[None]:
     cannot be written.
     """
     with open(_opened(folder / LOCK, os.O_WRONLY, OWNER_ONLY_FILE), "w") as file:
+        # Blocks until the other process has finished.
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(file.fileno())
         yield
@@ -83,6 +85,7 @@ def require_free(folder: Path) -> None:
     """Raise InputError if ``locked`` would fail now; nothing is written."""
     path = folder / LOCK
     if not os.access(path if path.exists() else folder, os.W_OK):
+        # A directory without a lock file is checked for writing.
         raise _cannot_be_opened(path, os.strerror(errno.EACCES))
     if holder := holder_of(folder):
         raise _held(folder, holder)

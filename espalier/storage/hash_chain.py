@@ -63,6 +63,7 @@ def _read_entry(line: bytes) -> dict[str, Any] | None:
 def _whole_entry(line: bytes) -> dict[str, Any] | None:
     """Return the entry of a line; None if the line is not an unchanged entry of a chain."""
     entry = _read_entry(line)
+    # Only the canonical form counts, so that no second spelling has the same hash.
     if entry is None or not entry.keys() >= CHAINED or canonical(entry) != line:
         return None
     return entry if type(entry[NUMBER]) is int and entry[OWN] == _own_hash(entry) else None
@@ -100,6 +101,7 @@ class HashChain:
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                # The lock covers reading the end and appending to it.
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 return self._append(handle, entry)
             finally:
@@ -110,18 +112,23 @@ class HashChain:
     def _append(self, handle: int, entry: Mapping[str, Any]) -> str:
         size = os.fstat(handle).st_size
         end = self._end(handle, size)
+        # Keys of the chain come last: an entry cannot overwrite them.
         whole = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
         # End an incomplete line first, so that the new entry begins on a line of its own.
         finish = b"\n" if end.open_end else b""
+        # The chain accounts for every byte of the file.
         if end.stray:
             stray = end.stray + finish
             whole[UNCHAINED] = {"bytes": len(stray), "sha256": hashlib.sha256(stray).hexdigest()}
+        # The hash covers everything but itself.
         whole[OWN] = _own_hash(whole)
         data = finish + canonical(whole) + b"\n"
         try:
             if os.write(handle, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            # On the disk before the reply leaves.
             os.fsync(handle)
+            # The name of a new file must survive a crash too.
             if size == 0:
                 sync_directory(self.path.parent)
         except OSError:
@@ -133,6 +140,7 @@ class HashChain:
 
     def _end(self, handle: int, size: int) -> _End:
         """Find the last intact entry by reading backwards; it may lack its line end."""
+        # From the end, in growing stretches.
         wanted = MIN_READ
         while True:
             start = max(0, size - wanted)
@@ -140,6 +148,7 @@ class HashChain:
             open_end = size > 0 and not data.endswith(b"\n")
             stop = len(data)
             while stop > 0:
+                # Beginning of the last line before ``stop``.
                 begin = data.rfind(b"\n", 0, stop - 1) + 1
                 if begin == 0 and start > 0:
                     # The beginning of this line was not read; read more below.
@@ -230,6 +239,7 @@ def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
                     return checked
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    # A complete line that no entry accounts for.
     if torn.data.endswith(b"\n"):
         checked.fault = f"line {torn.first}: is not an entry of the chain"
     elif torn.data:
@@ -264,6 +274,7 @@ def _chain_fault(checked: Checked, torn: _Torn, number: int, entry: dict[str, An
             f"line {torn.first}: is not an entry of the chain, and the next entry does not"
             " mention it"
         )
+    # The record must fit the bytes exactly.
     if recorded is not None and recorded != {
         "bytes": len(torn.data),
         "sha256": hashlib.sha256(torn.data).hexdigest(),
@@ -278,6 +289,7 @@ def _chain_fault(checked: Checked, torn: _Torn, number: int, entry: dict[str, An
             f"line {number}: belongs to another run or site: {origin['lineage']} at"
             f" {origin['site']}"
         )
+    # Numbers without a gap: removed entries are noticed.
     expected = checked.entries + 1
     found = entry[NUMBER]
     if found > expected:

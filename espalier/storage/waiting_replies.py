@@ -48,6 +48,7 @@ class Held:
     @property
     def digest(self) -> str:
         """Hash of the whole content of the reply."""
+        # The time of the entry is left out: a repeated attempt is the same reply.
         which = {key: self.entry[key] for key in IDENTITY}
         blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
         return digest([which, dict(self.fields), blobs, [blob["sha256"] for blob in self.later]])
@@ -101,6 +102,7 @@ class HeldReplies:
         for held, decision in self._read_all()[0]:
             if decision is not None and held.entry["round"] == server_round:
                 for blob in held.blobs:
+                    # One refusal outweighs all approvals.
                     found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
         return found
 
@@ -115,6 +117,7 @@ class HeldReplies:
         are those of the first part by hash, ``kept`` has those of later parts.
         """
         store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
+        # Copies, so that nobody changes the originals by opening a file.
         for blob in held.blobs:
             key = blob["sha256"]
             if not store.is_whole(key):
@@ -135,6 +138,7 @@ class HeldReplies:
         if not path.exists():
             return None
         found = read_sealed(path, VERSION)
+        # An old decision must not apply to a reply with the same short id.
         if found["digest"] != held.digest:
             raise InputError(f"{path}: is a decision on another reply; remove it, and decide again")
         return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
@@ -142,6 +146,7 @@ class HeldReplies:
     @contextmanager
     def deciding(self, held: Held) -> Iterator[None]:
         """Lock the decisions in the block; raise InputError if this reply is decided already."""
+        # Two people cannot decide at the same time.
         with in_turn(self.folder):
             if (decision := self.decision(held)) is not None:
                 word = "released" if decision.released else "refused"
@@ -182,12 +187,14 @@ class HeldReplies:
         found = list[tuple[Held, Decision | None]]()
         damaged = list[EspalierError]()
         for path in self.folder.glob("*.json"):
+            # Documents have an id as name; decisions have a longer one.
             if len(path.stem) != ID_LENGTH:
                 continue
             try:
                 held = self._read(path)
                 found.append((held, self.decision(held)))
             except EspalierError as error:
+                # One damaged reply must not hide the others.
                 damaged.append(error)
         found.sort(key=lambda pair: (pair[0].entry["time"], pair[0].entry["round"], pair[0].id))
         return found, damaged
@@ -195,6 +202,7 @@ class HeldReplies:
     def _read(self, path: Path) -> Held:
         found = read_sealed(path, VERSION)
         held = Held(found["entry"], found["fields"], found["later"])
+        # The name is part of the identity: a renamed document is refused.
         if found["digest"] != held.digest or path != self._document(held):
             raise InputError(
                 f"{path}: does not describe the reply that its name gives; remove it; the reply"
