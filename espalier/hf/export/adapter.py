@@ -67,6 +67,7 @@ def export_adapter(
     ValueError
         Other tensors than those of a classification head are trained whole.
     """
+    # peft has no place for other tensors that are trained whole.
     if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
         raise ValueError(
             f"{', '.join(beside)}: peft's file would leave out what is trained whole there"
@@ -75,18 +76,21 @@ def export_adapter(
     for index in sorted(adapters.blocks):
         block = tensors(block_key(index))
         for adapter in adapters.blocks[index]:
+            # Names as peft gives them: its wrapper adds two levels.
             path = f"base_model.model.{module_path(model.family, index, adapter.linear.name)}"
             named[f"{path}.lora_A.weight"] = block[adapter.name_a].contiguous()
             named[f"{path}.lora_B.weight"] = block[adapter.name_b].contiguous()
     for name in adapters.head:
         path = f"base_model.model.{model.family.parameter_path(name, None)}"
         named[path] = tensors(HEAD_KEY)[name].contiguous()
+    # A damaged adapter must not be written.
     for name, value in named.items():
         require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = loadable_name(model.directory, model.config)
         config.revision = commit_of(model.directory)
+        # As peft sets it for an adapter that is loaded for use.
         config.inference_mode = True
         # Sets are sorted, because peft's own files have them in random order.
         document = {
@@ -130,6 +134,7 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, samples: Tens
         raise ExportError(
             f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable"
         ) from error
+    # Matrix by matrix first: an update may be too small to show in logits.
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
     found = whole_logits(tuned, samples.to(computing.device))
     require_close(found, logits_of(stream, samples, unrounded(edits)), computing.dtype, target)
@@ -206,6 +211,7 @@ def encoder_weights(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]
     def weight(name: str) -> Tensor:
         if name in named:
             return named[name]
+        # Weights that no file holds, such as a new head, are in ``named``.
         stored = model.stored_name(name)
         if stored is None:
             raise KeyError(name)
@@ -229,6 +235,7 @@ def in_peft(base: Any, target: Path) -> Any:
 
 def a_few_tokens(model: OpenedModel) -> Tensor:
     """Return two short rows of token ids on which encoders are compared, (2, 8), int64."""
+    # Without special tokens, which the first ids mostly are.
     return torch.arange(4, 20).view(2, 8) % len(model.tokenizer)
 
 
@@ -255,8 +262,10 @@ def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -
                 )
             if found is None or edit is None:
                 continue
+            # The edit adds the update, so with zeros it is the update.
             expected = edit(torch.zeros(linear.shape))
             limit = UPDATE_TOLERANCE * expected.abs().max().item()
+            # "not <=" refuses NaN too.
             if not (found - expected).abs().max().item() <= limit:
                 raise ExportError(
                     f"{target}: the update of {name} is not the one that was trained; the export is"

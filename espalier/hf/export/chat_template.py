@@ -28,7 +28,9 @@ def add_chat_template(task: TaskSettings, model: OpenedModel, folder: Path) -> N
     wanted = {TEMPLATE_FILE, OLD_FILE, *TOKENIZER_FILES, *TOKENIZER_SETTINGS} - {"config.json"}
     for file in beside(model.directory):
         if file.name in wanted and not (folder / file.name).exists():
+            # Files that the result has already stay.
             shutil.copyfile(file, folder / file.name)
     if template := CHAT_TEMPLATES.get(task.chat_template):
+        # A template of the settings replaces all others.
         shutil.rmtree(folder / FURTHER_TEMPLATES, ignore_errors=True)
         write_bytes(folder / TEMPLATE_FILE, template.encode())

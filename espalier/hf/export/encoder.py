@@ -65,10 +65,12 @@ def export_encoder(
         for path, parameter in skeleton.named_parameters():
             if source := model.stored_name(path):
                 specs[path] = model.checkpoint.tensors[source]
+            # The head is trained in float32, whatever the files have.
             if path in heads:
                 specs[path] = TensorSpec("F32", tuple(parameter.shape))
         weight = encoder_weights(model, edits, head)
         write_shard(unfinished / SINGLE, specs, ((path, weight(path)) for path in specs))
+        # A whole encoder keeps its files; a pruned one needs another configuration.
         if model.cut is None:
             copy_beside(model.directory, unfinished, (INDEX,))
             write_json(unfinished / "config.json", _labelled(model.config, name, classes))
@@ -87,6 +89,7 @@ def _labelled(
 
     It names the model class and the classes of the task in the head's order.
     """
+    # Of these the base's values concern another task.
     return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
         "architectures": [architecture],
         "id2label": {str(place): name for place, name in enumerate(classes)},

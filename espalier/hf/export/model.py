@@ -59,12 +59,14 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     """
     with made_whole(target) as unfinished:
         written = model.checkpoint.as_written
+        # The same shards as the base, in the same order.
         for shard in written.shards:
             specs = {
                 name: stored for name, stored in written.tensors.items() if stored.shard == shard
             }
             tensors = edited_tensors(model, specs, edits, "writing")
             write_shard(unfinished / shard.name, specs, tensors)
+        # An index only fits sharded files.
         copy_beside(model.directory, unfinished, () if written.is_sharded else (INDEX,))
         if not model.is_as_stored:
             _describe_anew(model, unfinished)
@@ -93,12 +95,14 @@ def made_whole(target: Path) -> Iterator[Path]:
 
     InputError if writing failed.
     """
+    # Next to the target, so that the rename stays within one file system.
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         # A killed process may have left it behind.
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished
+        # Only now is an older result removed.
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     except OSError as error:
@@ -133,6 +137,7 @@ def weight_reader(model: OpenedModel, edits: Edits) -> Callable[[str], Tensor]:
         # The files of a mixture of experts have other names than its parameters.
         value = (own if name in own.tensors else own.as_written).read(name)
         index, linear = owner.get(name, (0, ""))
+        # A tensor without an edit is copied bit by bit.
         if linear and (edit := of_block(index).get(linear)):
             value = edit(value)
             require_finite(name, value)
@@ -174,6 +179,7 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, samples: Tenso
         Logits differ by more than rounding in the compute dtype explains, or a tensor is not the
         (edited) dense one.
     """
+    # Logits first: they also find faults in configuration and code.
     check_logits(stream, edits, target, samples)
     written = stream.model.checkpoint.as_written.tensors
     require_written(target, edited_tensors(stream.model, written, edits, "checking"))
@@ -204,6 +210,7 @@ def reloaded(
     """
     model = OpenedModel(directory)
     whole, found = load_plain(model, dtype, device, num_labels)
+    # A new head is in no file.
     new = () if num_labels is None else tuple(model.family.head_linears.values())
     missing = (name for name in found["missing_keys"] if name.rpartition(".")[0] not in new)
     if first := min(missing, default=""):
@@ -230,6 +237,7 @@ def require_close(
             finite.append(bool(piece.isfinite().all()))
             yield piece
 
+    # ``expected`` is a stream, so finiteness is watched while it is compared.
     difference = relative_difference(found, watched())
     if not all(finite):
         is_half = dtype == torch.float16
@@ -285,6 +293,7 @@ def require_written(target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None
         A tensor is missing or differs.
     """
     written = Checkpoint(target)
+    # Bits, because NaN differs from itself, and -0.0 equals 0.0.
     for name, expected in tensors:
         if name not in written.tensors or not torch.equal(
             bits_of(written.read(name)), bits_of(expected)

@@ -52,6 +52,7 @@ def read_adapter(folder: Path, model: OpenedModel) -> Adapted:
     found: Adapted = {}
     for (index, linear), own in sides.items():
         rows, columns = model.plan.blocks[index].linear(linear).shape
+        # Both sides of a matrix, of one rank, and of the shape of the base's matrix.
         if own.keys() != {"A", "B"} or (len(own["B"]), own["A"].shape[1]) != (rows, columns):
             raise InputError(
                 f"{path}: {linear} of block {index} does not fit the base model in"
@@ -66,6 +67,7 @@ def _scaling(path: Path) -> float:
     config = read_json_object(path)
     if config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type = {config.get('peft_type')!r}: must be 'LORA'")
+    # Any of these makes the update something else than B A times a factor.
     if further := [key for key in OTHER_KINDS if config.get(key)]:
         raise InputError(
             f"{path}: {further[0]} = {config[further[0]]!r}: only plain LoRA of matrices can be"

@@ -40,9 +40,11 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         The model type is unknown, or the model is quantised or another mixture of experts. The
         message names the configuration key.
     """
+    # Only weights as they were trained can be pruned or tuned.
     if config.get("quantization_config"):
         raise InputError(f"{where}: quantization_config is set; name the model before quantisation")
     model_type = config.get("model_type")
+    # A pruned model has the family of its base.
     known_as = (
         model_type.removeprefix(STRUCTURED).removeprefix(SLICED)
         if isinstance(model_type, str)
@@ -51,6 +53,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     family = next((one for one in FAMILIES if known_as in one.model_types), None)
     if family is not None and family.experts:
         return family
+    # Experts under other names would be taken for a dense model.
     for key in EXPERT_KEYS:
         if config.get(key):
             known = " and ".join(one.name for one in FAMILIES if one.experts)

@@ -133,9 +133,11 @@ class Family:
         """Yield the names that a model's tensor may have in files, the most likely first."""
         names = [name]
         if self.base:
+            # Files of a bare encoder lack its prefix.
             names += [name.removeprefix(f"{self.base}.")]
             for known in tuple(names):
                 for new, old in OLD_NORM_NAMES.items():
+                    # Old BERT files have other names of norms.
                     if known.endswith(new):
                         names.append(known.removesuffix(new) + old)
         yield from dict.fromkeys(names)

@@ -92,9 +92,11 @@ class Checkpoint:
         import torch
 
         shard = self.tensors[name].shard
+        # A view of the tensor's memory, so that reading needs no second copy.
         data = room.view(-1).view(torch.uint8).numpy().data
         with open(shard, "rb") as file:
             file.seek(start)
+            # A truncated file would leave uninitialised memory.
             if file.readinto(data) != len(data):
                 raise _too_short(shard, name)
         return room
@@ -107,6 +109,7 @@ class Checkpoint:
 
         stored = self.tensors[name]
         room = torch.empty((last - first, *stored.shape[1:]), dtype=TORCH_DTYPES[stored.dtype])
+        # Rows follow each other in the file.
         row_bytes = stored.num_bytes // max(1, stored.shape[0])
         return self._fill(name, room, stored.start + first * row_bytes)
 
@@ -131,6 +134,7 @@ def _shards(directory: Path) -> list[Path]:
 
     Refuse a directory from which it would load other weights.
     """
+    # transformers would apply the adapter silently.
     if (directory / ADAPTER).is_file():
         raise InputError(
             f"{directory}: {ADAPTER} is in the directory of the model, and transformers would"
@@ -142,6 +146,7 @@ def _shards(directory: Path) -> list[Path]:
             f"{found[0]}: is a shard of distributed training, which transformers would load"
             f" instead of {SINGLE}; move these shards away, or {WRITE_ANEW}"
         )
+    # The order of transformers: a single file has precedence over an index.
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if (directory / INDEX).is_file():
@@ -186,6 +191,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise InputError(f"{shard}: is not a whole safetensors file: {error}; {remedy}") from None
     with open(shard, "rb") as file:
         size = struct.unpack("<Q", file.read(8))[0]
+        # The library has validated the header before.
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
     for name, entry in header.items():
@@ -194,6 +200,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
                 f"{shard}: tensor {name} has the unsupported dtype {entry['dtype']}; convert the"
                 " model to float32, float16 or bfloat16"
             )
+        # Offsets count from the end of the header.
         start = 8 + size + entry["data_offsets"][0]
         yield name, StoredTensor(entry["dtype"], tuple(entry["shape"]), shard, start)
 
@@ -246,6 +253,7 @@ def write_shard(
         for expected, spec in specs.items():
             name, value = next(tensors)
             data = bits_of(value)
+            # Order and size must be those of the header, which is written already.
             if name != expected or len(data) != spec.num_bytes:
                 raise ValueError(
                     f"expected {spec.num_bytes} bytes of {expected}, but got {len(data)} of {name}"
@@ -277,6 +285,7 @@ class ReadingAhead:
 
     def begin(self, names: Sequence[str]) -> None:
         """Start reading these tensors, and drop earlier ones that were not taken."""
+        # A reading that has begun cannot be cancelled, so it is awaited.
         for tensor in self._begun.values():
             tensor.cancel()
         wait(self._begun.values())

@@ -40,6 +40,7 @@ class ExpertCheckpoint(Checkpoint):
         stacks: dict[str, dict[Place, str]] = {}
         for name, stored in files.tensors.items():
             full, place = _placed(name, family)
+            # Tensors outside experts keep their place in the files.
             if place is None:
                 self.tensors[full] = stored
                 self._parts[full] = [name]
@@ -55,6 +56,7 @@ class ExpertCheckpoint(Checkpoint):
 
     def _stack(self, name: str, found: dict[Place, str]) -> None:
         """Add a stacked tensor that is made of the files' tensors ``found``."""
+        # Numbers of experts and matrices count from 0 without gaps.
         number, position = max(found)
         parts = [found[place] for place in sorted(found)]
         first = self.files.tensors[parts[0]]
@@ -64,6 +66,7 @@ class ExpertCheckpoint(Checkpoint):
                 f"{self.directory}: experts of {name} are missing, or differ in shape or dtype;"
                 " copy the model again"
             )
+        # (experts, rows of all matrices, columns)
         shape = (number + 1, (position + 1) * first.shape[0], *first.shape[1:])
         self.tensors[name] = StoredTensor(first.dtype, shape, first.shard)
         self._parts[name] = parts
@@ -71,6 +74,7 @@ class ExpertCheckpoint(Checkpoint):
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Read one tensor into ``room`` and return it."""
         parts = self._parts[name]
+        # The parts follow each other in the memory of the stacked tensor.
         for part, own in zip(parts, room.view(len(parts), -1), strict=True):
             self.files.read_into(part, own)
         return room
@@ -94,6 +98,7 @@ def _placed(name: str, family: Family) -> tuple[str, Place | None]:
     prefix, index, path = found
     for target, templates in family.experts.items():
         for position, template in enumerate(templates):
+            # ``{}`` in a template stands for the number of an expert.
             pattern = re.escape(template).replace(r"\{\}", "([0-9]+)")
             if match := re.fullmatch(pattern, path):
                 place = (int(match[1]), position) if match.groups() else None

@@ -33,6 +33,7 @@ def with_base_prefix(
         Two tensors would get the same name.
     """
     prefix, _, _ = family.blocks.partition(".")
+    # First parts of names below the prefix, by which names without it are recognised.
     parts = {
         path.split(".")[1]
         for path in (family.blocks, family.embeddings, family.final_norm)
@@ -56,6 +57,7 @@ def has_other_head(family: Family, files: Checkpoint) -> bool:
     head, embedding = (files.tensors[name] for name in names)
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return True
+    # Chunk by chunk, because embeddings are large.
     return any(one != other for one, other in zip(*map(files.chunks, names), strict=True))
 
 

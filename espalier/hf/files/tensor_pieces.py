@@ -23,6 +23,7 @@ def pieces(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
     """
     dtype = TORCH_DTYPES[checkpoint.tensors[name].dtype]
     for chunk in checkpoint.chunks(name):
+        # ``bytearray``: torch wants memory that it may write.
         yield torch.frombuffer(bytearray(chunk), dtype=dtype)
 
 

@@ -46,6 +46,7 @@ def write_adapter(model: OpenedModel, adapted: Adapted, target: Path, name: str)
     # llama.cpp divides this number by the rank.
     alpha = entries[0][1].scaling * entries[0][1].a.shape[0]
     writer.add_float32("adapter.lora.alpha", float(alpha))
+    # All tensors are announced before the first is written: the header has their shapes.
     for place, factors in entries:
         for key, value in _sides(place, factors.a, factors.b):
             announce(writer, key, tuple(value.shape), DTYPE)
@@ -62,4 +63,5 @@ def write_adapter(model: OpenedModel, adapted: Adapted, target: Path, name: str)
 def _sides(place: Place, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield both matrices of one adapter; the rows of an update are those of ``b``."""
     yield f"{place.name}.lora_a", a
+    # Rows of query and key are reordered with those of the base.
     yield f"{place.name}.lora_b", reordered(b, place.heads)

@@ -81,6 +81,7 @@ class Architecture:
         writer.add_context_length(self.context_length)
         writer.add_embedding_length(configured("hidden_size"))
         writer.add_vocab_size(configured("vocab_size"))
+        # An architecture for uneven blocks has a list of numbers, one per block.
         writer.add_head_count(heads if uneven else heads[0])
         writer.add_head_count_kv(groups if uneven else groups[0])
         writer.add_feed_forward_length(channels if uneven else channels[0])
@@ -117,6 +118,7 @@ def architecture_of(model: OpenedModel) -> Architecture:
         raise InputError(f"{where}: hidden_act = {activation!r}: llama.cpp computes silu here")
     sizes = tuple(sizes_of(model.plan, block) for block in model.plan.blocks)
     name = EVEN[kind]
+    # A model with equal blocks can still need ``deci``, for its biases or its number of heads.
     if len(set(sizes)) > 1 or not (_may_have_biases(model, name) and _fits(model, name, sizes[0])):
         if kind not in UNEVEN:
             raise InputError(

@@ -49,6 +49,7 @@ def write_importance(
     writer.add_uint32("imatrix.chunk_count", max(1, max(counts.values()) // chunk_size))
     writer.add_uint32("imatrix.chunk_size", chunk_size)
     names = names_of(architecture)
+    # Matrices with the same input have equal sums, under names of their own.
     places = {place_of(architecture, names, name).name: name for name in sums}
 
     def entries() -> Iterator[tuple[str, Tensor, str]]:
@@ -57,6 +58,7 @@ def write_importance(
             yield f"{place}.counts", torch.tensor([float(counts[name])]), DTYPE
 
     for name, value, dtype in entries():
+        # The generator runs twice: for the header, and for the data.
         announce(writer, name, tuple(value.shape), dtype)
     write_file(writer, entries())
     return architecture.name

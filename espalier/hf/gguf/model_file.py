@@ -61,6 +61,7 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
     }
     writer.add_file_type(kinds[dtype])
     writer.add_quantization_version(GGML_QUANT_VERSION)
+    # Factors of the rotary embedding are tensors in GGUF.
     extra = dict(rope_factors(architecture))
     for own, value in extra.items():
         announce(writer, own, tuple(value.shape), "float32")
@@ -69,12 +70,14 @@ def write_model(model: OpenedModel, edits: Edits, target: Path, name: str, dtype
     places = {parameter: place_of(architecture, names, parameter) for parameter in stored}
     for parameter, place in places.items():
         shape = stored[parameter].shape
+        # Announced in the order in which the tensors are written.
         announce(writer, place.name, shape, format_of(shape, dtype))
 
     def values() -> Iterator[tuple[str, Tensor, str]]:
         yield from ((own, value, "float32") for own, value in extra.items())
         read = weight_reader(model, edits)
         for parameter, place in beats(list(places.items()), "writing tensor"):
+            # Reordered after the edit, which knows transformers' order.
             value = reordered(read(parameter), place.heads)
             yield parameter, value, format_of(tuple(value.shape), dtype)
 

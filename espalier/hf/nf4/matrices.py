@@ -106,6 +106,7 @@ def quantise(
     absmax = torch.empty(weights // BLOCK, dtype=torch.float32, device=device)
     start = 0
     for piece in pieces:
+        # Stretches of whole blocks: their codes do not depend on how the matrix arrives.
         for stretch in piece.view(-1).split(STRETCH):
             codes = encode(stretch.to(device, torch.float32))
             packed[start // 2 : start // 2 + len(codes.packed), 0] = codes.packed
@@ -115,6 +116,7 @@ def quantise(
         return Nf4Matrix(shape, packed, absmax)
     # In float64 the result does not depend on the number of threads.
     offset = absmax.cpu().mean(dtype=torch.float64).to(torch.float32)
+    # On the CPU, so that all devices get the same scales.
     scales, state = functional.quantize_blockwise(absmax.cpu() - offset, blocksize=NESTED_BLOCK)
     return Nf4Matrix(shape, packed, scales.to(device), state.absmax.to(device), offset.to(device))
 
@@ -177,6 +179,7 @@ def linear_of(
     # place with other scales, and later dequantisation gives wrong values.
     linear.support_avx512bf16_for_cpu = False
     linear.weight = library.nn.Params4bit(
+        # Already quantised: without ``bnb_quantized`` moving it to a device would quantise again.
         matrix.packed,
         requires_grad=False,
         quant_state=state_of(matrix, known, compute_dtype),
@@ -209,6 +212,7 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
     functional = bitsandbytes().functional
     in_features = state.shape[1]
     scales = state.absmax
+    # Doubly quantised scales are read once.
     if state.nested:
         scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
     # Rows are whole numbers of blocks; see ``require_whole_blocks``.
@@ -223,6 +227,7 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
             quant_type="nf4",
             dtype=torch.float32,
         )
+        # Two codes per byte; rows begin at whole bytes.
         found: Tensor = functional.dequantize_4bit(
             packed.view(-1, 1)[first * in_features // 2 : end * in_features // 2], rows
         )
@@ -238,6 +243,7 @@ def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) ->
     """
     make = bitsandbytes().functional.QuantState
     nested = None
+    # Scales of the scales, if there are any.
     if matrix.offset is not None:
         nested = make(
             matrix.nested_absmax,
@@ -266,6 +272,7 @@ def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = Tru
     for shape in shapes:
         require_whole_blocks(shape)
         blocks = math.prod(shape) // BLOCK
+        # Two codes per byte.
         total += math.prod(shape) // 2
         # Scales: float32, or one byte each, a float32 per 256 of them, and the offset.
         total += blocks + 4 * -(-blocks // NESTED_BLOCK) + 4 if double_quantisation else 4 * blocks

@@ -47,6 +47,7 @@ def require_finite_weights(
         A weight is not finite. The message names the tensor.
     """
     names = model.new_skeleton(num_labels).state_dict()
+    # Tensors that the files hold in addition have no influence.
     used = {model.stored_name(name) for name in names}
     for name, largest in model.magnitudes.items():
         # The scales of an NF4 matrix have the name of the matrix with a suffix.
@@ -59,6 +60,7 @@ def require_finite_weights(
                 f"{where} contains {what}, so no result can be computed; name a model without"
                 " such values"
             )
+        # A weight that is finite in the files may overflow in the compute dtype.
         if _overflows(largest, computing.dtype):
             wider = [repr(own) for own, dtype in DTYPES.items() if not _overflows(largest, dtype)]
             remedy = (
@@ -99,6 +101,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, samples: Tenso
     stream = BlockStream(model, in_memory)
     samples = samples[:, :TOKENS]
     _require_same_heads(model)
+    # Errors of transformers about the configuration get its name.
     with explained(str(model.directory)):
         plain, loading = load_plain(model, computing.dtype, computing.device)
     _require_same_tensors(model, loading)
@@ -123,6 +126,7 @@ def _require_same_heads(model: OpenedModel) -> None:
         return
     family = model.family
     plan = model.plan
+    # The files decide: attn.o reads all heads.
     heads = plan.blocks[0].linear("attn.o").shape[1] // plan.head_dim
     groups = heads // plan.heads_per_group
     expected = {
@@ -141,6 +145,7 @@ def _require_same_heads(model: OpenedModel) -> None:
 
 def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> None:
     """Raise InputError if transformers makes up a tensor, or ignores one that the plan counts."""
+    # A tensor that transformers makes up would be random.
     if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(
             f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
@@ -149,6 +154,7 @@ def _require_same_tensors(model: OpenedModel, loading: dict[str, set[str]]) -> N
         )
     linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
+    # A bias that is counted but ignored would change the result.
     if ignored := sorted(biases & set(loading.get("unexpected_keys", ()))):
         raise InputError(
             f"{model.directory}: the files contain {ignored[0]}, but config.json gives the model"
@@ -165,6 +171,7 @@ def _finite_logits(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
         with stream.block(block.index, None, block.index + 1) as module:
             activations.through(block.index, module)
         _require_finite(stream, activations, f"block {block.index} gives")
+    # The head is applied piece by piece; a vocabulary of logits for all tokens is large.
     for piece in stream.logits(activations):
         if not bool(piece.isfinite().all()):
             raise not_finite(stream, "the head gives")
@@ -193,6 +200,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
         model, torch.float32, torch.device("cpu"), num_labels, in_memory=True
     )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
+    # Missing tensors of a new head are expected.
     loading["missing_keys"] = {
         name for name in loading["missing_keys"] if not name.startswith(heads)
     }
@@ -224,6 +232,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
     lines = [
         f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
         f" config.json); set it to {positions} or less"
+        # All violations are reported at once.
         for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
         if positions is not None and tokens > positions
     ]

@@ -63,6 +63,7 @@ def described(directory: Path) -> Iterator[Path]:
         name: TensorSpec(dtype, tuple(parameter.shape))
         for name, parameter in skeleton.named_parameters()
     }
+    # Only the header has content.
     header = shard_header(specs)
     with TemporaryDirectory(prefix="espalier-described-") as folder:
         copy_beside(directory, Path(folder), (INDEX,))

@@ -54,6 +54,7 @@ def load_plain(
         The model, and the loading information of transformers: ``missing_keys``,
         ``unexpected_keys`` and so on
     """
+    # Warnings of the libraries are replaced by checks here.
     with _quiet():
         if in_memory or isinstance(model.checkpoint, QuantisedCheckpoint):
             whole, found = _from_pretrained(model, num_labels, dtype=dtype)
@@ -67,6 +68,7 @@ def _from_pretrained(model: OpenedModel, num_labels: int | None, **options: Any)
     known = {"local_files_only": True, "trust_remote_code": False}
     labels = {} if num_labels is None else {"num_labels": num_labels}
     config = load_config(model.directory, **labels)
+    # ``config.json`` may name code that transformers would download and run.
     forget_named_code(config)
     auto_class = getattr(transformers, model.family.auto_class)
     return auto_class.from_pretrained(
@@ -81,11 +83,13 @@ def _on_disk(
 
     transformers reads tensors at load time only to convert them, so no conversion is requested.
     """
+    # Without conversion transformers reads no tensor now.
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
     # A new head is in no file.
     kept = () if num_labels is None else tuple(model.family.head_linears.values())
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
     skeleton = model.new_skeleton(num_labels or any_labels)
+    # Modules with tensors of their own, one by one; a new head is made in memory.
     device_map = {path: "cpu" if path in kept else "disk" for path, _ in _with_tensors(skeleton)}
     options: dict[str, Any] = {"dtype": stored, "device_map": device_map}
     if model.family.experts:
@@ -118,6 +122,7 @@ def _weights_of(whole: nn.Module) -> Weights:
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
     found = next(weights for weights in maps if weights is not None).dataset
+    # The map's dtype would convert tensors that differ from the model's first one.
     for place in found.index.values():
         if "safetensors_file" in place:
             # Otherwise a float32 norm in a model of bfloat16 matrices would be rounded.
@@ -125,6 +130,7 @@ def _weights_of(whole: nn.Module) -> Weights:
     # mypy takes an unknown attribute of a module for a Tensor.
     ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009
     for pair in ties.items():
+        # In both directions: either of a pair may be in the files.
         for name, other in (pair, reversed(pair)):
             # The files hold only one tensor of a tied pair.
             if name not in found.index and other in found.index:
@@ -138,6 +144,7 @@ def _unhook(whole: nn.Module) -> None:
 
     peft would read the device map to find out whether weights are offloaded.
     """
+    # accelerate's hooks are replaced by those of ``read_when_used``.
     from accelerate.hooks import remove_hook_from_submodules
 
     remove_hook_from_submodules(whole)
@@ -158,9 +165,11 @@ def read_when_used(
         there
     """
     for path, module in list(_with_tensors(whole)):
+        # Modules in memory, such as a new head.
         if path in kept:
             module.to(device)
             continue
+        # Buffers are small and stay on the device.
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
         _read_when_called(module, f"{path}." if path else "", weights, device)
@@ -184,6 +193,7 @@ def _read_when_called(
         for name, placeholder in placeholders.items():
             setattr(module, name, placeholder)
 
+    # Until the first call the module holds placeholders too.
     drop(module)
     module.register_forward_pre_hook(read)
     # always_call drops the weights after an exception too.

@@ -31,6 +31,7 @@ def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> N
     source, target : directories
     left_out : names of files that are not copied
     """
+    # Only known names: other files may be private.
     for file in beside(source, left_out):
         shutil.copyfile(file, target / file.name)
     for file in sorted((source / FURTHER_TEMPLATES).glob("*.jinja")):
@@ -60,10 +61,12 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     ``config.json`` is not sufficient on its own, because tuned models often still name the model
     they were made from. Otherwise the result is the name of the directory.
     """
+    # Directory of a model in the hub's cache: ``models--owner--name``.
     cached = "/".join(directory.parent.parent.name.split("--")[1:])
     if commit_of(directory) and re.fullmatch(ON_THE_HUB, cached):
         return cached
     named = str(config.get("_name_or_path"))
+    # A tuned model often names its base here, so the name of the directory must agree.
     if re.fullmatch(ON_THE_HUB, named) and named.split("/")[-1] == directory.name:
         return named
     return directory.name

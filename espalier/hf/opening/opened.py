@@ -116,6 +116,7 @@ class OpenedModel:
                 f"{path}: {CONFIG_KEY} is set, and experts in 4 bits cannot be read; name the"
                 " model before quantisation"
             )
+        # Tensors as the files name them, then as transformers does.
         files = Checkpoint(directory)
         self.is_as_stored = not quantisation
         """True if the configuration and the tensor names are those of the directory.
@@ -131,6 +132,7 @@ class OpenedModel:
         self.plan: ModelPlan = self._make_plan()
         self.structure = self._own_structure()
         """Structure relative to the original, uncut model; None if nothing was cut."""
+        # Cut last, so that everything above describes the model in the files.
         if cut is not None:
             self._cut_out(cut, given or {}, scales or {})
 
@@ -144,7 +146,9 @@ class OpenedModel:
         head = self.family.head_weight
         embedding = self.family.embedding_weight
         said = self.config.get(TIED)
+        # The configuration ties head and embedding, and the files hold a head.
         if head in files.tensors and (self.configured(TIED) if said is None else said):
+            # Only the head is in the files: it is the embedding, too.
             if embedding not in files.tensors:
                 files.tensors = {
                     embedding if name == head else name: tensor
@@ -154,6 +158,7 @@ class OpenedModel:
             elif has_other_head(self.family, files):
                 self.config[TIED] = False
                 self.is_as_stored = False
+        # Names in another order or with another prefix: the index of the directory does not fit.
         self.is_as_stored &= list(stored) == list(files.tensors)
 
     def _own_structure(self) -> Structure | None:
@@ -206,6 +211,7 @@ class OpenedModel:
         self.plan = structured_plan(self.plan, cut)
         self.cut = cut
         self.checkpoint = CutCheckpoint(self.checkpoint, self.family, plan, cut, given, scales)
+        # A cut of a pruned model, too, is described relative to the original one.
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_residual and not self.family.residual_prunable:
             raise InputError(
@@ -219,6 +225,7 @@ class OpenedModel:
         key = self.family.num_blocks_key
         num_blocks = self._count_of(key)
         beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
+        # transformers would ignore further blocks silently.
         if any(name.startswith(beyond) for name in self.checkpoint.tensors):
             raise InputError(
                 f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files contain more"
@@ -230,6 +237,7 @@ class OpenedModel:
             for index in range(num_blocks)
         )
         family = self.family
+        # In a decoder every tensor counts.
         parts: tuple[str, ...] = ("",)
         if family.kind == "encoder":
             # Files of an encoder may also hold heads for other tasks.
@@ -238,6 +246,7 @@ class OpenedModel:
         counted = (
             stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
         )
+        # Only encoders have a head that is made anew, of this width.
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
         return ModelPlan(
             blocks,
@@ -252,12 +261,15 @@ class OpenedModel:
         heads = self._first_of(key)
         names = {linear.name for linear in block.linears}
         query, keys = ("attn.q", "attn.k") if "attn.q" in names else ("attn.qkv", "attn.qkv")
+        # Heads are not in the files; their width follows from the matrix.
         rows = block.linear(query).shape[0]
         key_rows = block.linear(keys).shape[0]
+        # One matrix for query, key and value: attn.o has the width of the query.
         if query == keys:
             rows = block.linear("attn.o").shape[1]
             key_rows = (key_rows - rows) // 2
         head_dim = rows // heads
+        # Rows must be whole heads, and query heads whole groups.
         if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
             raise InputError(
                 f"{self.directory / CONFIG}: {key} = {heads} does not match"
@@ -294,6 +306,7 @@ class OpenedModel:
         norms = {path: name for name, path in self.family.norms.items()}
         for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
             for name, stored in self.checkpoint.tensors.items():
+                # Biases of linears count as parts of them, norms by canonical name.
                 of, _, kind = name.removeprefix(prefix).rpartition(".")
                 if name.startswith(prefix) and of not in linears:
                     yield f"{norms.get(of, of)}.{kind}", stored.shape
@@ -335,6 +348,7 @@ class OpenedModel:
 
     def _transformers_config(self) -> "PretrainedConfig":
         with explained(str(self.directory / CONFIG)):
+            # transformers cannot read the configuration of a pruned model from the directory.
             if self.cut is not None or has_own_code(self.config):
                 return build_config(self.config)
             config = load_config(self.directory)
@@ -353,6 +367,7 @@ class OpenedModel:
             stored = self.checkpoint.tensors.get(parameter)
             if stored is None:
                 raise missing_tensor(self, parameter)
+            # Only matrices of floating point can be pruned.
             if len(stored.shape) != 2 or stored.dtype not in FLOATING:
                 raise InputError(
                     f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, but"
@@ -412,6 +427,7 @@ class OpenedModel:
         import tokenizers
         import transformers
 
+        # Releases of the libraries may tokenise differently.
         digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
         for path in sorted(
             self.directory / file for file in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
@@ -436,6 +452,7 @@ class OpenedModel:
         if self.cut is None:
             return self._read_through(lambda name, chunk: None)
         assert isinstance(self.checkpoint, CutCheckpoint)
+        # Scaled matrices have other bytes than the directory's.
         changed = {name for name, part in self.checkpoint.parts.items() if part.scales is not None}
         given = {}
         for name in sorted({*self.checkpoint.given, *changed}):
@@ -444,6 +461,7 @@ class OpenedModel:
             for chunk in self.checkpoint.chunks(name):
                 digest.update(chunk)
             given[name] = digest.hexdigest()
+        # Hash of the files, the structure, and what replaces tensors.
         parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -451,6 +469,7 @@ class OpenedModel:
         """Return the hash of the directory's files; ``see`` gets each piece of each tensor."""
         digest = hashlib.sha256()
         files = self.stored
+        # Sorted, so that the sharding has no effect.
         for name in beats(sorted(files.tensors), "hashing tensor"):
             stored = files.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
@@ -498,6 +517,7 @@ class OpenedModel:
 
         def see(name: str, chunk: bytes) -> None:
             if name in largest:
+                # The maximum of pieces is the maximum of the tensor.
                 values = torch.frombuffer(bytearray(chunk), dtype=largest[name].dtype)
                 # torch's maximum propagates NaN.
                 largest[name] = torch.maximum(largest[name], values.abs_().max())
@@ -551,6 +571,7 @@ def skeleton_of(
     InputError
         transformers cannot build a model from the configuration.
     """
+    # Errors while importing are reported as such, not as errors of the model.
     with importing():
         import torch
         import transformers
@@ -562,10 +583,13 @@ def skeleton_of(
         forget_named_code(config)
         if num_labels is not None:
             config.num_labels = num_labels
+        # Parameters on the meta device take no memory; buffers, such as rotary frequencies, are
+        # real.
         with init_empty_weights(include_buffers=False), no_init_weights():
             skeleton = getattr(transformers, family.auto_class).from_config(
                 config, dtype=torch.float32
             )
+        # Tied parameters become one, as in the loaded model.
         skeleton.tie_weights()
     return skeleton.eval()
 
@@ -593,11 +617,13 @@ def open_model(name: str) -> OpenedModel:
     InputError
         See ``OpenedModel``, ``require_model`` and ``cached_model``.
     """
+    # A name of the hub is looked up in the cache only.
     if is_on_hub(name):
         return opened_in(cached_model(name))
     if name != "demo":
         require_model(name)
         directory = at_home(name).absolute()
+        # The directory of a run has its model in a folder.
         of_a_run = (directory / "run.json").exists() and not (directory / CONFIG).exists()
         return opened_in(directory / "model" if of_a_run else directory)
     try:
@@ -615,6 +641,7 @@ def opened_in(directory: Path) -> OpenedModel:
 
     Within a process, callers share the same model and its hash as long as the files do not change.
     """
+    # Stamps are part of the key, so a changed directory is opened anew.
     stamps = _stamps(directory) if directory.is_dir() else ()
     return _opened_in(directory, stamps)
 

@@ -35,6 +35,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
     with made_whole(target) as unfinished:
         specs = specs_of(model)
         write_shards(specs, edited_tensors(model, list(specs), dense, "writing"), unfinished)
+        # The configuration is another one, so it is not copied.
         copy_beside(model.directory, unfinished, (INDEX, "config.json", CODE.name))
         write_json(unfinished / "config.json", model.config)
         shutil.copyfile(CODE, unfinished / CODE.name)
@@ -59,6 +60,7 @@ def require_sliceable(model: OpenedModel) -> None:
             f" {', '.join(SLICEABLE)} as they were trained; name one of them"
         )
     family = model.family
+    # Tensors outside the blocks that are rotated too.
     outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
     for name in (f"{path}.weight" for path in outer):
         if name not in model.checkpoint.tensors:
@@ -78,6 +80,7 @@ def sliced_config(
     ``base`` is ``config.json`` of the dense model, and ``plan`` its plan.
     """
     classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
+    # Class of the family's sliced models.
     cls = classes[SLICED + base["model_type"]]
     return dict(base) | {
         "model_type": cls.config_class.model_type,

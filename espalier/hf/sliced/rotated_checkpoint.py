@@ -57,12 +57,14 @@ class RotatedCheckpoint(Checkpoint):
         self._names = {
             path: name for name, path in {**self._family.linears, **self._family.norms}.items()
         }
+        # Embedding and head first: an untied head may replace a tied one.
         self._add_outer(tied)
         for name in list(self._files.tensors):
             if (found := self._family.block_of(name)) is not None:
                 self._add_of_block(name, found[1], found[2])
             elif name not in self.tensors:
                 self._copy(name)
+        # New matrices of the residual connections.
         for block in base.plan.blocks:
             like = block.linear("attn.o").parameter
             for step, name in enumerate(SHORTCUTS):
@@ -87,6 +89,7 @@ class RotatedCheckpoint(Checkpoint):
     def _add_outer(self, tied: bool) -> None:
         """Add embedding, final norm and head."""
         family = self._family
+        # The last basis is that of the head's input.
         last = 2 * len(self._base.plan.blocks)
         embedding = f"{family.embeddings}.weight"
         head = f"{family.head}.weight"
@@ -95,6 +98,7 @@ class RotatedCheckpoint(Checkpoint):
             (embedding, embedding, 0, None),
             (head, embedding if tied else head, last, norm),
         ):
+            # Both have the vocabulary as rows.
             shape = (self._files.tensors[source].shape[0], self._width)
             self._add(name, source, shape, partial(self._reader, source, place, behind))
         # The scale of the final norm is merged into the head.
@@ -105,11 +109,13 @@ class RotatedCheckpoint(Checkpoint):
         of, _, kind = path.rpartition(".")
         own = self._names.get(of, "")
         if own in READ_BEHIND and kind == "weight":
+            # Matrices that read the stream: columns in the basis of the norm before.
             place = 2 * index + PLACES[READ_BEHIND[own]]
             norm = self._family.parameter_path(f"{READ_BEHIND[own]}.weight", index)
             made = partial(self._reader, name, place, norm)
             self._add(name, name, (shape[0], self._width), made)
         elif own in ("attn.o", "mlp.down"):
+            # Matrices and biases that write to it: rows in the basis of the next reader.
             made = partial(self._writer, name, 2 * index + PLACES[own])
             self._add(name, name, (self._width, *shape[1:]), made)
         elif own in PLACES:
@@ -126,6 +132,7 @@ class RotatedCheckpoint(Checkpoint):
         """
         scale: Tensor | float = 1.0
         if norm:
+            # Scale of the norm, and the factor for its mean over fewer dimensions.
             scale = self._files.read(norm).to(torch.float64) * math.sqrt(self._dense / self._width)
         return sliced_reader(self._files.read(name), self._basis(place), scale)
 
@@ -137,6 +144,7 @@ class RotatedCheckpoint(Checkpoint):
 
     def read_into(self, name: str, room: Tensor) -> Tensor:
         """Compute one tensor into ``room`` and return it."""
+        # Computed in float64 and rounded once, to the dtype of the files.
         made = room.copy_(self._made[name]())
         if name not in self._copied:
             require_finite(name, made)
@@ -168,4 +176,5 @@ class SlicedModel(OpenedModel):
         super().__init__(base.directory)
         self.checkpoint = RotatedCheckpoint(base, bases, width, is_tied(base))
         self.config = sliced_config(self.config, self.family, self.plan, width)
+        # The plan follows from the new shapes.
         self.plan = self._make_plan()

@@ -32,6 +32,7 @@ class _Watched:
 
     def __call__(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Add the signals of an input of shape (batch, sequence_length, hidden_size)."""
+        # Over all tokens of a batch at once.
         seen = second_moments(normalised(inputs[0].flatten(0, -2), self._epsilon))
         self.moments = seen if self.moments is None else self.moments.add_(seen)
 
@@ -48,6 +49,7 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
     epsilon = float(stream.model.configured("rms_norm_eps"))
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
+        # One sum per norm of the block.
         watched = [_Watched(epsilon) for _ in NORMS]
         with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
             for name, own in zip(NORMS, watched, strict=True):
@@ -64,6 +66,7 @@ def mean_moments(stream: BlockStream, samples: Tensor) -> Iterator[Tensor]:
 
 def _mean(watched: _Watched, samples: Tensor) -> Tensor:
     assert watched.moments is not None
+    # A mean: clients with different numbers of samples are weighted by the server.
     return watched.moments.cpu() / samples.numel()
 
 
@@ -73,4 +76,5 @@ def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:
     ``moments`` are (hidden_size, hidden_size), and the basis is (hidden_size, width), float32.
     """
     basis = principal_basis(moments, width)
+    # The fraction is computed with the basis before rounding.
     return basis.to(torch.float32), kept_share(moments, basis)

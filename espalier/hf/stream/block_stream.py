@@ -66,6 +66,7 @@ def logits_at(
     head = model.get_output_embeddings()
     wanted: list[Tensor] = []
 
+    # The hook sees what the model passes to its head.
     def take(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         wanted.append(inputs[0][places])
         # With an empty input, the head computes no logits in the full forward pass.
@@ -76,6 +77,7 @@ def logits_at(
         model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     finally:
         hook.remove()
+    # One call of the head, so one input.
     (hidden,) = wanted
     for piece in hidden.split(tokens_at_once(head.out_features)):
         yield head_logits(model, piece)
@@ -199,13 +201,16 @@ class BlockStream:
         computing.choose_attention(self._skeleton)
         modules = self._skeleton.get_submodule(model.family.blocks)
         self._blocks: list[nn.Module] = list(modules)
+        # Relays take the place of the blocks, so that the model's own code runs around them.
         self._relays = [_Relay(block) for block in self._blocks]
         for index, relay in enumerate(self._relays):
             modules[index] = relay
         self._decoder = model.family.blocks.rpartition(".")[0]
+        # Fail now, not in the middle of a run.
         self._require_tensors(self._skeleton, "")
         for index, block in enumerate(self._blocks):
             self._require_tensors(block, f"{model.family.blocks}.{index}.")
+        # Only buffers stay in memory; weights are read when they are needed.
         drop_weights(self._skeleton)
 
     @contextmanager
@@ -226,7 +231,9 @@ class BlockStream:
             for name, edit in (edits or {}).items()
         }
         self._load(block, f"{self.model.family.blocks}.{index}.", weights)
+        # Buffers are moved here; ``_load`` has put the weights on the device.
         block.to(self.computing.device)
+        # Reading of the next block overlaps with the computation of this one.
         if self._ahead is not None and following is not None and following < len(self._blocks):
             self._ahead.begin(
                 self._stored(self._blocks[following], f"{self.model.family.blocks}.{following}.")
@@ -248,6 +255,7 @@ class BlockStream:
         calls = list[list[Call]]()
         with self._loaded(self._decoder) as decoder:
             for batch in batches:
+                # Embeddings and relays only: no block computes.
                 decoder(input_ids=batch, use_cache=False)
                 first = self._relays[0].received
                 assert first is not None
@@ -276,6 +284,7 @@ class BlockStream:
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
                 raise _wrong_size("short")
             activations.hidden[batch] = hidden.to(self.computing.device)
+        # Bytes that remain belong to other samples.
         if kept.read(1):
             raise _wrong_size("long")
         return activations
@@ -301,6 +310,7 @@ class BlockStream:
         The pieces are (tokens, vocab_size), with up to ``tokens_at_once`` tokens.
         """
         last = self._relays[-1]
+        # The embeddings may be large; only a tied head needs them.
         with self._without_unused_embeddings() as width, self._loaded("") as skeleton:
             at_once = tokens_at_once(skeleton.config.vocab_size)
             try:
@@ -353,6 +363,7 @@ class BlockStream:
             # The cast happens on the device, because the transfer is smaller in the stored dtype.
             value = value.to(self.computing.device, non_blocking=True)
             values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
+        # Tied parameters are missing here, and are tied afterwards.
         module.load_state_dict(values, strict=False, assign=True)
 
     def _stored(self, module: nn.Module, prefix: str) -> list[str]:
@@ -409,6 +420,7 @@ def _alike(one: Any, other: Any) -> bool:
         return same and torch.equal(one, other)
     if type(one) is not type(other):
         return False
+    # Containers may hold tensors, which ``==`` would compare element by element.
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):

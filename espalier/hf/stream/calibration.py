@@ -46,6 +46,7 @@ def prune_by_block(
     for block_plan in beats(stream.model.plan.blocks, "pruning block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
+            # Masks follow from the inputs of the dense block; the next block sees the pruned one.
             masks = _choose_in_block(stream, activations, index, block, choose, watch)
             apply_prune_masks(stream.linears(index, block), masks)
             activations.through(index, block)
@@ -83,6 +84,7 @@ def prune_layers(
     """
     activations = stream.start(samples)
     for index in beats(range(max(layers) + 1), "pruning block"):
+        # Blocks that are not pruned are passed, with the edits of the global model.
         with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
             pruned = (
                 _prune_block(stream, activations, index, block, pruning, edits(index))
@@ -139,6 +141,7 @@ def _prune_block(
         for plan in stream.model.plan.blocks[index].linears:
             name = plan.name
             dtype = TORCH_DTYPES[plan.dtype]
+            # The weights of the files: the loaded block is in the compute dtype.
             stored = stream.model.checkpoint.read(plan.parameter)
             stored = edits[name](stored) if name in edits else stored
             prune_mask, weight = pruning.prune(stored.to(stream.computing.device), inputs[name])
@@ -174,5 +177,6 @@ def watched_pass(
     watched = watch(linears)
     watched.samples = activations.num_samples
     with watched.watching():
+        # Statistics are collected from the inputs; outputs are kept only on request.
         activations.through(index, block, keep=keep)
     return watched.found()

@@ -55,6 +55,7 @@ def masked(prune_masks: BlockTensors, shares: BlockTensors | None = None) -> Edi
 @torch.no_grad()
 def _mask(prune_mask: Tensor, factor: Tensor | None, weight: Tensor) -> Tensor:
     if factor is not None:
+        # Scaled in float32 and rounded once, to the dtype of the files.
         weight = (weight.to(torch.float32) * factor).to(weight.dtype)
     return weight.masked_fill(prune_mask, 0)
 

@@ -62,6 +62,7 @@ class OnDisk(HiddenStates):
         return OnDisk(self.folder)
 
     def append(self, batch: Tensor) -> None:
+        # Dtype and device of all batches.
         self._like = batch.new_empty(0)
         self._shapes.append(batch.shape)
         self[len(self) - 1] = batch

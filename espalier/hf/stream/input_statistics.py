@@ -40,6 +40,7 @@ class Watched(ABC):
         try:
             yield
         finally:
+            # The last input must not stay in memory.
             self._last = None
             for hook in hooks:
                 hook.remove()
@@ -80,6 +81,7 @@ class InputSquareSums(Watched):
             # A few channels at a time, because torch makes a float64 copy of what it sums.
             pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
             sums = [
+                # Exact squares need float64: the square of a float32 has 48 bits.
                 piece.to(self._squares_in).square().sum(dim=0, dtype=torch.float64)
                 for piece in pieces
             ]
@@ -108,8 +110,10 @@ class InputGrams(Watched):
         self._leader: dict[str, str] = {}
 
     def _see(self, name: str, inputs: Tensor) -> None:
+        # Identity, not equality: the same tensor is passed to several linears.
         shares = self._last is not None and inputs is self._last[0]
         leader = self._last[1] if self._last is not None and shares else name
+        # Otherwise one Gram matrix would be missing inputs.
         if self._leader.setdefault(name, leader) != leader:
             raise RuntimeError(
                 f"{name} shares its input with {leader} in one forward pass but not in another"
@@ -120,6 +124,7 @@ class InputGrams(Watched):
             tokens = inputs.flatten(0, -2).to(torch.float32)
             if name not in self.grams:
                 self.grams[name] = tokens.new_zeros(tokens.shape[1], tokens.shape[1])
+            # X^T X of the batch, added in place.
             self.grams[name].addmm_(tokens.T, tokens)
 
     def found(self) -> dict[str, Factor]:

@@ -97,6 +97,7 @@ def _sums_of_pass(
 def counted(sums: Sums, tokens: int, job: PooledPruningSettings) -> tuple[dict[str, Tensor], int]:
     """Return the numbers with which a party counts, and its count."""
     if job.weighting == "tokens":
+        # Sums count by tokens, or every party once with its mean.
         return dict(sums), tokens
     return {name: values / tokens for name, values in sums.items()}, 1
 
@@ -112,6 +113,7 @@ def pack_sums(
         If a number is not finite or out of range.
     """
     numbers, count = counted(sums, tokens, job)
+    # Out of range or NaN would be refused by the server.
     if not all(bool(torch.isfinite(values).all()) for values in numbers.values()):
         raise not_finite(stream, f"block {index} meets")
     try:
@@ -155,6 +157,7 @@ def masks_by_sums(
     pruning = LocalPruning(job.metric, job.sparsity, job.local_group)
     first = shared_inputs(block)
     return {
+        # Every matrix has the sums of its input.
         linear.name: pruning.prune_mask(
             model.checkpoint.read(linear.parameter).to(device), sums[first[linear.name]].to(device)
         )
@@ -178,6 +181,7 @@ def pooled_masks(
     batches of their own, as at its site. Like the strategies of a run, this is one pass through the
     dense model, or through blocks of which all earlier ones are pruned.
     """
+    # One-shot pruning measures all blocks in the dense model.
     one_pass = job.strategy == "one-shot"
     walks = [stream.start(samples) for samples in parties]
     for block in beats(stream.model.plan.blocks, "pruning block"):
@@ -192,6 +196,7 @@ def pooled_masks(
             masks = masks_by_sums(
                 stream.model, block, pooled(own, job), job, stream.computing.device
             )
+            # Iterative pruning goes on behind the pruned block.
             if not one_pass:
                 apply_prune_masks(stream.linears(block.index, loaded), masks)
                 for activations in walks:

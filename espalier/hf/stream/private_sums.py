@@ -51,7 +51,9 @@ class RecordSquares(Watched):
         self._padded_to = padded_to
         self._lengths = lengths
         self._records = records
+        # Number of sequences that each linear has seen.
         self._rows = dict.fromkeys(linears, 0)
+        # Record whose sequences may continue in the next batch, and its sum so far.
         self._open: dict[str, tuple[int, Tensor]] = {}
         self._sums: dict[str, Tensor] = {
             name: torch.zeros(linear.in_features, dtype=torch.int64)
@@ -64,20 +66,25 @@ class RecordSquares(Watched):
         tokens = inputs.reshape(-1, self._padded_to, inputs.shape[-1]).double()
         rows = slice(self._rows[name], self._rows[name] + len(tokens))
         self._rows[name] = rows.stop
+        # Padding counts as zero.
         counted = torch.arange(self._padded_to)[None] < self._lengths[rows, None]
         squares = torch.einsum("rtc,rt->rc", tokens.square(), counted.to(tokens)).cpu()
+        # Sequences of a record follow each other, so a batch has few records.
         records, place = torch.unique_consecutive(self._records[rows], return_inverse=True)
         sums = squares.new_zeros(len(records), squares.shape[1]).index_add_(0, place, squares)
+        # The first record of this batch may have begun in the one before.
         if name in self._open:
             record, begun = self._open.pop(name)
             if record == int(records[0]):
                 sums[0] += begun
             else:
                 self._close(name, begun[None])
+        # The last record may continue.
         self._close(name, sums[:-1])
         self._open[name] = (int(records[-1]), sums[-1])
 
     def _close(self, name: str, vectors: Tensor) -> None:
+        # One record counts with norm 1, whatever its length.
         self._sums[name] += normalised(vectors).sum(dim=0)
 
     def found(self) -> dict[str, Tensor]:
@@ -109,6 +116,7 @@ class PrivateSums:
             other
         """
         plan = self.stream.model.plan
+        # One record changes M sums by 1 each, so the L2 sensitivity is sqrt(M).
         deviation = self.noise_multiplier * math.sqrt(num_inputs(plan))
         watch = partial(
             RecordSquares,
@@ -118,10 +126,12 @@ class PrivateSums:
         )
         activations = self.stream.start(samples) if len(samples) else None
         for block in beats(plan.blocks, "watching block"):
+            # Without records the noise alone is sent, so nothing shows that there were none.
             found = _no_sums(block)
             if activations is not None:
                 with self.stream.block(block.index, following=block.index + 1) as loaded:
                     linears = self.stream.linears(block.index, loaded)
+                    # One linear per distinct input.
                     watched = watch({name: linears[name] for name in found})
                     with watched.watching():
                         activations.through(block.index, loaded)
@@ -131,8 +141,10 @@ class PrivateSums:
     def _packed(self, block: BlockPlan, sums: dict[str, Tensor], deviation: float) -> bytes:
         """Return the sums of a block with noise; the count is always 1."""
         words = {}
+        # Sorted, so that noise is drawn in a fixed order.
         for name, exact in sorted(sums.items()):
             noise = self.bits.grid_noise(len(exact), deviation)
+            # Sums and noise are integers of the same grid.
             words[squares_name(name)] = words_of(exact.numpy() + noise)
         return pack_tensors({**words, COUNT: np.array([1], np.uint64)})
 

@@ -81,6 +81,7 @@ def structured_config(
         derived = key == "no_rope_layers" or config.get("use_sliding_window", True)
         if key in family.block_keys and derived and not config.get(key):
             config[key] = list(getattr(build_config(base), key))
+        # One value per block of the base: keep those of the remaining blocks.
         if isinstance(values := config.get(key), list) and len(values) == len(cut.base):
             config[key] = [values[source] for source in sources]
     config |= {
@@ -95,6 +96,7 @@ def structured_config(
 
 def _of_the_family(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without widths of blocks, and for the classes of the family."""
+    # Everything that describes the former cut.
     own = (PER_LAYER, STRUCTURE, GLOBAL_ACCESS, "auto_map")
     config = {key: value for key, value in document.items() if key not in own}
     # The base may be a pruned model itself.
@@ -113,6 +115,7 @@ def _per_layer(family: Family, plan: ModelPlan, structure: Structure) -> dict[st
     """
     whole = _widths(family, plan, structure.base[0])
     sizes = [sizes_of(plan, block) for block in plan.blocks]
+    # As transformers pads indices, so that they sort as numbers.
     digits = len(str(len(sizes) - 1))
     overrides = dict[str, dict[str, int]]()
     for index, own in enumerate(sizes):
@@ -143,6 +146,7 @@ def _widths(family: Family, plan: ModelPlan, sizes: Sizes) -> dict[str, int]:
 def _rest(family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any]:
     """Return what transformers has no words for, for the key ``structure``."""
     rest: dict[str, Any] = {}
+    # Without a key for key-value heads, the width of a head follows from the number of heads.
     if not family.kv_heads_key and _cuts_heads(plan, structure):
         rest["head_dim"] = plan.head_dim
     if structure.added_biases:
@@ -178,6 +182,7 @@ def _words_of_the_family(
     Returns None if the family has no words for something else than widths.
     """
     keys = [bias_key(family, name) for name in structure.added_biases]
+    # Residual dimensions, head widths and some biases are unknown to transformers.
     without_head_dim = not family.kv_heads_key and _cuts_heads(plan, structure)
     if structure.cuts_residual or without_head_dim or None in keys:
         return None
@@ -204,6 +209,7 @@ def plain_config(
     Returns None if the blocks are not alike, or if the family cannot express their shape. The
     document is a result of ``structured_config``; plan and structure are those given to it.
     """
+    # Blocks that differ have no common configuration.
     sizes, *others = {sizes_of(plan, block) for block in plan.blocks}
     config = _words_of_the_family(document, family, plan, structure)
     if others or config is None:
@@ -218,6 +224,7 @@ def plain_config(
         if family.name == "phi3" and "short_factor" in rope:
             return None
         config["head_dim"] = plan.head_dim
+    # Only values that differ from the original's are written.
     was = _widths(family, plan, structure.base[0])
     widths = _widths(family, plan, sizes)
     return config | {key: value for key, value in widths.items() if was[key] != value}
@@ -226,6 +233,7 @@ def plain_config(
 def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
     """Return the configuration object of transformers, also for a pruned model."""
     kind = str(document.get("model_type"))
+    # Classes of this module have to be registered first.
     if has_own_code(document) and not kind.startswith(SLICED):
         from espalier.hf.structured.modeling_structured import CLASSES
 
@@ -258,11 +266,13 @@ def load_config(directory: Path, **options: Any) -> "PretrainedConfig":
     directory : model directory, also of a pruned model
     options : values that replace those of the file
     """
+    # The file decides; nothing in the directory is executed.
     document = read_config(directory / CONFIG)
     known = {"local_files_only": True, **options}
     kind = str(document.get("model_type"))
     if has_own_code(document):
         build_config(document)
+    # transformers would refuse widths of single blocks.
     if document.get(PER_LAYER) and not kind.startswith((STRUCTURED, SLICED)):
         from espalier.hf.structured.modeling_structured import CLASSES
 

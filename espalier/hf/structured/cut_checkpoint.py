@@ -73,6 +73,7 @@ class CutCheckpoint(Checkpoint):
 
         self.directory = base.directory
         self.base = base
+        # Which part of which tensor of the base each tensor is.
         self.parts = dict(_parts(family, plan, structure, base.tensors))
         """Part of the base by name of the tensor, also for tensors that are replaced."""
         self.parts |= {name: replace(self.parts[name], scales=own) for name, own in scales.items()}
@@ -82,10 +83,12 @@ class CutCheckpoint(Checkpoint):
             stored = base.tensors[part.source]
             shape = part.shape(stored.shape)
             self.tensors[name] = StoredTensor(stored.dtype, shape, stored.shard)
+        # Given tensors replace parts, or are new, such as biases.
         for name, tensor in self.given.items():
             shard = self.tensors[name].shard if name in self.tensors else base.shards[-1]
             dtype = SAFETENSORS_DTYPES[tensor.dtype]
             self.tensors[name] = StoredTensor(dtype, tuple(tensor.shape), shard)
+        # Shards without a remaining tensor are left out.
         used = {stored.shard for stored in self.tensors.values()}
         self.shards = [shard for shard in base.shards if shard in used]
 
@@ -96,6 +99,7 @@ class CutCheckpoint(Checkpoint):
         part = self.parts[name]
         if part.is_whole:
             return self.base.read_into(part.source, room)
+        # Piece by piece, so that only a few rows of the base are in memory.
         for start, piece in self._pieces(part):
             room[start : start + len(piece)] = piece
         return room
@@ -135,6 +139,7 @@ class CutCheckpoint(Checkpoint):
             if columns is not None:
                 piece = piece.index_select(1, columns)
             if part.scales is not None:
+                # In float32, rounded once.
                 piece = (piece.to(torch.float32) * part.scales).to(piece.dtype)
             yield start, piece
 
@@ -143,6 +148,7 @@ def _parts(
     family: Family, plan: ModelPlan, structure: Structure, stored: Iterable[str]
 ) -> Iterator[tuple[str, Part]]:
     """Yield the name in the pruned model and the part of each stored tensor that is kept."""
+    # New index of each remaining block.
     places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
     linears = {path: name for name, path in family.linears.items()}
     for name in stored:
@@ -157,6 +163,7 @@ def _parts(
         module, _, kind = path.rpartition(".")
         rows = columns = None
         if module in linears and kind in ("weight", "bias"):
+            # Rows are output features, columns input features; a bias has rows.
             rows = kept_indices(plan, structure, block, linears[module], ROWS)
         if module in linears and kind == "weight":
             columns = kept_indices(plan, structure, block, linears[module], COLUMNS)
@@ -172,6 +179,7 @@ def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:
     gap = GAP // max(1, row_bytes)
     start = 0
     for at in range(1, len(rows) + 1):
+        # A new stretch begins where skipping pays off, or where the stretch is large enough.
         if at == len(rows) or rows[at] - rows[at - 1] - 1 > gap or rows[at] - rows[start] >= most:
             yield rows[start], rows[at - 1] + 1, start, at
             start = at

@@ -64,6 +64,7 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
     structure = model.structure
     refused = dict[Form, str]()
     assert structure is not None
+    # A base that is a pruned model itself has no dense shapes to fill.
     if OpenedModel(model.directory).structure is not None:
         refused["zero-filled"] = (
             f"{model.directory} holds a smaller model itself, and what was cut from it is not there"
@@ -138,6 +139,7 @@ def export_structured(
     InputError
         The model cannot be written in this form, or writing failed.
     """
+    # Fail before anything is written.
     require_form(model, form)
     with made_whole(target) as unfinished:
         if form == "zero-filled":
@@ -154,6 +156,7 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
     These are configuration, tokenizer and licence, and with ``compact`` the structure and the code,
     if the configuration names it.
     """
+    # Files that describe the base's own structure are replaced.
     copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
     write_json(folder / "config.json", dict(config))
     if form == "compact":
@@ -177,6 +180,7 @@ def check_structured(stream: BlockStream, target: Path, samples: Tensor, form: F
     if form != "zero-filled":
         check_export(stream, dense, target, samples)
         return
+    # Shapes differ from the pruned model's, so only logits can be compared with it.
     check_logits(stream, dense, target, samples)
     require_written(target, _filled(stream.model, dense))
 
@@ -206,11 +210,13 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     """Return ``config.json`` of a pruned model in the given form."""
     structure = model.structure
     assert structure is not None
+    # The base's configuration, with the keys of added biases.
     if form == "zero-filled":
         base = OpenedModel(model.directory)
         return base.config | {
             key: True for name in structure.added_biases if (key := bias_key(model.family, name))
         }
+    # Plain words whenever the family has them.
     words = (model.config, model.family, model.plan, structure)
     if (plain := plain_config(*words)) is not None:
         return plain
@@ -239,6 +245,7 @@ def specs_of(model: OpenedModel) -> Specs:
     """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
     tensors = model.checkpoint.tensors | zero_biases(model)
+    # Shards are written one after another, so tensors come shard by shard.
     ordered = sorted(tensors.items(), key=lambda entry: shards.index(entry[1].shard))
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
 
@@ -256,6 +263,7 @@ def zero_biases(model: OpenedModel) -> dict[str, StoredTensor]:
         return {}
     keys = {bias_key(model.family, name) for name in structure.added_biases}
     found = {}
+    # The key adds a bias to every such matrix; those without values are zero.
     for linear in (linear for block in model.plan.blocks for linear in block.linears):
         if not linear.bias and any(linear.name in BIASED[key] for key in keys if key):
             weight = model.checkpoint.tensors[linear.parameter]
@@ -293,6 +301,7 @@ def _filled_specs(model: OpenedModel) -> Specs:
             weight = base.checkpoint.tensors[linear.parameter]
             name = linear.parameter.removesuffix("weight") + "bias"
             found[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
+    # As in ``specs_of``: in the order of the shards.
     order = [shard.name for shard in base.checkpoint.shards]
     return dict(sorted(found.items(), key=lambda entry: order.index(entry[1][2])))
 
@@ -329,6 +338,7 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
     assert isinstance(cut, CutCheckpoint)
     part = cut.parts.get(name) or cut.parts.get(name.removesuffix("bias") + "weight")
     assert part is not None
+    # Rows first, then columns.
     for side, kept in enumerate((part.rows, part.columns)[: value.dim()]):
         if kept is not None:
             wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])

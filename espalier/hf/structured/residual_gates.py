@@ -88,6 +88,7 @@ class ResidualGates:
         # Parameters outside the blocks' matrices are not pruned.
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
         target = int((1 - share) * (self.total + fixed)) - fixed
+        # At least one dimension of each gate must stay.
         if target < (least := sum(self.costs.values())):
             raise InputError(
                 f"pruning-ratio = {share:g} (pruning-ratio-of = '{scope}'): {max(target, 0)} weights of the blocks"
@@ -101,6 +102,7 @@ class ResidualGates:
 
         It carries the gradient of the gates.
         """
+        # float32, because a sum of many gates loses digits in half precision.
         sums = [gates[gate].float().sum() * float(cost) for gate, cost in self.costs.items()]
         return torch.stack(sums).sum()
 
@@ -113,17 +115,21 @@ class ResidualGates:
         target : number of weights that may stay; None opens the gates whose logit is not negative,
             and at least one per kind
         """
+        # Without a budget each gate decides for itself.
         if target is None:
             found = {}
             for gate in self.widths:
+                # Never empty: the most likely dimension stays.
                 own = logits[gate].detach().cpu()
                 found[gate] = (
                     own >= 0 if (own >= 0).any() else torch.arange(len(own)) == own.argmax()
                 )
             return found
+        # All gates compete for one budget.
         flat = torch.cat([logits[gate].detach().double().cpu() for gate in self.widths])
         sizes = torch.tensor(list(self.widths.values()))
         costs = torch.tensor([self.costs[gate] for gate in self.widths]).repeat_interleave(sizes)
+        # One pool per gate, of which at least one dimension stays.
         pools = torch.arange(len(sizes)).repeat_interleave(sizes)
         if flat.isnan().any():
             raise InputError("residual gates: a logit is NaN, so the training diverged")
@@ -184,6 +190,7 @@ class Routing:
             for kind in RESIDUAL_KINDS:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
+                # A norm over what is read must be corrected, see ``_switch_norm``.
                 hook = self._switch_norm if norm == "read" and where == "norms" else self._switch
                 self._hooks.append(
                     whole.get_submodule(path).register_forward_hook(partial(hook, (index, kind)))

@@ -73,9 +73,11 @@ def lowest(
     costs = torch.from_numpy(groups.costs)
     pools = torch.from_numpy(groups.pools)
     cut = groups.none
+    # Groups compete within a block, a kind or the whole model.
     for competing, target in groups.targets(share, job.selection):
         own = groups.span(competing)
         if job.selection == "search":
+            # Pools alternate between the two kinds, so their parity is the kind.
             found = searched(scores[own], costs[own], pools[own], pools[own] % 2, target)
         else:
             before = None if gone is None else torch.from_numpy(gone[own])
@@ -83,6 +85,7 @@ def lowest(
         cut[own] = found.numpy()
     for index in groups.blocks:
         channels = groups.at(index, "channels")
+        # A copy, because ``worth`` is changed below.
         worth = scores[channels].numpy().copy()
         if gone is not None:
             # Channels that were removed earlier must not come back to fill a multiple.
@@ -102,8 +105,10 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
     wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
     order = np.argsort(scores, kind="stable")
     if wanted < stay:
+        # Remove the lowest that stay.
         cut[order[~cut[order]][: stay - wanted]] = True
     elif wanted > stay:
+        # Bring back the highest that were removed.
         cut[order[cut[order]][stay - wanted :]] = False
 
 
@@ -161,6 +166,7 @@ def _cut(
 ) -> Tensor:
     """Return the kept part of one tensor of a block; norms keep their shape."""
     linear, _, kind = name.rpartition(".")
+    # Tensors of a matrix have sides; norms are not cut.
     for side, kinds in enumerate(SIDES.get(kind, ()) if linear in ROWS else ()):
         kept = kept_indices(plan, structure, block, linear, kinds) if kinds is not None else None
         if kept is not None:
@@ -183,10 +189,12 @@ def open_cut(
     for block, kept in zip(
         structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
     ):
+        # A block of the base whose cut the blob describes.
         blob = blob_of(kept.source)
         values = biases_of(blob, biases)
         for kind, own in scales_of(blob).items():
             size = group_size(model.plan, READERS[kind], kind)
+            # One factor per column of the matrix that reads the groups.
             columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
             # Columns with scales of 1 are read unchanged.
             if not (columns == 1).all():

@@ -59,6 +59,7 @@ def encode_chat(
         found: list[ChatTokens] = remote(messages, first, template)
         return found
     template = template or tokenizer.chat_template
+    # Several named templates: the default one.
     if isinstance(template, Mapping):
         template = template.get("default")
     if not template:
@@ -66,16 +67,21 @@ def encode_chat(
             "the model's tokenizer has no chat template; set task.chat-template = 'chatml', or give"
             " records with a plain prompt and completion"
         )
+    # A fixed date, so that every run and every site renders the same text.
     if "strftime_now" in template:
         template = _FIXED_DATE + template
+    # The template itself says which tokens the assistant writes.
     if _MARKS.search(template):
         return [_marked_by_template(tokenizer, messages, first, template)]
+    # Otherwise the texts up to each message are rendered and compared with the whole.
     whole = _render(tokenizer, messages, template)
     turns = list(_turns(tokenizer, messages, first, template))
     ends = [_end_within(whole, text, tokenizer.eos_token or "") for _, text in turns]
+    # The template renders a message alike, whatever follows: one sequence for all.
     if all(ends) and all(whole.startswith(prompt) for prompt, _ in turns):
         starts = (len(prompt) for prompt, _ in turns)
         return [_tokens(tokenizer, whole, list(zip(starts, ends, strict=True)))]
+    # Otherwise each message ends a sequence, as it does when the model writes it.
     if all(text.startswith(prompt) for prompt, text in turns):
         return [_tokens(tokenizer, text, [(len(prompt), len(text))]) for prompt, text in turns]
     raise InputError(
@@ -121,6 +127,7 @@ def _marked_by_template(
         start = common_prefix(prompt, ids)
     else:
         start = 0
+    # Messages before ``first`` have no loss.
     mask = [0] * start + list(found["assistant_masks"])[start:]
     return ChatTokens(ids, _stretches(mask))
 
@@ -137,11 +144,13 @@ def _stretches(mask: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def _tokens(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> ChatTokens:
     """Return the tokens of a rendered text; those that overlap a span of characters have a loss."""
+    # Slow tokenizers have no offsets.
     if not tokenizer.is_fast:
         return _tokens_by_prefix(tokenizer, text, spans)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     mask = [0] * len(encoded["input_ids"])
     for place, (start, end) in enumerate(encoded["offset_mapping"]):
+        # A token that overlaps a span counts as written by the assistant.
         mask[place] = int(any(start < last and end > begin for begin, last in spans))
     return ChatTokens(tuple(encoded["input_ids"]), _stretches(mask))
 
@@ -155,6 +164,8 @@ def _tokens_by_prefix(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]
 
     whole = ids(text)
     places = (
+        # Tokens of a beginning can differ at its end, where a token may be merged with what
+        # follows.
         (common_prefix(ids(text[:start]), whole), common_prefix(ids(text[:end]), whole))
         for start, end in spans
     )

@@ -95,6 +95,7 @@ class ProcessTokenizer:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Properties of the tokenizer, such as the number of tokens."""
+        # The process is not trusted, so its facts are checked like its other answers.
         found = self._ask({"what": "facts"}, 0)
         special = found.get("all_special_ids")
         numbers = [found.get("num_tokens"), found.get("length")]
@@ -139,6 +140,7 @@ class ProcessTokenizer:
     ) -> list[ChatTokens]:
         """Return the training sequences of a conversation, see ``chat.encode_chat``."""
         characters = sum(len(role) + len(content) for role, content in messages)
+        # Each message may begin a sequence, which is at most as long as the conversation.
         most = len(messages) * (TOKENS_PER_CHARACTER * characters + MORE_TOKENS)
         request = {"what": "chat", "messages": messages, "first": first, "template": template}
         answer = self._ask(request, most)
@@ -218,6 +220,7 @@ class ProcessTokenizer:
                 and all(len(row) == width * len(own) for row, own in zip(rows, ids, strict=True))
             ):
                 raise self._fault("gave an answer to another question")
+            # Offsets are flat in the answer: start and end of each token.
             if width == 2:
                 rows = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]
             found[name] = rows
@@ -231,16 +234,19 @@ class ProcessTokenizer:
         InputError
             The process ended, could not answer the request, or returned too much.
         """
+        # A limit on the answer, so that the process cannot fill this one's memory.
         most = min(MAX_ANSWER + BYTES_PER_TOKEN * max_tokens, MAX_CHARACTERS)
         with self._lock:
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
+            # An empty line stands for a process that has died.
             line = b""
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
                 line = process.stdout.readline(most)
+            # A full buffer means that the line goes on beyond the limit.
             if len(line) == most:
                 raise self._fault("made more tokens than any tokenizer makes from such a text")
             if not line.endswith(b"\n"):
@@ -270,6 +276,7 @@ class ProcessTokenizer:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
+            # The old process is reaped before a new one starts.
             self._stop()
             # In a Flower run, the app is imported from a folder on sys.path.
             path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -285,6 +292,7 @@ class ProcessTokenizer:
                     "TOKENIZERS_PARALLELISM": "false",
                 },
             )
+            # Ends with this object, also at the exit of the interpreter.
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
@@ -329,12 +337,14 @@ def _why(returncode: int) -> str:
 
 def _is_row(row: Any) -> bool:
     """Return whether a value is a list of integers of 32 bits."""
+    # ``bool`` is an ``int`` too, and must not pass as a number.
     return isinstance(row, list) and all(type(one) is int and abs(one) < 1 << 31 for one in row)
 
 
 def _are_spans(edges: list[int], length: int) -> bool:
     """Return whether numbers are start and end of spans, in order, within a length."""
     return len(edges) % 2 == 0 and all(
+        # Each edge lies between its neighbours.
         0 <= before <= after <= length
         for before, after in zip([0, *edges], [*edges, length], strict=True)
     )

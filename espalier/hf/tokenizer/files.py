@@ -57,6 +57,7 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
         with importing():
             from transformers import AutoTokenizer
 
+            # Only local files, and no code of the directory.
             tokenizer = AutoTokenizer.from_pretrained(
                 directory,
                 local_files_only=True,
@@ -93,6 +94,7 @@ def own_configuration(directory: Path) -> dict[str, Any]:
         return {}
     from transformers import AutoConfig
 
+    # The tokenizer does not depend on the widths.
     even = {key: value for key, value in document.items() if key not in (PER_LAYER, "auto_map")}
     return {"config": AutoConfig.for_model(**even)}
 
@@ -104,6 +106,7 @@ def stored_template(directory: Path) -> str:
     """
     if (file := directory / TEMPLATE_FILE).is_file():
         return file.read_text(encoding="utf-8", errors="replace")
+    # A file that cannot be read has no template.
     if _damage(directory / SETTINGS_FILE) or not (directory / SETTINGS_FILE).exists():
         return ""
     found = read_json_object(directory / SETTINGS_FILE).get("chat_template")

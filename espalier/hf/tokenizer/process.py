@@ -29,18 +29,21 @@ NUMBERS_PER_TOKEN = {"input_ids": 1, "attention_mask": 1, "offset_mapping": 2}
 def allow_seconds(seconds: int) -> None:
     """Allow this process more CPU time; the kernel kills it afterwards."""
     used = resource.getrusage(resource.RUSAGE_SELF)
+    # Limits count from the start of the process.
     most = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
 
 
 def limit_memory() -> None:
     """Allow this process ``MEMORY`` more bytes of address space, and forbid writing files."""
+    # Address space in use now, for instance by libraries.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
     # A process cannot raise its own hard limit.
     before = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = most if before == resource.RLIM_INFINITY else min(most, before)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # A limit of 0 bytes: the process cannot write a file.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -62,6 +65,7 @@ def load(directory: Path) -> Any:
 
     limit_memory()
     config = read_json((directory / "config.json").read_bytes())
+    # Before the library reads the files: some components have no limit on what they compute.
     require_known_tokenizer(directory)
     # This registers the classes of a pruned model with transformers.
     if has_own_code(config):
@@ -121,6 +125,7 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
             # Loading belongs to the first request, so that its errors are answered too.
             if tokenizer is None:
                 tokenizer = load(directory)
+            # Long texts get more time.
             allow_seconds(REQUEST_SECONDS + len(line) // CHARACTERS_PER_SECOND)
             found = answer(tokenizer, request)
         except INTERRUPTS:
@@ -128,9 +133,11 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
         except EspalierError as error:
             found = {"input_error": str(error)[:1000]}
         except BaseException as error:
+            # The type only: a message may quote the text.
             found = {"error": type(error).__name__}
         answers.write(json.dumps(found, separators=(",", ":")).encode() + b"\n")
         answers.flush()
+        # After an error the state of the tokenizer is unknown.
         if "input_error" in found or "error" in found:
             return
 
